@@ -32,7 +32,7 @@ def example(name: str, **changed: Any) -> dict[str, Any]:
 def on_two_vendors(name: str, **changed: Any) -> dict[str, Any]:
     """The spec of an example with rollout pods of their own, which run on the nodes of another device."""
     spec = example(name, **changed)
-    spec["rollout"]["accelerator"]["resourceName"] = "huawei.com/Ascend910"
+    spec["rollout"]["accelerator"] |= {"resourceName": "huawei.com/Ascend910", "rayResource": "NPU"}
     spec["rollout"]["scheduling"] = {"nodeSelector": {"pool": "ascend"}}
     # All rollout pods and the head are on one node, which has as many CPUs as this machine.
     spec["rollout"]["resources"] = {"requests": {"cpu": "100m", "memory": "2Gi"}}
@@ -56,7 +56,12 @@ def with_judge(spec: dict[str, Any], claim: str, folder: str) -> dict[str, Any]:
         "model": {
             "base": f"{folder}/judge",
             "placement": "Separate",
-            "accelerator": {"vendor": "Mock", "resourceName": "huawei.com/Ascend910", "count": 1},
+            "accelerator": {
+                "vendor": "Mock",
+                "resourceName": "huawei.com/Ascend910",
+                "rayResource": "NPU",
+                "count": 1,
+            },
             "resources": {"requests": {"cpu": "100m", "memory": "2Gi"}},
             "scheduling": {"nodeSelector": {"pool": "ascend"}},
             "podTemplate": template,

@@ -55,15 +55,17 @@ def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         leave_out(error)
 
 
-def submit(api: Api, name: str, **labels: str) -> JobOnPlane:
-    """A job that wants both accelerators of the queue."""
-    job = JobOnPlane(
-        api, "default", name, patience=PATIENCE, labels={"kueue.x-k8s.io/queue-name": "team-a", **labels},
-        spec={
-            "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}},
-            "rollout": {"replicas": 2},
-        },
-    )  # fmt: skip
+COLOCATED: dict[str, Any] = {
+    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}}, "rollout": {"replicas": 2},
+}  # fmt: skip
+
+
+def submit(api: Api, name: str, spec: dict[str, Any] = COLOCATED, priority: str | None = None) -> JobOnPlane:
+    """A job in the queue, which wants both accelerators of it unless the spec says otherwise."""
+    labels = {"kueue.x-k8s.io/queue-name": "team-a"}
+    if priority:
+        labels["kueue.x-k8s.io/priority-class"] = priority
+    job = JobOnPlane(api, "default", name, patience=PATIENCE, labels=labels, spec=spec)
     job.submit()
     return job
 
@@ -95,7 +97,7 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
         assert said.exit_code == 0 and "team-a" in said.output and "insufficient unused quota" in said.output
         assert not cluster_of(second)
 
-        urgent = submit(api, "urgent", **{"kueue.x-k8s.io/priority-class": "urgent"})
+        urgent = submit(api, "urgent", priority="urgent")
         urgent.await_condition("Admitted", "True")
         await_state(first, "Queued")
         deadlines.wait_until("the pods of the preempted job to be gone", PATIENCE, lambda: not cluster_of(first))
@@ -108,3 +110,33 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
         status = first.status()
         assert status["attempts"] == 1 and first.await_attempt(1)["metadata"]["uid"] == uid
         assert condition(status, "Failed").get("status") != "True"
+
+        api.delete(first.own_path)
+        first.await_gone()
+
+
+def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued: ControlPlane) -> None:
+    limits = {"minReplicas": 1, "maxReplicas": 4}
+    spec: dict[str, Any] = {
+        "trainer": {"totalSteps": 10, "accelerator": {"vendor": "CPU"}},
+        "rollout": {"placement": "Separate", "replicas": 2, "autoscaling": {**limits, "samplesPerReplica": 8}},
+        "reward": {
+            "scorers": [{"name": "genrm_ocr"}],
+            "model": {
+                "base": "owner/judge", "placement": "Separate", "replicas": 2,
+                "autoscaling": {**limits, "requestsPerReplica": 8},
+            },
+        },
+    }  # fmt: skip
+    with queued.api() as api:
+        job = submit(api, "pools", spec)
+        job.await_condition("Admitted", "True")
+        (workload,) = deadlines.wait_until("its workload", PATIENCE, lambda: api.get(WORKLOADS)["items"] or None)
+        pods = {part["name"]: part["count"] for part in workload["spec"]["podSets"]}
+        assert pods == {"head": 1, "trainer": 1, "rollout": 2, "reward": 2}
+        (name,) = deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
+        for condition_type in ("RolloutsScaled", "RewardsScaled"):
+            job.await_condition(condition_type, "False", "InQueue")
+        groups = api.get(job.ray("rayclusters", name))["spec"]["workerGroupSpecs"]
+        numbers = [(one["groupName"], one["minReplicas"], one["maxReplicas"]) for one in groups]
+        assert numbers == [("trainer", 1, 1), ("rollout", 2, 2), ("reward", 2, 2)]

@@ -92,7 +92,7 @@ class JudgeServers:
         def make(rank: int) -> JudgeReplica:
             return JudgeReplica(
                 rank, engine, hugging_face, per_node, node_resource=model.node_resource,
-                deadline=model.deadline_seconds,
+                ray_resource=model.ray_resource, deadline=model.deadline_seconds,
             )  # fmt: skip
 
         self._replicas = [make(rank) for rank in range(judges.replicas(config))]

@@ -31,6 +31,8 @@ def _own_pool(model: DictConfig) -> Iterator[str]:
         if model[name] < 1:
             yield f"{MODEL}.{name}: must be at least 1 with {MODEL}.enable_resource_pool=true: {model[name]}"
             return
+    if problem := pools.ray_resource_problem(model.ray_resource):
+        yield f"{MODEL}.ray_resource: {problem}"
     if (model.nnodes * model.n_gpus_per_node) % replica_size(model):
         yield (
             f"{MODEL}.n_gpus_per_node: {model.nnodes} x {model.n_gpus_per_node} accelerators are no multiple of the "
@@ -46,8 +48,9 @@ def _shared(config: DictConfig, model: DictConfig) -> Iterator[str]:
             f"{replica_size(model)} of a replica; write {MODEL}.rollout.tensor_model_parallel_size=1, or give the "
             f"judge accelerators of its own with {MODEL}.enable_resource_pool=true"
         )
-    if model.node_resource is not None:
-        yield f"{MODEL}.node_resource: is not read with {MODEL}.enable_resource_pool=false; remove it"
+    for name in ("node_resource", "ray_resource"):
+        if model[name] is not None:
+            yield f"{MODEL}.{name}: is not read with {MODEL}.enable_resource_pool=false; remove it"
     if generation_ahead.batches_ahead(config):
         yield (
             f"{MODEL}.enable_resource_pool: the trainer updates while the next batch is generated and scored, so the "
@@ -110,12 +113,12 @@ def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str)
 
     Args:
         nodes: Ray's resources of each node.
-        accelerator: Ray's name of the accelerators.
+        accelerator: Ray's name of the trainer's accelerators.
     """
     model = config.reward.reward_model
     if model.node_resource is None:
         return replicas(config)
-    return pools.places(nodes, model.node_resource, accelerator, replica_size(model))
+    return pools.places(nodes, model.node_resource, model.ray_resource or accelerator, replica_size(model))
 
 
 def accelerators(config: DictConfig) -> int:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"
 NETWORK, COLOCATED = "omni_tcp", "naive"
+RAY_RESOURCES = ("GPU", "NPU")
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
@@ -19,7 +20,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     elif rollout.nnodes == 0:
         if backend == NETWORK:
             yield f"{ROLLOUT}.checkpoint_engine.backend: omni_tcp is for standalone replicas; write {ROLLOUT}.nnodes=1"
-        for name in ("node_resource", "min_replicas"):
+        for name in ("node_resource", "ray_resource", "min_replicas"):
             if rollout[name] is not None:
                 yield f"{ROLLOUT}.{name}: is not read with {ROLLOUT}.nnodes=0; remove it"
     else:
@@ -35,6 +36,8 @@ def _standalone(rollout: DictConfig) -> Iterator[str]:
     for name in ("free_cache_engine", "enable_sleep_mode"):
         if rollout[name]:
             yield f"{ROLLOUT}.{name}: a standalone replica never sleeps; remove it, or write {ROLLOUT}.nnodes=0"
+    if problem := ray_resource_problem(rollout.ray_resource):
+        yield f"{ROLLOUT}.ray_resource: {problem}"
     size = replica_size(rollout)
     if not isinstance(rollout.n_gpus_per_node, int) or rollout.n_gpus_per_node < 1:
         yield f"{ROLLOUT}.n_gpus_per_node: must be at least 1: {rollout.n_gpus_per_node}"
@@ -70,11 +73,17 @@ def room(rollout: DictConfig, nodes: list[Mapping[str, float]], accelerator: str
 
     Args:
         nodes: Ray's resources of each node.
-        accelerator: Ray's name of the accelerators.
+        accelerator: Ray's name of the trainer's accelerators.
     """
     if rollout.node_resource is None:
         return replicas(rollout)
-    return places(nodes, rollout.node_resource, accelerator, replica_size(rollout))
+    return places(nodes, rollout.node_resource, rollout.ray_resource or accelerator, replica_size(rollout))
+
+
+def ray_resource_problem(resource: object) -> str | None:
+    """What is wrong with the Ray resource of a pool's accelerators."""
+    known = (None, *RAY_RESOURCES)
+    return None if resource in known else f"must be GPU, NPU, or null for that of the trainer: {resource}"
 
 
 def places(nodes: list[Mapping[str, float]], resource: str, accelerator: str, size: int) -> int:
@@ -88,6 +97,21 @@ def resources(config: DictConfig) -> dict[str, str]:
     named[f"{ROLLOUT}.node_resource"] = config.actor_rollout_ref.rollout.node_resource
     named["reward.reward_model.node_resource"] = config.reward.reward_model.node_resource
     return {resource: setting for setting, resource in named.items() if resource is not None}
+
+
+def local_problem(config: DictConfig) -> str | None:
+    """What a Ray that the run starts itself, on this machine, does not have."""
+    given = {
+        f"{ROLLOUT}.ray_resource": config.actor_rollout_ref.rollout.ray_resource,
+        "reward.reward_model.ray_resource": config.reward.reward_model.ray_resource,
+    }
+    for name, resource in given.items():
+        if resource is not None:
+            return (
+                f"{name}: {resource}: this machine has accelerators of one kind; remove it, or name a Ray cluster with "
+                "ray_kwargs.ray_init.address"
+            )
+    return None
 
 
 def replica_size(rollout: DictConfig) -> int:

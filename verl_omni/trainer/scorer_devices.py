@@ -56,15 +56,18 @@ def shortage(config: DictConfig, nodes: Iterable[Mapping[str, float]], accelerat
 
     Args:
         nodes: Ray's resources of each node.
-        accelerator: the resource that Ray counts.
+        accelerator: Ray's name of the trainer's accelerators, which reward workers use, too.
     """
     needed = wanted(config.reward)
     if not needed:
         return None
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     there = int(sum(node.get(accelerator, 0) for node in nodes))
-    taken = trainer.nnodes * trainer.n_gpus_per_node + rollout.nnodes * rollout.n_gpus_per_node
-    taken += judges.accelerators(config)
+    taken = trainer.nnodes * trainer.n_gpus_per_node
+    if rollout.ray_resource in (None, accelerator):
+        taken += rollout.nnodes * rollout.n_gpus_per_node
+    if config.reward.reward_model.ray_resource in (None, accelerator):
+        taken += judges.accelerators(config)
     if there - taken >= needed:
         return None
     return (

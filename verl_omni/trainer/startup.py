@@ -193,11 +193,14 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
     """Start Ray and import the training stack, concurrently.
 
     Raises:
-        ValueError: `ray_kwargs.ray_init` has settings that forked workers do not support.
+        ValueError: `ray_kwargs.ray_init` has settings that forked workers do not support, or a pool has accelerators
+            that this machine does not have.
     """
     report_phase("starting Ray, importing the training stack")
     options = dict(config.ray_kwargs.ray_init)
     address = options.pop("address", "local")
+    if address == "local" and (problem := pools.local_problem(config)):
+        raise ValueError(problem)
     cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1, process_counts.logical_cpus(config))
     needed = process_counts.local_accelerators(config)
     unused = max(0, sum(machine.describe_machine()["accelerators"].values()) - needed)

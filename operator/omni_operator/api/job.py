@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
+from .accelerator_rules import ACCELERATOR_RULES, ACCELERATORS, accelerator_violations
 from .base import RULE, Cel, StrictModel, Violation, immutable, is_in_store, without_nulls
 from .data import Data
 from .labels import find_bad_annotations, find_bad_labels
@@ -43,22 +44,6 @@ NOT_DANCE = "must be dance_sde, or absent: DanceGRPO is trained on that sampler;
 GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each step, and cps does not"
 NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
-ENGINES = (
-    "must be all accelerators of the trainer (spec.trainer.replicas x spec.trainer.accelerator.count) divided by "
-    "spec.rollout.engine.tensorParallelSize: engines and trainer share them"
-)
-ENGINE_IN_POD = "must divide the accelerators of a rollout pod, because those of an engine must be in one pod"
-ONE_VENDOR = (
-    "must be that of spec.trainer.accelerator: replicas of another vendor do not exist yet, because both pools use the "
-    "trainer's kind of device"
-)
-TOKEN_NEEDED = "must be Token with spec.rollout.placement Separate: trainer and replicas prove by it who they are"
-JUDGE_IN_POD = "must divide the accelerators of a reward pod, because those of a replica must be in one pod"
-JUDGE_ON_ALL = "must divide all accelerators of the trainer, which the judge uses with placement Colocated"
-JUDGE_AHEAD = "must be Separate with spec.rollout.batchesAhead: the trainer is busy while samples are scored"
-UNEVEN = "x spec.rollout.samplesPerPrompt must be a multiple of"
-_ACCELERATORS = "self.trainer.replicas * self.trainer.accelerator.count"
-_SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 
 def _null_is_empty(value: Any) -> Any:
@@ -162,66 +147,7 @@ class Spec(StrictModel):
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
         *STORAGE_RULES,
-        Cel(
-            "self.rollout.placement == 'Separate' || "
-            f"self.rollout.replicas * self.rollout.engine.tensorParallelSize == {_ACCELERATORS}",
-            ENGINES,
-            ".rollout.replicas",
-        ),
-        Cel(
-            "self.rollout.placement != 'Separate' || (has(self.rollout.accelerator) ? self.rollout.accelerator.count "
-            ": self.trainer.accelerator.count) % self.rollout.engine.tensorParallelSize == 0",
-            ENGINE_IN_POD,
-            ".rollout.engine.tensorParallelSize",
-        ),
-        Cel(
-            "!has(self.rollout.accelerator) || (has(self.rollout.accelerator.vendor) == "
-            "has(self.trainer.accelerator.vendor) && (!has(self.trainer.accelerator.vendor) || "
-            "self.rollout.accelerator.vendor == self.trainer.accelerator.vendor))",
-            ONE_VENDOR,
-            ".rollout.accelerator",
-        ),
-        Cel(
-            "self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'",
-            TOKEN_NEEDED,
-            ".security.rayAuth",
-        ),
-        Cel(
-            "!has(self.reward.model) || self.reward.model.placement != 'Colocated' || "
-            f"({_ACCELERATORS}) % self.reward.model.tensorParallelSize == 0",
-            JUDGE_ON_ALL,
-            ".reward.model.tensorParallelSize",
-        ),
-        Cel(
-            "!has(self.reward.model) || self.reward.model.placement != 'Separate' || "
-            "(has(self.reward.model.accelerator) ? self.reward.model.accelerator.count "
-            ": self.trainer.accelerator.count) % self.reward.model.tensorParallelSize == 0",
-            JUDGE_IN_POD,
-            ".reward.model.tensorParallelSize",
-        ),
-        Cel(
-            "!has(self.reward.model) || self.reward.model.placement == 'Separate' || self.rollout.batchesAhead == 0",
-            JUDGE_AHEAD,
-            ".reward.model.placement",
-        ),
-        Cel(
-            "!has(self.reward.model) || !has(self.reward.model.accelerator) || "
-            "(has(self.reward.model.accelerator.vendor) == has(self.trainer.accelerator.vendor) && "
-            "(!has(self.trainer.accelerator.vendor) || "
-            "self.reward.model.accelerator.vendor == self.trainer.accelerator.vendor))",
-            ONE_VENDOR,
-            ".reward.model.accelerator",
-        ),
-        Cel(
-            f"{_SAMPLES} % ({_ACCELERATORS}) == 0",
-            f"{UNEVEN} the number of accelerators",
-            ".trainer.batch.prompts",
-        ),
-        Cel(
-            f"!has(self.rollout.agentLoop.workers) || {_SAMPLES} % self.rollout.agentLoop.workers == 0",
-            f"{UNEVEN} spec.rollout.agentLoop.workers",
-            ".trainer.batch.prompts",
-        ),
+        *ACCELERATOR_RULES,
         Cel(
             "self.algorithm.name == 'Custom' || self.rollout.samplesPerPrompt >= 2",
             COMPARES,
@@ -255,7 +181,7 @@ class Spec(StrictModel):
             ".model.lora.enabled",
         ),
         Cel(
-            f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({_ACCELERATORS}) == 0",
+            f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({ACCELERATORS}) == 0",
             PAIRS,
             ".trainer.batch.prompts",
         ),
@@ -300,6 +226,11 @@ class Spec(StrictModel):
         return judge.replicas if judge and judge.separate else 0
 
     @property
+    def judge_accelerators(self) -> int:
+        """Accelerators of all reward pods; 0 without a judge that has pods of its own."""
+        return self.judge_pods * self.judge_accelerator.count
+
+    @property
     def keeps_results(self) -> bool:
         """Whether the run folder outlives the pods: it is on a claim, or on a volume of the user's."""
         if self.checkpoint.claim_name:
@@ -311,54 +242,9 @@ class Spec(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        yield from self._size_rules()
-        yield from self._judge_rules()
+        yield from accelerator_violations(self.trainer, self.rollout, self.reward.model, self.security)
         yield from self._algorithm_rules()
         yield from self._cluster_rules()
-
-    def _size_rules(self) -> Iterator[Violation]:
-        accelerators, parallel = self.trainer.accelerators, self.rollout.engine.tensor_parallel_size
-        if self.rollout.separate:
-            yield from self._pool_rules()
-        elif self.rollout.replicas * parallel != accelerators:
-            yield Violation(
-                ("rollout", "replicas"),
-                f"is {self.rollout.replicas}: {ENGINES} ({accelerators} / {parallel})",
-            )
-        samples = self.trainer.batch.prompts * self.rollout.samples_per_prompt
-        workers = self.rollout.agent_loop.workers or 1
-        for parts, what in ((accelerators, "the number of accelerators"), (workers, "spec.rollout.agentLoop.workers")):
-            if samples % parts:
-                yield Violation(
-                    ("trainer", "batch", "prompts"),
-                    f"{UNEVEN} {what}: {samples} is not a multiple of {parts}",
-                )
-
-    def _pool_rules(self) -> Iterator[Violation]:
-        parallel, device = self.rollout.engine.tensor_parallel_size, self.rollout_accelerator
-        if device.count % parallel:
-            yield Violation(
-                ("rollout", "engine", "tensorParallelSize"), f"is {parallel}: {ENGINE_IN_POD} ({device.count})"
-            )
-        if device.vendor != self.trainer.accelerator.vendor:
-            given, other = device.vendor or "not given", self.trainer.accelerator.vendor or "not given"
-            yield Violation(("rollout", "accelerator", "vendor"), f"is {given}: {ONE_VENDOR} ({other})")
-        if self.security.ray_auth != "Token":
-            yield Violation(("security", "rayAuth"), TOKEN_NEEDED)
-
-    def _judge_rules(self) -> Iterator[Violation]:
-        judge = self.reward.model
-        if judge is None:
-            return
-        at, device = ("reward", "model"), self.judge_accelerator
-        count, text = (device.count, JUDGE_IN_POD) if judge.separate else (self.trainer.accelerators, JUDGE_ON_ALL)
-        if count % judge.tensor_parallel_size:
-            yield Violation((*at, "tensorParallelSize"), f"is {judge.tensor_parallel_size}: {text} ({count})")
-        if not judge.separate and self.rollout.batches_ahead:
-            yield Violation((*at, "placement"), f"is Colocated: {JUDGE_AHEAD}")
-        if device.vendor != self.trainer.accelerator.vendor:
-            given, other = device.vendor or "not given", self.trainer.accelerator.vendor or "not given"
-            yield Violation((*at, "accelerator", "vendor"), f"is {given}: {ONE_VENDOR} ({other})")
 
     def _algorithm_rules(self) -> Iterator[Violation]:
         name = self.algorithm.name

@@ -55,8 +55,7 @@ class JudgeModel(StrictModel):
     )
     accelerator: Accelerator | None = Field(
         default=None,
-        description="Accelerators of one reward pod, of the trainer's vendor. Default: those of the trainer. "
-        "Separate only.",
+        description="Accelerators of one reward pod. Default: those of the trainer. Separate only.",
     )
     resources: Resources | None = Field(
         default=None,

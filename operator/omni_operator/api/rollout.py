@@ -193,8 +193,7 @@ class Rollout(StrictModel):
     )
     accelerator: Accelerator | None = Field(
         default=None,
-        description="Accelerators of one rollout pod, of the trainer's vendor. Default: those of the trainer. "
-        "Separate only.",
+        description="Accelerators of one rollout pod. Default: those of the trainer. Separate only.",
     )
     resources: Resources | None = Field(
         default=None,

@@ -109,13 +109,7 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
         )
     if trainer.vendor is None:
         console.refuse("--rollout-device: name the accelerator of the trainer too, with --device")
-    vendor = devices.vendor(device)
-    if vendor != trainer.vendor:
-        console.refuse(
-            f"--rollout-device: {device.value} is of {vendor}, and {trainer.name} of {trainer.vendor}; both pools need "
-            "accelerators of one vendor"
-        )
-    return Target(device.value, vendor, devices.memory(device))
+    return Target(device.value, devices.vendor(device), devices.memory(device))
 
 
 def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str, Any]:

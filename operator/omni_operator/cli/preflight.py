@@ -114,8 +114,16 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
     spec, vendor = job.spec, job.spec.trainer.accelerator.vendor
-    judges = spec.judge_pods * spec.judge_accelerator.count
-    wanted = spec.trainer.accelerators + spec.rollout_accelerators + judges
+    pools: dict[Field, str | None] = {
+        ("rollout",): spec.rollout_accelerator.vendor, ("reward", "model"): spec.judge_accelerator.vendor,
+    }  # fmt: skip
+    for pool, other in pools.items():
+        if other != vendor:
+            yield (
+                ("spec", *pool, "accelerator", "vendor"),
+                f"is {other}: a local run uses accelerators of one vendor, and the trainer's are {vendor}",
+            )
+    wanted = spec.trainer.accelerators + spec.rollout_accelerators + spec.judge_accelerators
     available = {found.vendor: found.count for found in accelerators}
     at = ("spec", "trainer", "accelerator", "vendor")
     if vendor in (None, "CPU"):

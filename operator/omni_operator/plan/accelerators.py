@@ -66,13 +66,22 @@ class AcceleratorNeeds:
         return {self.resource: str(self.count)} if self.resource else {}
 
 
+def ray_resource_of(accelerator: Accelerator) -> str:
+    """Ray resource that the accelerators count as."""
+    return accelerator.ray_resource or ("NPU" if _is_like_ascend(accelerator) else "GPU")
+
+
+def _is_like_ascend(accelerator: Accelerator) -> bool:
+    return accelerator.vendor == "Ascend" or (accelerator.preset or "").startswith("Atlas")
+
+
 def resolve_accelerator(accelerator: Accelerator, settings: ClusterSettings) -> AcceleratorNeeds:
     """What a pod needs for an accelerator; without a vendor it trains on the CPU."""
     vendor = accelerator.vendor or "CPU"
-    like_ascend = vendor == "Ascend" or (accelerator.preset or "").startswith("Atlas")
+    like_ascend = _is_like_ascend(accelerator)
     # Nodes for Mock have the resource, but neither the RuntimeClass nor the labels of real ones.
     kind = NODE_KINDS[accelerator.preset] if accelerator.preset and vendor != "Mock" else NodeKind()
-    ray_resource = accelerator.ray_resource or ("NPU" if like_ascend else "GPU")
+    ray_resource = ray_resource_of(accelerator)
     variables = {"VERL_PLATFORM": PLATFORMS[vendor]}
     if PLATFORMS[vendor] == "cpu":
         variables |= {**CPU_ENV, "VERL_OMNI_RAY_RESOURCE": ray_resource}

@@ -90,6 +90,13 @@ def secret_env(variable: str, name: str, key: str) -> Object:
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 
+def image_of_template(patch: Mapping[str, Any]) -> str | None:
+    """The image that the user's template gives to the container."""
+    spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
+    found = (each.get("image") for each in spec.get("containers", ()) if each.get("name") == CONTAINER)
+    return next(found, None)
+
+
 def apply_user_template(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:
     """Merge the user's template; fields that the operator depends on stay, and added containers are confined."""
     if not patch:

@@ -128,6 +128,8 @@ def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
         made["trainer.v1.separate_async.num_warmup_batches"] = rollout.batches_ahead
     if layout.pinned:
         made |= {f"{ROLLOUT}.node_resource": ROLLOUT_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
+    if layout.rollout_ray_resource:
+        made[f"{ROLLOUT}.ray_resource"] = layout.rollout_ray_resource
     return made
 
 
@@ -149,6 +151,8 @@ def _judge(spec: Spec, layout: RunLayout) -> Settings:
         }
         if layout.pinned:
             made |= {f"{JUDGE}.node_resource": REWARD_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
+        if layout.judge_ray_resource:
+            made[f"{JUDGE}.ray_resource"] = layout.judge_ray_resource
     return made
 
 

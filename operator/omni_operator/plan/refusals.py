@@ -12,9 +12,8 @@ from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.pod_template import drop_nulls
 from omni_operator.api.validation_messages import format_path
 
-from .accelerators import resolve_accelerator
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, SHARED_MEMORY
+from .containers import CONTAINER, SHARED_MEMORY, image_of_template
 from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
 from .storage import (
@@ -91,18 +90,18 @@ def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Vi
             f"is {parallel}: must divide spec.trainer.accelerator.count, which is {count}, because the accelerators of "
             "an engine must be in one pod",
         )
-    yield from _ray_resources(pools, settings)
+    yield from _images_of_vendors(pools)
 
 
-def _ray_resources(pools: tuple[Pool, ...], settings: ClusterSettings) -> Iterator[Violation]:
-    """Pools whose accelerators count as different Ray resources: the trainer asks for one kind in both."""
-    (_, trainer), *others = ((pool, resolve_accelerator(pool.accelerator, settings).ray_resource) for pool in pools)
-    for pool, found in others:
-        if found != trainer:
+def _images_of_vendors(pools: tuple[Pool, ...]) -> Iterator[Violation]:
+    """Pools of another vendor than the trainer's without an image of their own."""
+    trainer, *others = pools
+    for pool in others:
+        if pool.accelerator.vendor != trainer.accelerator.vendor and not image_of_template(pool.pod_template):
             yield Violation(
-                ("spec", *pool.field, "accelerator"),
-                f"counts as the Ray resource {found}, and spec.trainer.accelerator as {trainer}: must be the same, "
-                "because both pools use the trainer's kind of device; correct preset or rayResource",
+                ("spec", *pool.field, "podTemplate"),
+                f"must name the image of container {CONTAINER}, for {pool.accelerator.vendor}: the image of the job is "
+                f"for {trainer.accelerator.vendor}, the vendor of spec.trainer.accelerator",
             )
 
 

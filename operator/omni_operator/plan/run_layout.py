@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import is_in_store
+from omni_operator.api.pods import Accelerator
+
+from .accelerators import ray_resource_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class RunLayout:
         nodes, accelerators_per_node: nodes and accelerators of the trainer.
         rollout_nodes, rollout_accelerators_per_node: those of standalone engines; 0 where the trainer's are shared.
         judge_nodes, judge_accelerators_per_node: those of a judge; 0 where it shares the trainer's.
+        rollout_ray_resource, judge_ray_resource: Ray resource that their accelerators count as; None: as the trainer's.
         pinned: the nodes of each pool have a Ray resource that names the pool.
     """
 
@@ -28,6 +32,8 @@ class RunLayout:
     rollout_accelerators_per_node: int = 0
     judge_nodes: int = 0
     judge_accelerators_per_node: int = 0
+    rollout_ray_resource: str | None = None
+    judge_ray_resource: str | None = None
     pinned: bool = False
 
 
@@ -40,7 +46,7 @@ def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
         rollout_nodes=1 if job.spec.rollout.separate else 0,
         rollout_accelerators_per_node=job.spec.rollout_accelerators,
         judge_nodes=1 if job.spec.judge_pods else 0,
-        judge_accelerators_per_node=job.spec.judge_pods * job.spec.judge_accelerator.count,
+        judge_accelerators_per_node=job.spec.judge_accelerators,
     )
 
 
@@ -55,8 +61,15 @@ def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
         rollout_accelerators_per_node=job.spec.rollout_accelerator.count if separate else 0,
         judge_nodes=judge,
         judge_accelerators_per_node=job.spec.judge_accelerator.count if judge else 0,
+        rollout_ray_resource=_other_resource(job, job.spec.rollout_accelerator) if separate else None,
+        judge_ray_resource=_other_resource(job, job.spec.judge_accelerator) if judge else None,
         pinned=separate or judge > 0,
     )
+
+
+def _other_resource(job: DiffusionRLJob, accelerator: Accelerator) -> str | None:
+    found = ray_resource_of(accelerator)
+    return None if found == ray_resource_of(job.spec.trainer.accelerator) else found
 
 
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:

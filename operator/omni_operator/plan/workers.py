@@ -19,7 +19,7 @@ from omni_operator.api.names import (
 from . import quantity
 from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, apply_user_template, render_pod_template, secret_env
+from .containers import CONTAINER, apply_user_template, image_of_template, render_pod_template, secret_env
 from .merge import merge_templates
 from .pools import MOST_REPLICAS, Pool, pools_of
 from .storage import add_models, add_output, add_run_folder
@@ -57,6 +57,10 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         default_requests=REQUESTS, shared_memory=pool.shared_memory.size_limit,
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
+    if pool.accelerator.vendor != job.spec.trainer.accelerator.vendor:
+        # Init containers run on these nodes, too, for which the job's image is not made.
+        container = template["spec"]["containers"][0]
+        container["image"] = image_of_template(pool.pod_template) or container["image"]
     parts = [_placement(pool, needs)]
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)

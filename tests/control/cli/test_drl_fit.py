@@ -133,7 +133,6 @@ def test_rollout_pods_have_the_device_of_the_trainer_by_default(job: Path, two_p
     ("arguments", "said"),
     [
         (("--device", "h100-80g"), "--rollout-device: with spec.rollout.placement: Colocated"),
-        (("--device", "910b-64g", *SEPARATE), "h200-141g is of NVIDIA, and 910b-64g of Ascend"),
         (("--set", "spec.trainer.accelerator.vendor=CPU", *SEPARATE), "name the accelerator of the trainer too"),
     ],
 )

@@ -36,6 +36,17 @@ def test_a_machine_needs_the_accelerators_of_all_pools(text: str, needed: int) -
     assert found == [[f"the job needs {needed} NVIDIA accelerators; this machine has {needed - 1}"], []]
 
 
+def test_a_local_run_has_accelerators_of_one_vendor() -> None:
+    text = JUDGED.replace("vendor: NVIDIA", "vendor: Ascend").replace(
+        "vendor: Ascend, count: 2", "vendor: NVIDIA, count: 2"
+    )
+    job, document = read_job(text, "job.yaml").job, Document.parse(text, "job.yaml")
+    here = (Accelerators("NVIDIA", 10, ("H100",) * 10),)
+    found = {problem.field: problem.text for problem in machine_problems(job, document, here, ())}
+    said = "is Ascend: a local run uses accelerators of one vendor, and the trainer's are NVIDIA"
+    assert found == {"spec.rollout.accelerator.vendor": said, "spec.reward.model.accelerator.vendor": said}
+
+
 def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
     job, document = read_job(JOB, "job.yaml").job, Document.parse(JOB, "job.yaml")
     assert list(variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})) == []

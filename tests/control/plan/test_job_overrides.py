@@ -219,10 +219,10 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     every |= settings(*NUMBERS)
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
-    every |= plan.render_settings(
-        *plan.resolve_for_pods(job("spec.rollout={placement: Separate, batchesAhead: 1, minReplicas: 1}"))
-    )
-    judge = job("spec.reward.model={base: judge, placement: Separate}")
+    trainer, other = "spec.trainer.accelerator={vendor: Mock}", "accelerator: {vendor: Mock, rayResource: NPU}"
+    rollout = f"spec.rollout={{placement: Separate, batchesAhead: 1, minReplicas: 1, {other}}}"
+    every |= plan.render_settings(*plan.resolve_for_pods(job(trainer, rollout)))
+    judge = job(trainer, f"spec.reward.model={{base: judge, placement: Separate, {other}}}")
     every |= plan.render_settings(*plan.resolve_for_pods(judge))
     assert [name for name in every if owner_of(name) is None] == []
     assert [name for name in RESERVED if not any(made == name or made.startswith(f"{name}.") for made in every)] == []

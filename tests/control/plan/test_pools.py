@@ -112,6 +112,32 @@ def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:
     assert [colocated.get(name) for name in names] == [1, 1, None, None, None, None]
 
 
+def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_names(make_job: MakeJob) -> None:
+    image = "podTemplate: {spec: {containers: [{name: ray, image: 'ascend:1'}]}}"
+    accelerator = "accelerator: {vendor: Ascend, count: 2}"
+    job = make_job(
+        *SEPARATE[:3], "spec.model.base=o/model",
+        f"spec.rollout={{placement: Separate, replicas: 3, {accelerator}, {image}}}",
+        f"spec.reward.model={{base: o/judge, placement: Separate, {accelerator}, {image}}}",
+    )  # fmt: skip
+    assert plan.describe_refusals(job, SETTINGS) is None
+    trainer, rollout, reward = ray_job(job)["rayClusterSpec"]["workerGroupSpecs"]
+    for group, platform, resources, image in (
+        (trainer, "nvidia", {"GPU": "8"}, "rollout:1"), (rollout, "huawei", {"NPU": "2"}, "ascend:1"),
+        (reward, "huawei", {"NPU": "2"}, "ascend:1"),
+    ):  # fmt: skip
+        assert {name: count for name, count in group["resources"].items() if name in ("GPU", "NPU")} == resources
+        images = {each["image"] for each in group["template"]["spec"]["initContainers"]}
+        assert images == {image}, "init containers download on the same nodes"
+        (found,) = [entry["value"] for entry in container(group)["env"] if entry["name"] == "VERL_PLATFORM"]
+        assert (found, container(group)["image"]) == (platform, image)
+    names = ("actor_rollout_ref.rollout.ray_resource", "reward.reward_model.ray_resource")
+    in_pods = plan.render_settings(*plan.resolve_for_pods(job))
+    assert [in_pods.get(name) for name in names] == ["NPU", "NPU"]
+    same = plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE)))
+    assert [same.get(name) for name in names] == [None, None], "an image of an earlier version does not have them"
+
+
 def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(make_job: MakeJob) -> None:
     tracking = "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: w, key: k}}"
     trainer, rollout = groups(make_job(*SEPARATE, tracking, "spec.checkpoint.claimName=runs", "spec.model.base=a/b"))
@@ -181,8 +207,9 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("assignments", "settings", "said"),
     [
-        (["spec.trainer.accelerator={vendor: Mock}", "spec.rollout.accelerator={vendor: Mock, preset: Atlas-A2}"], {},
-         "spec.rollout.accelerator: counts as the Ray resource NPU, and spec.trainer.accelerator as GPU"),
+        (["spec.trainer.accelerator={vendor: NVIDIA}", "spec.rollout.accelerator={vendor: Ascend}"], {},
+         "spec.rollout.podTemplate: must name the image of container ray, for Ascend: the image of the job is for "
+         "NVIDIA"),
         (["spec.trainer.accelerator={vendor: Ascend, resourceName: a.b/c}",
           "spec.rollout.accelerator={vendor: Ascend}"], {"resource_names": {}},
          "spec.rollout.accelerator.resourceName: must be given"),

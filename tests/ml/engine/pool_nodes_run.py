@@ -92,7 +92,7 @@ def main() -> int:
 def add_node(cluster: Any, resources: dict[str, float]) -> Any:
     """Start a node, as KubeRay does a pod."""
     own = dict(resources)
-    cpus, gpus = own.pop("CPU"), own.pop("GPU")
+    cpus, gpus = own.pop("CPU"), own.pop("GPU", 0)
     return cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=own, **ADDRESS)
 
 

@@ -30,7 +30,8 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
         [f"spec.model={{base: '{model}', lora: {{rank: 4}}}}", f"spec.data={{train: ['{prompts}'], promptLength: 16}}",
          f"spec.trainer.totalSteps={STEPS}", "spec.trainer.batch={prompts: 2}", "spec.rollout.samplesPerPrompt=4",
          "spec.rollout.pipeline={height: 64, width: 64, steps: 5, maxSequenceLength: 16}",
-         f"spec.checkpoint.path={tmp_path}", "spec.algorithm.overrides=[]"],
+         "spec.rollout.accelerator.rayResource=NPU", f"spec.checkpoint.path={tmp_path}",
+         "spec.algorithm.overrides=[]"],
     ).job  # fmt: skip
     cluster = plan.render_attempt(job, 1, plan.ClusterSettings(image="i"))["spec"]["rayClusterSpec"]
     nodes = [
@@ -38,7 +39,8 @@ def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp
         for group in cluster["workerGroupSpecs"]
         for _ in range(group["replicas"])
     ]
-    assert len(nodes) == 3
+    # Accelerators of another vendor than the trainer's: only Ray's name of them is real here.
+    assert [(node.get("GPU"), node.get("NPU")) for node in nodes] == [(1.0, None), (None, 1.0), (None, 1.0)]
     # The address of the RayCluster comes from the program, which starts it.
     overrides = plan.render_overrides(*plan.resolve_for_pods(job))
     places = tmp_path / "places.json"

@@ -31,7 +31,7 @@ def give_up_a_start() -> None:
     def make(rank: int) -> JudgeReplica:  # no node has its resource
         model = HFModelConfig.__new__(HFModelConfig)  # it is read when the servers start
         config = RolloutConfig(name="vllm", tensor_model_parallel_size=1)
-        return JudgeReplica(rank, config, model, 1, node_resource="omni_judge", deadline=60)
+        return JudgeReplica(rank, config, model, 1, node_resource="omni_judge", ray_resource=None, deadline=60)
 
     launcher = RayLauncher(make, places=len, requests=lambda _: [], deadline=60)
     errors: list[BaseException] = []

@@ -241,3 +241,5 @@ def test_there_is_room_on_every_node_with_the_resource_or_for_the_replicas_of_th
     nodes = [{"GPU": 4.0, "judges": 1.0}, {"GPU": 3.0, "judges": 1.0}, {"GPU": 8.0}, {"judges": 1.0}]
     assert judges.room(loaded(*own), nodes, "GPU") == 4
     assert judges.room(loaded(*own, f"{RM}.node_resource=judges"), nodes, "GPU") == 3
+    other = loaded(*own, f"{RM}.node_resource=judges", f"{RM}.ray_resource=NPU")
+    assert judges.room(other, [*nodes, {"judges": 1.0, "NPU": 4.0}], "GPU") == 2

@@ -34,6 +34,8 @@ def loaded(*overrides: str) -> DictConfig:
         ((ON, PATH), "tensor_model_parallel_size: the trainer's 1 accelerators are no multiple of the 2 of a replica"),
         ((ON, PATH, ALONE, f"{RM}.rollout.skip_tokenizer_init=true"), "skip_tokenizer_init: a judge answers with text"),
         ((ON, PATH, ALONE, f"{RM}.node_resource=judges"), "node_resource: is not read with"),
+        ((ON, PATH, ALONE, f"{RM}.ray_resource=NPU"), "ray_resource: is not read with"),
+        ((ON, PATH, *OWN, f"{RM}.ray_resource=TPU"), "ray_resource: must be GPU, NPU, or null"),
         ((ON, PATH, ALONE, f"{RM}.rollout.name=sglang"), "rollout.name: sglang is not supported; write vllm"),
         ((ON, PATH, ALONE, *AHEAD), "enable_resource_pool: the trainer updates while the next batch"),
         ((ON, PATH, f"{RM}.enable_resource_pool=true"), "nnodes: must be at least 1"),

@@ -29,6 +29,11 @@ def filled_in(*overrides: str) -> Any:
         ([f"{ROLLOUT}.nnodes=-1"], "nnodes: must be a number of nodes"),
         ([f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp"], "omni_tcp is for standalone replicas; write"),
         ([f"{ROLLOUT}.node_resource=pool"], f"node_resource: is not read with {ROLLOUT}.nnodes=0"),
+        ([f"{ROLLOUT}.ray_resource=NPU"], f"ray_resource: is not read with {ROLLOUT}.nnodes=0"),
+        (
+            [*POOL, f"{ROLLOUT}.ray_resource=npu"],
+            "ray_resource: must be GPU, NPU, or null for that of the trainer: npu",
+        ),
         ([f"{ROLLOUT}.min_replicas=1"], f"min_replicas: is not read with {ROLLOUT}.nnodes=0"),
         ([*POOL, f"{ROLLOUT}.checkpoint_engine.backend=naive"], "naive is for engines on the trainer's accelerators"),
         (
@@ -235,10 +240,27 @@ def test_a_replica_that_does_not_report_its_version_serves_no_more(monkeypatch: 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*POOL, f"{ROLLOUT}.ray_resource=NPU"],
+        ["reward.reward_model.enable=true", "reward.reward_model.model_path=j", "reward.reward_model.ray_resource=NPU",
+         "reward.reward_model.enable_resource_pool=true", "reward.reward_model.nnodes=1"],
+    ],
+)  # fmt: skip
+def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]) -> None:
+    from verl_omni.trainer import startup
+
+    with pytest.raises(ValueError, match=r"ray_resource: NPU: this machine has accelerators of one kind; remove it"):
+        startup.start_ray(settings.load([*REQUIRED, *overrides]), lambda _: None)
+
+
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:
     rollout = filled_in(*POOL, f"{ROLLOUT}.node_resource=pool", f"{ROLLOUT}.tensor_model_parallel_size=2")
     nodes = [{"pool": 1.0, "GPU": 4.0}, {"pool": 1.0, "GPU": 3.0}, {"GPU": 8.0}, {"pool": 1.0}]
     assert pools.room(rollout, nodes, "GPU") == 3
+    rollout.ray_resource = "NPU"
+    assert pools.room(rollout, [*nodes, {"pool": 1.0, "NPU": 8.0}, {"NPU": 8.0}], "GPU") == 4
     assert pools.room(filled_in(*POOL), nodes, "GPU") == 8, "without a resource, as many as the settings say"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def test_a_run_without_free_accelerators_is_refused(
     config.reward.scorer_kwargs = {"device": "cuda"}
     said = scorer_devices.shortage(config, nodes, "GPU")
     assert (said is None) == enough
+    config.actor_rollout_ref.rollout.ray_resource = "NPU"  # rollout nodes of another vendor take none of them
+    assert (scorer_devices.shortage(config, nodes, "GPU") is None) == (sum(there) - math.prod(trainer) >= 2)
     if said is not None:
         begin = (
             f"reward.scorer_kwargs.device: 2 reward workers reserve 1 accelerators each, and of the {sum(there)} that"

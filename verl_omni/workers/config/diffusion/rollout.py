@@ -141,6 +141,7 @@ class DiffusionRolloutConfig(RolloutConfig):
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
 
         node_resource: custom Ray resource of the nodes for standalone replicas; None: any node.
+        ray_resource: Ray resource that their accelerators count as; None: that of the trainer's.
         min_replicas: standalone replicas without which a run waits. None only until the trainer has filled it in.
         llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 
@@ -163,6 +164,7 @@ class DiffusionRolloutConfig(RolloutConfig):
     max_concurrent_requests: int | None = 256
     deadline_seconds: float = REPLICA_DEADLINE_SECONDS
     node_resource: str | None = None
+    ray_resource: str | None = None
     min_replicas: int | None = None
     llm_calculate_log_probs: bool = False
     max_new_tokens: int = 256

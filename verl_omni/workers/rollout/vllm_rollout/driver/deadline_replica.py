@@ -10,17 +10,17 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_placement_group, remove_placement_group
 from typing_extensions import override
-from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
-from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from verl_omni.workers.rollout.replica_calls import await_reply
+from verl_omni.workers.rollout.vllm_rollout.driver.pool_accelerators import WithEnvironment, pool_accelerators
 
 
 class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
     """A replica whose calls raise `ReplicaCallFailed`, which names it, without a reply within the deadline."""
 
+    server_class: Any
     _groups: Sequence[str] = ()  # names of the placement groups of a standalone replica
 
     @property
@@ -33,26 +33,22 @@ class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
     def described(self) -> str:
         """What error messages call the replica."""
 
-    def start_workers(self, name: str, node_resource: str | None) -> None:
+    def start_workers(self, name: str, node_resource: str | None, ray_resource: str | None) -> None:
         """Start the workers, one on each accelerator of the replica; waits until a node has them.
 
         Args:
             name: prefix of the names of workers and placement groups.
             node_resource: custom Ray resource of the nodes that they may run on; None: any node.
+            ray_resource: Ray resource that the accelerators count as; None: that of the driver's.
         """
         self.rollout_mode = RolloutMode.STANDALONE
+        nodes = [self.gpus_per_replica_node] * self.nnodes
+        # So that `stop` finds those for which this call still waits.
         self._groups = [f"{name}:{number}" for number in range(self.nnodes)]
-        self.resource_pool = RayResourcePool(
-            process_on_nodes=[self.gpus_per_replica_node] * self.nnodes, use_gpu=True, name_prefix=name,
-            max_colocate_count=1, accelerator_type=node_resource,
-        )  # fmt: skip
-        # Named, so that `stop` finds those for which this call still waits.
-        self.resource_pool.get_placement_groups("PACK", f"{name}:", get_device_name())
-        group = RayWorkerGroup(
-            resource_pool=self.resource_pool, ray_cls_with_init=self.get_ray_class_with_init_args(),
-            bin_pack=False, name_prefix=name, use_gpu=True, device_name=get_device_name(),
-        )  # fmt: skip
-        self.workers = group.workers
+        accelerators = pool_accelerators(ray_resource)
+        groups = accelerators.reserve(name, nodes, node_resource)
+        self.workers = accelerators.start(name, nodes, groups, self.get_ray_class_with_init_args()).workers
+        self.server_class = WithEnvironment(self.server_class, accelerators.server_environment)
 
     def stop(self) -> None:
         """Kill the processes and free the accelerators; also while another thread starts the replica, which raises."""

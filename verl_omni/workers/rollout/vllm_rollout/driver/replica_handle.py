@@ -66,12 +66,13 @@ class vLLMOmniReplica(DeadlineReplica):
 
         On a CPU, Ray counts logical ones: `ray.init(num_gpus=...)`.
         """
-        most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
-        if get_resource_name() == "GPU" and most < self.gpus_per_replica_node:
+        resource = self.config.ray_resource or get_resource_name()
+        most = max((node["Resources"].get(resource, 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+        if most < self.gpus_per_replica_node:
             logger.warning(
-                "replica %s waits for accelerators: it needs %s on one node (rollout.tensor_model_parallel_size x "
+                "replica %s waits for accelerators: it needs %s %s on one node (rollout.tensor_model_parallel_size x "
                 "data_parallel_size), and no node of this Ray cluster has more than %d%s",
-                self.replica_rank, self.gpus_per_replica_node, most,
+                self.replica_rank, self.gpus_per_replica_node, resource, most,
                 ": on a CPU, write ray.init(num_gpus=...)" if get_device_name() == "cpu" else "",
             )  # fmt: skip
         self.place()
@@ -79,7 +80,8 @@ class vLLMOmniReplica(DeadlineReplica):
 
     def place(self) -> None:
         """Start the workers, one on each accelerator of the replica; waits until a node has them."""
-        self.start_workers(f"rollout_standalone_{self.replica_rank}{self.name_suffix}", self.config.node_resource)
+        name = f"rollout_standalone_{self.replica_rank}{self.name_suffix}"
+        self.start_workers(name, self.config.node_resource, self.config.ray_resource)
 
     @override
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:

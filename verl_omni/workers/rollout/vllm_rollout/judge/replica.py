@@ -36,6 +36,7 @@ class JudgeReplica(DeadlineReplica):
 
     Args:
         node_resource: custom Ray resource of the nodes that a replica with accelerators of its own may run on.
+        ray_resource: Ray resource that these accelerators count as; None: that of the trainer's.
         deadline: seconds for a reply of the servers.
     """
 
@@ -47,11 +48,12 @@ class JudgeReplica(DeadlineReplica):
         gpus_per_node: int,
         *,
         node_resource: str | None,
+        ray_resource: str | None,
         deadline: float,
     ) -> None:
         super().__init__(replica_rank, config, model_config, gpus_per_node, is_reward_model=True)
         self.server_class = ray.remote(JudgeServer)
-        self._node_resource, self._deadline = node_resource, deadline
+        self._node_resource, self._ray_resource, self._deadline = node_resource, ray_resource, deadline
 
     @property
     @override
@@ -71,7 +73,7 @@ class JudgeReplica(DeadlineReplica):
 
     def place(self) -> None:
         """Reserve the accelerators of the replica; waits until a node has them."""
-        self.start_workers(f"judge_{self.replica_rank}", self._node_resource)
+        self.start_workers(f"judge_{self.replica_rank}", self._node_resource, self._ray_resource)
 
     @override
     async def init_colocated(self, resource_pool: Any) -> None:

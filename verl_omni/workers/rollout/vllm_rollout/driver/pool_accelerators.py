@@ -1,0 +1,93 @@
+"""Accelerators of a pool of replicas, which may be of another vendor than the driver's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry, get_platform
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+# verl's platform for each Ray resource of real accelerators.
+PLATFORMS: Mapping[str, str] = {"GPU": "nvidia", "NPU": "huawei"}
+SOME = 1e-4  # of the resource that names a pool: any node of the pool has enough for all its processes
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAccelerators:
+    """How processes get accelerators of a pool.
+
+    Attributes:
+        resource: Ray resource that they count as.
+        environment: variables of the processes, which a pod of the pool has anyway: those that Ray copies from the
+            driver name the driver's platform.
+        server_environment: variables of a server, whose engine computes on the accelerators of its workers.
+    """
+
+    resource: str
+    environment: Mapping[str, str]
+    server_environment: Mapping[str, str]
+
+    def reserve(self, name: str, nodes: list[int], node_resource: str | None) -> list[PlacementGroup]:
+        """Reserve accelerators; waits until there are nodes that have them.
+
+        Args:
+            name: prefix of the names of the placement groups, one for each node.
+            nodes: number of accelerators of each node.
+            node_resource: custom Ray resource of the nodes; None: any node.
+        """
+        bundle = {"CPU": 1, self.resource: 1, **({node_resource: SOME} if node_resource else {})}
+        groups = [
+            placement_group([dict(bundle) for _ in range(count)], strategy="PACK", name=f"{name}:{place}")
+            for place, count in enumerate(nodes)
+        ]
+        ray.get([group.ready() for group in groups])
+        return groups
+
+    def start(self, name: str, nodes: list[int], groups: list[PlacementGroup], made: RayClassWithInitArgs) -> Any:
+        """Start one actor on each reserved accelerator.
+
+        Args:
+            name: prefix of the actors' names. made: the actors' class and arguments.
+
+        Returns:
+            The worker group.
+        """
+        pool = RayResourcePool(process_on_nodes=nodes, use_gpu=False, name_prefix=name, max_colocate_count=1)
+        pool.pgs = groups
+        # verl's own options for accelerators are those of the driver's platform.
+        made.update_options({"num_gpus": 1} if self.resource == "GPU" else {"resources": {self.resource: 1}})
+        return RayWorkerGroup(
+            resource_pool=pool, ray_cls_with_init=made, bin_pack=False, name_prefix=name, use_gpu=False,
+            worker_env=dict(self.environment),
+        )  # fmt: skip
+
+
+def pool_accelerators(resource: str | None) -> PoolAccelerators:
+    """Accelerators that count as a Ray resource; None: those of the driver's platform."""
+    own = get_platform()
+    if resource in (None, own.ray_resource_name()):
+        return PoolAccelerators(own.ray_resource_name(), {}, {})
+    if own.device_name == "cpu":  # the CPU computes, whatever the nodes call it
+        environment = {"VERL_PLATFORM": "cpu", "VERL_OMNI_RAY_RESOURCE": resource}
+        return PoolAccelerators(resource, environment, environment)
+    other: PlatformBase = PlatformRegistry.get(PLATFORMS[resource])()
+    environment = {"VERL_PLATFORM": PLATFORMS[resource]}
+    unset = dict.fromkeys(other.ray_noset_envvars(), "1")
+    return PoolAccelerators(resource, environment, {**environment, **unset, **other.rollout_env_vars()})
+
+
+class WithEnvironment:
+    """A Ray actor class whose actors get variables besides those of `options`."""
+
+    def __init__(self, actor_class: Any, environment: Mapping[str, str]) -> None:
+        self._class, self._environment = actor_class, environment
+
+    def options(self, *, runtime_env: Mapping[str, Any], **options: Any) -> Any:
+        """The class with Ray's options."""
+        variables = {**runtime_env.get("env_vars", {}), **self._environment}
+        return self._class.options(runtime_env={**runtime_env, "env_vars": variables}, **options)
