@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Leftovers, Replica, TwoReplicas, replicas_of
+from tests.ml.engine.leftovers import Leftovers
+from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Replica, TwoReplicas, replicas_of
 from tests.ml.engine.shared_ray import SharedRay
 from verl_omni.weight_sync import names, transfer
 

@@ -1,18 +1,14 @@
-"""A stand-in for the trainer's end of a weight update, and a check for leaked resources."""
+"""A stand-in for the trainer's end of a weight update."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -125,58 +121,6 @@ def ending_at_the_sixth(adapter: dict[str, Tensor], end: Callable[[], None]) -> 
         if number == 5:
             end()
         yield name, tensor
-
-
-class Leftovers:
-    """Resources that a fault may leak: processes, sockets of updates, and shared memory, counted from its creation.
-
-    Files in shared memory that processes of others have open are theirs; several runs may share a machine.
-    """
-
-    def __init__(self) -> None:
-        # Also the files of others, who may end without removing them.
-        self.before = {*self._now(), *_shared_memory()}
-
-    def none(self) -> None:
-        """Assert that there are no new resources; processes that are ending get time."""
-        end = time.monotonic() + SOON
-        gc.collect()  # tracebacks of caught errors keep local variables alive
-        while found := {key: what for key, what in self._now().items() if key not in self.before}:
-            assert time.monotonic() < end, found
-            time.sleep(0.05)
-
-    @staticmethod
-    def _now() -> dict[str, str]:
-        found = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
-        own = {os.getpid()}
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                own.add(process.pid)
-                command = " ".join(process.cmdline())
-                # Ray starts workers at any time. A process that shares memory for the first time starts a
-                # tracker, which lives as long as it does.
-                of_others = command.startswith("ray::") or "resource_tracker" in command
-                if process.status() != psutil.STATUS_ZOMBIE and not of_others:
-                    found[f"process {process.pid}"] = command
-        mapped = {pid: _shared_memory_of(pid) for pid in psutil.pids()}
-        elsewhere = set().union(*(files for pid, files in mapped.items() if pid not in own))
-        present = _shared_memory() - elsewhere
-        removed = {file for pid in own for file in mapped.get(pid, ()) if transfer.SEGMENT_PREFIX in file}
-        return found | dict.fromkeys(present | removed, "shared memory")
-
-
-def _shared_memory() -> set[str]:
-    """The files in shared memory."""
-    return {str(path) for path in Path("/dev/shm").iterdir()}
-
-
-def _shared_memory_of(pid: int) -> set[str]:
-    """The files in /dev/shm that a process has mapped, removed ones too."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
-        return set()
-    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
 
 
 def replicas_of(stack: Any) -> list[Replica]:

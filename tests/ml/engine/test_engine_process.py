@@ -12,10 +12,10 @@ import psutil
 import pytest
 import torch
 
+from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import (
     DEADLINE,
     SOON,
-    Leftovers,
     Replica,
     ending_at_the_sixth,
     replicas_of,

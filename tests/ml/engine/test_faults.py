@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import (
     DEADLINE,
     PROMPTS,
     SOON,
-    Leftovers,
     Replica,
     TwoReplicas,
     ending_at_the_sixth,

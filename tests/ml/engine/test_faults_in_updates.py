@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import (
     DEADLINE,
     LAYER,
     SOON,
-    Leftovers,
     Replica,
     TwoReplicas,
     lora_settings,

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from tests.ml.engine.replica_driver import SOON, Leftovers, Replica, replicas_of
+from tests.ml.engine.leftovers import Leftovers
+from tests.ml.engine.replica_driver import SOON, Replica, replicas_of
 from verl_omni.weight_sync import transfer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

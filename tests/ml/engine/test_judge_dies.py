@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.ml.engine.replica_driver import Leftovers
+from tests.ml.engine.leftovers import Leftovers
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
 

@@ -14,7 +14,8 @@ import torch
 from e2e import dashboards, prometheus
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
-from tests.ml.engine.replica_driver import RANK, Leftovers
+from tests.ml.engine.leftovers import Leftovers
+from tests.ml.engine.replica_driver import RANK
 
 pytestmark = pytest.mark.engine
 

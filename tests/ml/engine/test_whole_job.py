@@ -23,6 +23,7 @@ from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.hub_server import Hub, hub_server
 from e2e.object_store import ObjectStore, object_store
+from tests.ml.engine.shared_memory import SharedMemoryWatch, users_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -53,7 +54,7 @@ class Run:
     def __init__(self, runs: Path, store: ObjectStore | None = None, hub: Hub | None = None) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = runs / "red-grpo"
-        self.shared_before = set(os.listdir("/dev/shm"))
+        self.watch = SharedMemoryWatch(lambda: {process.pid for process in self.alive()})
         self.process = subprocess.Popen(
             [
                 str(Path(sys.executable).with_name("drl")), "run", JOB, "--runs", str(runs), *SETTINGS,
@@ -108,7 +109,9 @@ class Run:
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert left == []
-        assert set(os.listdir("/dev/shm")) - self.shared_before - in_use() == set()
+        self.watch.stop()
+        # What other programs have open is theirs: this run has ended.
+        assert [file for file, pids in users_of(self.watch.left()).items() if not pids] == []
 
     def metrics(self) -> dict[int, dict[str, Any]]:
         """Metrics of each step without durations; of a repeated step, the last."""
@@ -157,17 +160,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
             yield running
     except ToolMissing as error:
         leave_out(error)
-
-
-def in_use() -> set[str]:
-    """Files of shared memory that a process has mapped; once a run has ended, those of other programs."""
-    found: set[str] = set()
-    for process in psutil.process_iter():
-        try:
-            found |= {Path(part.path).name for part in process.memory_maps() if part.path.startswith("/dev/shm/")}
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,56 @@
+"""A check for leaked resources."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.ml.engine.replica_driver import SOON, TOKEN
+from tests.ml.engine.shared_memory import SharedMemoryWatch, mapped_by, users_of
+from verl_omni.weight_sync import transfer
+
+
+class Leftovers:
+    """Resources that a fault may leak: processes, sockets of updates, and shared memory, counted from its creation.
+
+    Files in shared memory that processes of others have or had open are theirs; several runs may share a machine.
+    """
+
+    def __init__(self) -> None:
+        self._watch = SharedMemoryWatch(own_processes)
+        # Also the files of others, who may end without removing them.
+        self.before = {*self._now(), *self._watch.before}
+
+    def none(self) -> None:
+        """Assert that there are no new resources; processes that are ending get time."""
+        end = time.monotonic() + SOON
+        gc.collect()  # tracebacks of caught errors keep local variables alive
+        while found := {key: what for key, what in self._now().items() if key not in self.before}:
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+        self._watch.stop()
+
+    def _now(self) -> dict[str, str]:
+        found = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = " ".join(process.cmdline())
+                # Ray starts workers at any time. A process that shares memory for the first time starts a
+                # tracker, which lives as long as it does.
+                of_others = command.startswith("ray::") or "resource_tracker" in command
+                if process.status() != psutil.STATUS_ZOMBIE and not of_others:
+                    found[f"process {process.pid}"] = command
+        own = own_processes()
+        elsewhere = {file for file, pids in users_of(self._watch.left()).items() if pids - own}
+        removed = {path for pid in own for path in mapped_by(pid).values() if transfer.SEGMENT_PREFIX in path}
+        return found | dict.fromkeys((self._watch.left() - elsewhere) | removed, "shared memory")
+
+
+def own_processes() -> set[int]:
+    """PIDs of this process and all that it started."""
+    return {os.getpid(), *(process.pid for process in psutil.Process().children(recursive=True))}

@@ -1,0 +1,89 @@
+"""Files in shared memory that a test leaves, told from those of other programs on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+FOLDER = Path("/dev/shm")
+POLL_S = 0.2
+LOOKS = 10  # for the process that has a new file open, which may be killed before the first
+
+
+class SharedMemoryWatch(threading.Thread):
+    """Notes whose new files are, while their processes live: a killed process leaves its semaphores, without a name.
+
+    Args:
+        own: PIDs of the test's processes.
+
+    Attributes:
+        before: files that were there at the start.
+        of_others: new files that only processes of others had open.
+    """
+
+    def __init__(self, own: Callable[[], set[int]]) -> None:
+        super().__init__(daemon=True)
+        self._own, self._ended = own, threading.Event()
+        self.before = files()
+        self.of_others: set[str] = set()
+        self._seen, self._unknown = set(self.before), dict[str, int]()
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.wait(POLL_S):
+            self.look()
+
+    def left(self) -> set[str]:
+        """New files that may be the test's, also those that its processes have open."""
+        return files() - self.before - self.of_others
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self.join()
+
+    def look(self) -> None:
+        """Find out whose the files are that were made since the last look."""
+        new = files() - self._seen
+        self._seen |= new
+        self._unknown |= dict.fromkeys(new, LOOKS)
+        if not self._unknown:
+            return
+        own = self._own()
+        users = users_of(self._unknown)
+        own |= self._own()  # a process that was started meanwhile
+        self.of_others |= {file for file, pids in users.items() if pids and not pids & own}
+        self._unknown = {file: looks - 1 for file, looks in self._unknown.items() if not users[file] and looks > 1}
+
+
+def files() -> set[str]:
+    """Paths of all files in shared memory."""
+    return {str(path) for path in FOLDER.iterdir()}
+
+
+def users_of(paths: Iterable[str]) -> dict[str, set[int]]:
+    """PIDs of the processes that have each file mapped."""
+    inodes: dict[str, int] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            inodes[path] = os.stat(path).st_ino
+    mapped = {pid: mapped_by(pid) for pid in psutil.pids()}
+    return {path: {pid for pid, found in mapped.items() if inodes.get(path) in found} for path in paths}
+
+
+def mapped_by(pid: int) -> dict[int, str]:
+    """Files in shared memory that a process has mapped, by inode, with the name of each when it was opened.
+
+    The C library makes a semaphore under another name, removes that, and it is the one that the kernel shows.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return {}
+    found = (line.split(maxsplit=5) for line in lines if f"{FOLDER}/" in line)
+    return {int(inode): path for _, _, _, _, inode, path in found}
