@@ -131,7 +131,13 @@ def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued:
     with queued.api() as api:
         job = submit(api, "pools", spec)
         job.await_condition("Admitted", "True")
-        (workload,) = deadlines.wait_until("its workload", PATIENCE, lambda: api.get(WORKLOADS)["items"] or None)
+        uid = job.await_attempt(1)["metadata"]["uid"]
+
+        def own() -> list[dict[str, Any]]:
+            owned = ((item, item["metadata"].get("ownerReferences", ())) for item in api.get(WORKLOADS)["items"])
+            return [item for item, owners in owned if uid in {owner["uid"] for owner in owners}]
+
+        (workload,) = deadlines.wait_until("its workload", PATIENCE, own)
         pods = {part["name"]: part["count"] for part in workload["spec"]["podSets"]}
         assert pods == {"head": 1, "trainer": 1, "rollout": 2, "reward": 2}
         (name,) = deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
