@@ -26,16 +26,20 @@ class Leftovers:
         # Also the files of others, who may end without removing them.
         self.before = {*self._now(), *self._watch.before}
 
-    def none(self) -> None:
-        """Assert that there are no new resources; processes that are ending get time."""
+    def none(self, *, killed: bool = False) -> None:
+        """Assert that there are no new resources; processes that are ending get time.
+
+        Args:
+            killed: a process of Ray that had started others was killed; see `SharedMemoryWatch.left`.
+        """
         end = time.monotonic() + SOON
         gc.collect()  # tracebacks of caught errors keep local variables alive
-        while found := {key: what for key, what in self._now().items() if key not in self.before}:
+        while found := {key: what for key, what in self._now(killed).items() if key not in self.before}:
             assert time.monotonic() < end, found
             time.sleep(0.05)
         self._watch.stop()
 
-    def _now(self) -> dict[str, str]:
+    def _now(self, killed: bool = False) -> dict[str, str]:
         found = {str(path): "socket" for path in Path("/tmp").glob(f"rl-*-{TOKEN}.sock")}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -46,9 +50,10 @@ class Leftovers:
                 if process.status() != psutil.STATUS_ZOMBIE and not of_others:
                     found[f"process {process.pid}"] = command
         own = own_processes()
-        elsewhere = {file for file, pids in users_of(self._watch.left()).items() if pids - own}
+        left = self._watch.left(killed=killed)
+        elsewhere = {file for file, pids in users_of(left).items() if pids - own}
         removed = {path for pid in own for path in mapped_by(pid).values() if transfer.SEGMENT_PREFIX in path}
-        return found | dict.fromkeys((self._watch.left() - elsewhere) | removed, "shared memory")
+        return found | dict.fromkeys((left - elsewhere) | removed, "shared memory")
 
 
 def own_processes() -> set[int]:

@@ -101,7 +101,7 @@ def test_a_run_whose_judge_is_killed_names_it_and_leaves_no_process(tmp_path: Pa
         running.wait()
     said = log.read_text()
     assert f"the judge {judge}" in said, said[-4000:]
-    before.none()
+    before.none(killed=True)
     assert none_runs(engines)
 
 
@@ -122,5 +122,5 @@ def test_a_killed_judge_with_accelerators_of_its_own_is_replaced_and_the_run_goe
     assert [text.partition(" serves no more: ")[0] for text in lost] == ["judge replica 0"]
     (joined,) = (event["text"] for event in events if "joined" in event.get("text", ""))
     assert joined.startswith("judge replica 1 joined: ")
-    before.none()
+    before.none(killed=True)
     assert none_runs(engines)

@@ -103,7 +103,7 @@ class Run:
                 continue
         return found
 
-    def check_nothing_left(self) -> None:
+    def check_nothing_left(self, *, killed: bool = False) -> None:
         """Assert that no process and no shared memory is left, once servers have noticed the end of their driver."""
         deadline = time.monotonic() + 60
         while (left := self.alive()) and time.monotonic() < deadline:
@@ -111,7 +111,7 @@ class Run:
         assert left == []
         self.watch.stop()
         # What other programs have open is theirs: this run has ended.
-        assert [file for file, pids in users_of(self.watch.left()).items() if not pids] == []
+        assert [file for file, pids in users_of(self.watch.left(killed=killed)).items() if not pids] == []
 
     def metrics(self) -> dict[int, dict[str, Any]]:
         """Metrics of each step without durations; of a repeated step, the last."""
@@ -236,13 +236,13 @@ def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_o
     second.trainer().kill()
     code, said = second.end()
     assert code != 0, said
-    second.check_nothing_left()
+    second.check_nothing_left(killed=True)
 
     third = Run(tmp_path, store)
     third.until_step(9)
     third.process.kill()
     third.process.communicate()
-    third.check_nothing_left()
+    third.check_nothing_left(killed=True)
 
     fourth = Run(tmp_path, store)
     code, said = fourth.end()
