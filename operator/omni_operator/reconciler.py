@@ -287,7 +287,7 @@ class Reconciler:
         """The answer of a request.
 
         Raises:
-            ServerFailed: the API server has answered with 500 too often in a row.
+            ServerFailed: the API server has answered with 500, or not in time, too often in a row.
         """
         try:
             return await request

@@ -78,7 +78,9 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     # Both change the same groups, so one follows the other.
     steps = scale(facts, observed, current, now) or replacements
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
-    return Decision(Active(current, verdict), (EnsureShared(), *steps), wake)
+    # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
+    earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)
+    return Decision(Active(current, verdict), (*earlier, EnsureShared(), *steps), wake)
 
 
 def _verdict(

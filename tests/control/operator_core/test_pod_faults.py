@@ -198,6 +198,28 @@ async def test_rayjobs_that_a_user_keeps_deleting_are_created_one_after_the_othe
     assert simulation.status().failures_counted == 0
 
 
+async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulation: Any) -> None:
+    """etcd is restored from a snapshot before the operator has observed it, so two attempts exist."""
+    await running(simulation, backoffLimit=1)
+    saved = simulation.cluster.save()
+    simulation.lose_head(1)
+    await simulation.settle()
+    assert simulation.attempts() == []
+    simulation.cluster.restore(saved)
+    await simulation.after(10)
+    assert simulation.attempts() == ["red-a01", "red-a02"]
+    simulation.start_operator()
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a02"]
+    assert [body["metadata"]["name"] for body in simulation.cluster.all(RAYCLUSTERS)] == []
+    simulation.run(2)
+    await simulation.settle()
+    simulation.end(2)
+    await simulation.settle()
+    assert simulation.condition("Succeeded").status == "True"
+    assert simulation.status().attempts == 2
+
+
 @pytest.mark.parametrize("seconds", [-300, 300], ids=["behind", "ahead"])
 async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm(simulation: Any, seconds: int) -> None:
     simulation.skew = timedelta(seconds=seconds)
