@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,17 +90,8 @@ def measure(jobs: int) -> dict[str, float]:
     return {**found, "released_mib": resident()}
 
 
-def use_allocator_of_image() -> None:
-    """Start this program again with the allocator of the operator's image, unless one is chosen already."""
-    if "PYTHONMALLOC" not in os.environ:
-        from e2e.operator_process import python_malloc
-
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONMALLOC": python_malloc()})
-
-
 def main() -> None:
     """Measure, print and write the figures."""
-    use_allocator_of_image()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--out", type=Path, default=FIGURES / "operator_memory.json")

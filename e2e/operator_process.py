@@ -20,8 +20,6 @@ from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.ports import free_ports
 from e2e.cluster.tools import kuberay_files
-from e2e.images import recipe
-from e2e.images.catalog import OPERATOR
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = "diffusionrl-operator/"
@@ -75,7 +73,6 @@ def operator(
         **settings,
     }
     environment = {
-        "PYTHONMALLOC": python_malloc(),  # the caller's, if it has one, as to compare allocators
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         "PYTHONPATH": str(ROOT / "operator"),
         "PYTHONSAFEPATH": "1",
@@ -99,11 +96,6 @@ def operator(
                 process.kill()
                 process.wait()
                 raise
-
-
-def python_malloc() -> str:
-    """The allocator of the operator's image."""
-    return recipe.variables((ROOT / OPERATOR.dockerfile).read_text(encoding="utf-8"))["PYTHONMALLOC"]
 
 
 def install(plane: ControlPlane, *, kuberay: bool = True) -> None:

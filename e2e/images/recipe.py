@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -87,13 +86,6 @@ def inputs(root: Path, lines: Iterable[str]) -> list[str]:
         files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
         found += [item.relative_to(root).as_posix() for item in files]
     return sorted(name for name in found if not unwanted & set(name.split("/")))
-
-
-def variables(dockerfile: str) -> dict[str, str]:
-    """The environment that the last stage of a Dockerfile sets."""
-    stage = re.sub(r"\\\n\s*", " ", dockerfile[dockerfile.rfind("\nFROM ") :])
-    settings = [part for line in re.findall(r"^ENV (.+)$", stage, re.MULTILINE) for part in shlex.split(line)]
-    return {name: value for name, _, value in (setting.partition("=") for setting in settings)}
 
 
 def default_base(dockerfile: str) -> str:

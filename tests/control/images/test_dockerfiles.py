@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.images.catalog import ALL, ROOT, Image
-from e2e.images.recipe import default_base, variables
+from e2e.images.recipe import default_base
 
 Instruction = tuple[str, str]
 IMAGES = pytest.mark.parametrize("image", ALL, ids=lambda image: image.folder)
@@ -91,12 +91,6 @@ def test_dockerfiles_use_only_syntax_that_buildah_supports(image: Image) -> None
     assert "--link" not in text
     assert not of(image, "SHELL")
     assert not of(image, "ADD")
-
-
-def test_the_operator_uses_the_allocator_that_gives_memory_back() -> None:
-    said = variables((ROOT / ALL[0].dockerfile).read_text())
-    assert said["PYTHONMALLOC"] == "malloc"
-    assert (said["PYTHONSAFEPATH"], said["PATH"].split(":")[0]) == ("1", "/opt/omni/env/bin")
 
 
 def test_the_operator_has_neither_training_stack_nor_compiler() -> None:
