@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,18 +213,39 @@ def test_a_policy_that_denies_rayjobs_is_named_until_it_is_gone(
     job.await_attempt(1)
 
 
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port of the loopback that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answers", "seconds", "told"),
+    [
+        (False, 5, 'failed calling webhook "gate.example.com"'),
+        (True, 2, 'failed calling webhook "gate.example.com"'),
+        # Kubernetes' own limit is longer than that of a write, which ends with the Lease.
+        (True, 10, "no answer in time: the API server, or a webhook that it calls, is too slow"),
+    ],
+    ids=["refused", "silent", "silent longer than a write"],
+)
 def test_a_webhook_that_cannot_be_called_is_named_until_it_is_gone(
-    running: RunningOperator, api: Api, namespace: str
+    running: RunningOperator, api: Api, namespace: str, silent: int, answers: bool, seconds: int, told: str
 ) -> None:
-    """The API server answers 500 to the creation of the RayJob, and nothing else fails."""
+    """The API server answers 500, or not in time, to the creation of the RayJob, and nothing else fails."""
+    other = JobOnPlane(api, namespace, "other")
+    other.start()
     root, name = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", f"dead-{namespace}"
     rule = {"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayjobs"]}
     api.post(root, {
         "metadata": {"name": name},
         "webhooks": [{
-            "name": "gate.example.com", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [rule],
+            "name": "gate.example.com", "clientConfig": {"url": f"https://127.0.0.1:{silent if answers else 1}/"},
+            "rules": [rule],
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 5,
+            "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail",
+            "timeoutSeconds": seconds,
         }],
     })  # fmt: skip
     probe = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "probe"}, "spec": {"entrypoint": "true"}}
@@ -236,12 +258,15 @@ def test_a_webhook_that_cannot_be_called_is_named_until_it_is_gone(
         return False
 
     deadlines.wait_until("the webhook to be called", deadlines.API_READY, failing)
-    job = JobOnPlane(api, namespace)
+    job = JobOnPlane(api, namespace, patience=3 * JOB_SEEN)
     job.submit()
     said = job.await_condition("Ready", "False", "ServerFailed")
-    assert 'failed calling webhook "gate.example.com"' in said["message"]
+    assert told in said["message"]
     assert job.status()["state"] == "Pending"
     job.await_events("ServerFailed")
+    other.end(1)
+    other.await_condition("Succeeded", "True")
+    assert rayjobs(job) == [other.attempt(1)]
     api.delete(f"{root}/{name}")
     job.await_attempt(1)
 

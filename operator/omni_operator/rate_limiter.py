@@ -34,5 +34,8 @@ class RateLimiter:
             self._used.popitem(last=False)
 
     def _spent(self, key: object) -> float:
-        spent, at = self._used.get(key, (0.0, self.clock()))
-        return max(0.0, spent - self.rate * max(0.0, (self.clock() - at).total_seconds()))
+        now = self.clock()
+        spent, at = self._used.get(key, (0.0, now))
+        if at > now:  # the clock was set back: from now on the key gets events again
+            self._used[key] = spent, now
+        return max(0.0, spent - self.rate * max(0.0, (now - at).total_seconds()))

@@ -26,12 +26,13 @@ from omni_operator.cluster.errors import (
 )
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts, parse_status
-from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, kind_of
+from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.pod_replacement import replace_pods
 from omni_operator.cluster.protocol import Cluster, GroupChange
-from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
+from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS
+from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
 from omni_operator.status.decision import decide
@@ -74,22 +75,6 @@ class ReportSource(Protocol):
         """Drop what is stored of a deleted job."""
 
 
-@dataclass(slots=True)
-class _Memory:
-    """State between passes over one job; if it is lost, a request may be repeated.
-
-    Attributes:
-        lost: name of a RayJob that the status records, and that the API server does not have.
-        ensured: generation of the job and last change of its shared objects when these were last compared.
-    """
-
-    written: datetime | None = None
-    refusals: Refusals = NO_REFUSALS
-    server_errors: ServerErrors = NO_SERVER_ERRORS
-    lost: str | None = None
-    ensured: object = None
-
-
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
     """Result of a pass.
@@ -125,9 +110,7 @@ class Reconciler:
     failed: Callable[[str], None] = lambda reason: None
     made: Callable[[Body], None] = lambda body: None
     _specs: SpecCache = field(default_factory=SpecCache)
-    _memories: dict[Key, _Memory] = field(default_factory=dict)
-    _absent: dict[Kind, datetime] = field(default_factory=dict)
-    _listening: datetime | None = None
+    _memory: PassMemory = field(default_factory=PassMemory)
 
     @property
     def _events(self) -> EventWriter:
@@ -143,7 +126,7 @@ class Reconciler:
         if body is None:
             return self._forget(key)
         now = self.clock()
-        self._listening = self._listening or now
+        self._memory.begin_pass(now)
         errors = PassErrors(self.cluster, self.cache, self._events)
         try:
             result = await self._reconcile(key, body, now)
@@ -152,8 +135,8 @@ class Reconciler:
                 await errors.show(key, body, error, now)
             raise
         await errors.clear(key, body)
-        if result.result != "refused" and (memory := self._memories.get(key)):
-            memory.server_errors = NO_SERVER_ERRORS
+        if result.result not in ("refused", "gone"):
+            self._memory.of(key).server_errors = NO_SERVER_ERRORS
         return result
 
     async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
@@ -170,7 +153,7 @@ class Reconciler:
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
         """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
         decision = decide(facts, self._observe(key, facts.uid), Status(), self.timeouts, now)
-        memory = self._memories.setdefault(key, _Memory())
+        memory = self._memory.of(key)
         try:
             for step in decision.steps:
                 await self._count_errors(memory, facts, self._perform(step, key, None, facts))
@@ -181,7 +164,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> ReconcileResult:
         """Drop what is stored of a job that does not exist any more."""
-        self._memories.pop(key, None)
+        self._memory.forget(key)
         self._specs.forget(key)
         self.reports.forget(key)
         return ReconcileResult(gone=True, result="gone")
@@ -189,7 +172,7 @@ class Reconciler:
     async def _pass(
         self, key: Key, body: Body, spec: ValidSpec, facts: JobFacts, status: Status, now: datetime
     ) -> ReconcileResult:
-        memory = self._memories.setdefault(key, _Memory())
+        memory = self._memory.of(key)
         if not status.finished:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
@@ -223,7 +206,7 @@ class Reconciler:
         after = self._observe(key, facts.uid)
         newest = max(status.attempts, after.newest)
         context = Context(
-            timeouts=self.timeouts, now=now, listening=self._listening or now, refusal=refusal,
+            timeouts=self.timeouts, now=now, listening=self._memory.listening, refusal=refusal,
             refused_spec=refused_spec,
             digest=spec.digest(newest) if newest and status.observed_generation != facts.generation else None,
         )  # fmt: skip
@@ -238,13 +221,13 @@ class Reconciler:
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
         facts = parse_metadata_facts(body)
-        memory = self._memories.setdefault(key, _Memory())
+        memory = self._memory.of(key)
         observed = self._observe(key, facts.uid)
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         derived = derive_invalid_status(facts, observed, status, text, context)
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
-    async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: _Memory) -> None:
+    async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
         """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""
         name = status.children.ray_job
         number = Names(key[1]).number_of(name or "")
@@ -283,11 +266,11 @@ class Reconciler:
         if report and report.synced_at and status.is_true("WeightsInSync"):
             yield report.synced_at + heartbeat.max_age
 
-    async def _count_errors(self, memory: _Memory, facts: JobFacts, request: Awaitable[Answer]) -> Answer:
+    async def _count_errors(self, memory: JobMemory, facts: JobFacts, request: Awaitable[Answer]) -> Answer:
         """The answer of a request.
 
         Raises:
-            ServerFailed: the API server has answered with 500 too often in a row.
+            ServerFailed: the API server has answered with 500, or not in time, too often in a row.
         """
         try:
             return await request
@@ -347,13 +330,13 @@ class Reconciler:
 
         Nothing is compared while neither the generation nor any of these objects changes.
         """
-        memory = self._memories.setdefault(key, _Memory())
+        memory = self._memory.of(key)
         if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
             return
         complete = True
         for body in spec.shared:
             kind, name = kind_of(body), body["metadata"]["name"]
-            if self._absent.get(kind, self.clock()) > self.clock():
+            if self._memory.absent.get(kind, self.clock()) > self.clock():
                 complete = False
                 continue
             try:
@@ -362,12 +345,12 @@ class Reconciler:
                 if kind.group != "monitoring.coreos.com":
                     raise
                 log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
-                self._absent[kind] = self.clock() + BACKOFF_MOST
+                self._memory.absent[kind] = self.clock() + BACKOFF_MOST
                 complete = False
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
     async def _write(
-        self, key: Key, body: Body, status: Status, derived: Status, memory: _Memory, now: datetime
+        self, key: Key, body: Body, status: Status, derived: Status, memory: JobMemory, now: datetime
     ) -> ReconcileResult:
         """Write the status if it is due, then create events for what changed."""
         due = next_write_time(status, derived, memory.written, now)

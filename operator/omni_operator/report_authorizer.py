@@ -125,10 +125,11 @@ class ReportAuthorizer:
         raise ReportDenied(f"pod {pod[0][:253]} does not belong to job {key[1]}")
 
     async def _identify(self, token: str, audience: str, source: str) -> Identity | None:
+        # A time further ahead is from before the clock was set back.
         digest, now = hashlib.sha256(f"{audience}\n{token}".encode()).digest(), self.clock()
-        if digest in self._valid and now < self._valid[digest][0]:
+        if digest in self._valid and timedelta() < self._valid[digest][0] - now <= TOKEN_LIFETIME:
             return self._valid[digest][1]
-        if digest in self._rejected and now < self._rejected[digest][0]:
+        if digest in self._rejected and timedelta() < self._rejected[digest][0] - now <= REJECTED_LIFETIME:
             return None
         async with self._reviews:
             if not self._sources.allows(source):

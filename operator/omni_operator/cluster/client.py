@@ -17,7 +17,7 @@ from omni_operator.api.names import FIELD_MANAGER
 
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
-from .errors import Conflict, KindAbsent, NotFound, Refused, Unavailable, error_of
+from .errors import Conflict, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
 from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import GroupChange, Identity, Listing
 from .write_fence import no_fence
@@ -211,7 +211,12 @@ class ApiServer(AuthenticatedClient):
         try:
             response = await client.call_api(*request, _request_timeout=timeout)
             code, data = response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
+            # The connection's own timeouts are errors of aiohttp.
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                # A webhook may take longer than a write may, so that no answer ever names it.
+                text = f"{what}: no answer in time: the API server, or a webhook that it calls, is too slow"
+                raise ServerError(text, request=what) from error
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self._meter(verb, kind.plural, code, time.monotonic() - begun)

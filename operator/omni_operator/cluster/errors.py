@@ -2,7 +2,7 @@
 
 ClusterError
 ├── Unavailable       no answer, rejected credentials, or too many requests; a retry may succeed
-│   └── ServerError   the answer is 500; if it stays so, what was sent may be the cause
+│   └── ServerError   500, or no answer in time; if it stays so, what was sent may be the cause
 ├── Conflict          the object changed or was created again; read it, then retry
 │   └── AlreadyExists
 ├── NotFound          the object or its namespace does not exist
@@ -14,7 +14,7 @@ ClusterError
     ├── NameTaken     another owner's object has the name
     ├── QuotaExceeded
     ├── NamespaceTerminating
-    └── ServerFailed  500 several times in a row
+    └── ServerFailed  ServerError several times in a row
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Unavailable(ClusterError):
 
 
 class ServerError(Unavailable):
-    """The API server answered 500: it failed, or a webhook that it calls for the object.
+    """The API server answered 500, or not in time: it failed, or a webhook that it calls for the object.
 
     Attributes:
         request: verb and path of the request.
@@ -100,7 +100,7 @@ class NamespaceTerminating(Refused):
 
 
 class ServerFailed(Refused):
-    """The API server answered several times in a row with 500."""
+    """The API server answered several times in a row with 500, or not in time."""
 
 
 def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after: str | None = None) -> ClusterError:

@@ -170,6 +170,16 @@ class FakeCluster:
             kind, {**current, "metadata": {**current["metadata"], "deletionTimestamp": format_timestamp(self._clock())}}
         )
 
+    def save(self) -> dict[Place, Body]:
+        """A snapshot of all objects."""
+        return copy.deepcopy(self._objects)
+
+    def restore(self, saved: dict[Place, Body]) -> None:
+        """Restore a snapshot as etcd does: without an event, and versions go back to those of its time."""
+        self._objects = copy.deepcopy(saved)
+        newest = max((int(body["metadata"]["resourceVersion"]) for body in saved.values()), default=0)
+        self._versions = itertools.count(newest + 1)
+
     def collect(self) -> None:
         """Delete every object whose owner no longer exists, as the garbage collector does."""
         while True:

@@ -6,6 +6,8 @@ Invariants:
   clock is compared with another one.
 - Every change of the Lease requires the version that was seen, so of two candidates one wins.
 - A leader that stops has ended its passes before it releases the Lease.
+- Versions of a cluster's objects only grow, unless etcd is restored from an older snapshot. The Lease shows that first:
+  its holder's next renewal is a conflict, and the Lease that is read then has an older version than one before.
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ class LeaseTimes:
         return self.writes / 2
 
 
+class EtcdRestored(Exception):
+    """The API server has an older state than before: nothing that was observed counts any more."""
+
+
 @dataclass(slots=True)
 class LeaderElection:
     """A candidate, and the leader while it leads.
@@ -70,6 +76,8 @@ class LeaderElection:
         ended: called when it is the leader no more, or stops: ends what `begun` began, within some seconds. Returns
             whether everything ended by itself, without being cancelled.
         stop_seconds: for `ended` when the process stops.
+        restored: called when the API server has an older state than before; from then on this process does not take
+            part until it has observed everything anew.
     """
 
     cluster: Cluster
@@ -83,9 +91,11 @@ class LeaderElection:
     ended: Callable[[float], Awaitable[bool]]
     now: Callable[[], datetime]
     stop_seconds: float = 10.0
+    restored: Callable[[], None] = lambda: None
     leads: bool = False
     _seen: Body | None = None
     _seen_at: float = 0.0
+    _newest: int = 0
     _free_at: float = -math.inf
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -117,6 +127,12 @@ class LeaderElection:
                 await self._acquire()
                 await self._keep()
                 await self._lose()
+        except EtcdRestored as error:
+            log.warning("%s", error)
+            if self.leads:
+                await self._lose()
+            self.restored()
+            await asyncio.Event().wait()
         finally:
             await self._resign()
 
@@ -133,7 +149,7 @@ class LeaderElection:
 
     async def _try(self) -> float | None:
         """Take the Lease if it is free. Returns None if this process leads now, else seconds until the next try."""
-        begun = self.fence.clock()
+        begun, newest = self.fence.clock(), self._newest
         try:
             async with asyncio.timeout(self.times.request):
                 lease = self._seen or await self._read()
@@ -142,6 +158,7 @@ class LeaderElection:
                 before = _holder(lease) if lease else ""
                 if lease is None:
                     answer = await self.cluster.create(self._new_lease())
+                    self._require_growth(answer, newest)
                 else:
                     answer = await self.cluster.patch(LEASES, lease, self._taken(lease))
         except (Conflict, NotFound):  # another replica was faster
@@ -231,12 +248,23 @@ class LeaderElection:
             log.warning("Lease %s/%s: not released: %s", self.namespace, self.name, error or "timeout")
 
     async def _read(self) -> Body | None:
+        newest = self._newest  # the watch may deliver later ones before the answer arrives
         lease = await self.cluster.read(LEASES, self.namespace, self.name)
         if lease is not None:
+            self._require_growth(lease, newest)
             self._see(lease)
         return lease
 
+    def _require_growth(self, answer: Body, newest: int) -> None:
+        """Raise EtcdRestored if the answer to a request is older than what was seen before the request."""
+        if (version := _version(answer)) < newest:
+            raise EtcdRestored(
+                f"Lease {self.namespace}/{self.name} has version {version}, and had {newest} before: etcd was restored "
+                "from an older snapshot; observing everything anew"
+            )
+
     def _see(self, lease: Body) -> None:
+        self._newest = max(self._newest, _version(lease))
         if self._seen is None or _version(lease) > _version(self._seen):
             self._seen, self._seen_at = lease, self.fence.clock()
 

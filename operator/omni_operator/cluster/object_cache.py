@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -145,7 +145,7 @@ class ObjectCache:
         """Remove objects that are missing from a list, which is given by the metadata of its objects."""
         return self.remove_missing(kind, {str(meta["uid"]) for meta in alive}, listed, namespace)
 
-    def remove_missing(self, kind: Kind, alive: Set[str], listed: int, namespace: str | None = None) -> set[Key]:
+    def remove_missing(self, kind: Kind, alive: Collection[str], listed: int, namespace: str | None = None) -> set[Key]:
         """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.
 
         An interrupted watch may miss deletions, for which no event follows.
@@ -163,6 +163,21 @@ class ObjectCache:
                     self.forget(kind, key, name, uid)
                     touched.add(key)
         return touched
+
+    def is_newer(self, kind: Kind, alive: Mapping[str, int], listed: int, namespace: str | None = None) -> bool:
+        """Whether an object is newer than in a list that contains everything up to version `listed`.
+
+        That happens only if etcd was restored from an older snapshot meanwhile.
+
+        Args:
+            alive: versions of the listed objects by uid.
+            namespace: the listed namespace; None: all.
+        """
+        return any(
+            alive.get(uid, version) < version <= listed
+            for key, entry in self._jobs.items() if namespace in (None, key[0])
+            for _, uid, version in _cached(entry, kind, key)
+        )  # fmt: skip
 
     def job(self, key: Key) -> Body | None:
         """The job's object, or None."""

@@ -42,7 +42,7 @@ class ObjectWatch:
 
     Attributes:
         handle: called with each change: `ADDED`, `MODIFIED` or `DELETED`. Objects of a list are `ADDED`.
-        listed: called after each list with the uids of the objects that exist and the version of the list.
+        listed: called after each list with the versions of the objects that exist by uid, and that of the list.
         synced: set after the first list, or when the kind turns out not to be served.
     """
 
@@ -51,7 +51,7 @@ class ObjectWatch:
     namespace: str | None
     selector: str
     handle: Callable[[Kind, str, Body], None]
-    listed: Callable[[Kind, str | None, set[str], int], None]
+    listed: Callable[[Kind, str | None, dict[str, int], int], None]
     synced: Callable[[], None]
     _version: str | None = None
     _streams_lists: bool = True
@@ -92,7 +92,7 @@ class ObjectWatch:
             self._streams_lists = False
 
     async def _stream(self) -> None:
-        alive: set[str] = set()
+        alive: dict[str, int] = {}
         changes = self.source.changes(self.kind, self.namespace, self.selector, self._version)
         async with aclosing(changes):
             async for change, body in changes:
@@ -103,24 +103,29 @@ class ObjectWatch:
                 if self._version is not None:
                     self._version = version
                 elif change != "BOOKMARK":
-                    alive.add(str(body["metadata"].get("uid")))
+                    alive[str(body["metadata"].get("uid"))] = as_number(version)
                 elif is_end_of_list(body):
                     self._complete(alive, version)
-                    alive = set()
+                    alive = {}
         if self._version is None:
             raise Unavailable(f"list {self.kind.plural}: the connection ended within the list")
 
     async def _list(self) -> None:
-        alive: set[str] = set()
+        alive: dict[str, int] = {}
         version = ""
         async for page, version in self.source.pages(self.kind, self.namespace, self.selector):  # noqa: B007 - used after
             self._pause = PAUSE_FIRST
             for body in page:
                 self.handle(self.kind, "ADDED", body)
-                alive.add(str(body["metadata"].get("uid")))
+                alive[str(body["metadata"].get("uid"))] = as_number(str(body["metadata"].get("resourceVersion") or ""))
         self._complete(alive, version)
 
-    def _complete(self, alive: set[str], version: str) -> None:
+    def _complete(self, alive: dict[str, int], version: str) -> None:
         self._version = version
-        self.listed(self.kind, self.namespace, alive, int(version) if version.isdigit() else 0)
+        self.listed(self.kind, self.namespace, alive, as_number(version))
         self.synced()
+
+
+def as_number(version: str) -> int:
+    """A resourceVersion as a number; 0 if it is none."""
+    return int(version) if version.isdigit() else 0

@@ -18,14 +18,14 @@ from .errors import (
     ServerFailed,
 )
 
-SERVER_ERRORS = 3  # answers with 500 in a row that count as a refusal: what was sent may be the cause
+SERVER_ERRORS = 3  # answers with 500, or none in time, in a row that count as a refusal: what was sent may be the cause
 WAIT_BACKOFF = timedelta(seconds=15)  # for what users install or delete while they watch the job
 BACKOFF_FIRST, BACKOFF_MOST = timedelta(seconds=5), timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerErrors:
-    """Answers with 500 in a row to one request for one generation of a job."""
+    """Answers with 500, or none in time, in a row to one request for one generation of a job."""
 
     request: str = ""
     generation: int = 0

@@ -39,7 +39,7 @@ LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
 
 
 async def run(settings: Settings, credentials: Credentials, version: str) -> bool:
-    """Run the operator until it is stopped, or must restart its watches. Return whether it must restart.
+    """Run the operator until it is stopped, or must observe everything anew. Return whether it must.
 
     Raises:
         OSError: a port is in use.
@@ -48,6 +48,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
     cache, reports = ObjectCache(), ReportStore()
     metrics = OperatorMetrics(JobMetrics(cache, settings.jobs_shown))
     liveness, fence = WatchLiveness(settings.canary_deadline_seconds), WriteFence()
+    restart = asyncio.Event()
     async with (
         ApiServer(credentials, metrics.requested, version=version, fence=fence.require) as cluster,
         WatchClient(credentials, metrics.requested, version=version) as source,
@@ -64,6 +65,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         election = LeaderElection(
             cluster, fence, LeaseTimes(settings.lease_seconds), settings.namespace, settings.lease, settings.instance,
             settings.reports_url, lambda: _lead(leading, watches), leading.end, utc_now, settings.stop_seconds,
+            restart.set,
         )  # fmt: skip
         metrics.follow(
             lambda: leading.workers.depth, lambda: len(liveness.overdue(time.monotonic())), lambda: election.leads
@@ -74,9 +76,9 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         )  # fmt: skip
         watches = Watches(
             source, settings.namespaces, cache, liveness, leading.workers.wake, metrics.watched, settings.namespace,
-            election.observe,
+            election.observe, restart.set,
         )  # fmt: skip
-        missing = MissingKinds(cluster)
+        missing = MissingKinds(cluster, restart)
         async with (
             serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port),
             serve(endpoint.routes(), settings.reports_port, BODY_LIMIT),
@@ -88,9 +90,9 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
                 MemoryRelease(lambda: len(cache.jobs())).run(), _join(taking_part),
             ]  # fmt: skip
-            operating = _operate(settings, credentials, missing.served, lambda: _cancel(taking_part))
+            operating = _operate(settings, credentials, restart, lambda: _cancel(taking_part))
             await _run_all(operating, loops)
-    return missing.served.is_set()
+    return restart.is_set()
 
 
 def _lead(leading: LeadingReplica, watches: Watches) -> None:

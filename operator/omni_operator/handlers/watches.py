@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class Watches:
         namespaces: those to watch; empty: all.
         own_namespace: that of the operator's Leases.
         lease_changed: called with type and object of each change of a Lease.
+        restored: called when a list has older objects than before: etcd was restored from an older snapshot.
         children_listed: set when all kinds of children were listed once.
         wake: called with the job that an event belongs to.
         watched: called with the resource of every event, for metrics.
@@ -54,6 +55,7 @@ class Watches:
     watched: Callable[[str], None]
     own_namespace: str
     lease_changed: Callable[[str, Body], None] = lambda change, body: None
+    restored: Callable[[], None] = lambda: None
     children_listed: asyncio.Event = field(default_factory=asyncio.Event)
     _unlisted: set[Unlisted] = field(default_factory=set)
     _lease_seen: bool = False
@@ -62,7 +64,7 @@ class Watches:
         """All watches, to be run at the same time until they are cancelled."""
         watches = [
             ObjectWatch(
-                self.source, kind, namespace, selector_of(kind), self.handle, self.remove_missing,
+                self.source, kind, namespace, selector_of(kind), self.handle, self.compare,
                 functools.partial(self.synced, (kind, namespace)),
             )
             for kind in (*CHILDREN, JOBS, LEASES)
@@ -91,9 +93,19 @@ class Watches:
         if key is not None:
             self._wake(key)
 
-    def remove_missing(self, kind: Kind, namespace: str | None, alive: set[str], version: int) -> None:
-        """Remove cached objects that a list does not have: their deletion was not reported."""
+    def compare(self, kind: Kind, namespace: str | None, alive: Mapping[str, int], version: int) -> None:
+        """Compare the cached objects with a list: it lacks those whose deletion was not reported.
+
+        Args:
+            alive: versions of the listed objects by uid.
+        """
         if kind != LEASES:
+            if self.cache.is_newer(kind, alive, version, namespace):
+                log.warning(
+                    "%s: a list has older objects than before: etcd was restored from an older snapshot; observing "
+                    "everything anew", kind.plural,
+                )  # fmt: skip
+                self.restored()
             for key in self.cache.remove_missing(kind, alive, version, namespace):
                 self._wake(key)
 

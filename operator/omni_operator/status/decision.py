@@ -78,7 +78,9 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     # Both change the same groups, so one follows the other.
     steps = scale(facts, observed, current, now) or replacements
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
-    return Decision(Active(current, verdict), (EnsureShared(), *steps), wake)
+    # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
+    earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)
+    return Decision(Active(current, verdict), (*earlier, EnsureShared(), *steps), wake)
 
 
 def _verdict(
@@ -116,8 +118,9 @@ def _next(
         text = f"attempt {current + 1} starts when all objects of attempt {current} are deleted"
         return Decision(BetweenAttempts(text), deletes, patient_until)
     changed = status.observed_generation not in (None, facts.generation)  # which ends the pause
-    due = failed_at + _pause(status, timeouts) if failed_at and current and not changed else None
-    if due and now < due:
+    pause = _pause(status, timeouts)
+    due = failed_at + pause if failed_at and current and not changed else None
+    if due and _is_ahead(due, now, pause):
         return Decision(BetweenAttempts(f"attempt {current + 1} starts after a pause"), wake=due)
     return Decision(Creating(current + 1), (EnsureShared(), CreateAttempt(current + 1)))
 
@@ -160,7 +163,7 @@ def _suspend(
     stopping = condition is not None and condition.reason == "Stopping"
     report = observed.report_of(current)
     running = isinstance(verdict, InProgress) and verdict.stage is Stage.RUNNING
-    if facts.grace and running and report and not stopping and now < since + facts.grace:
+    if facts.grace and running and report and not stopping and _is_ahead(since + facts.grace, now, facts.grace):
         answered = report.checkpoint_at is not None and report.checkpoint_at >= since
         if not answered:
             text = "waiting for the trainer to save a checkpoint"
@@ -169,6 +172,14 @@ def _suspend(
             )
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
     return Decision(Suspending("Stopping", "deleting the pods", since), deletes)
+
+
+def _is_ahead(end: datetime, now: datetime, wait: timedelta) -> bool:
+    """Whether a wait still lasts. An end further ahead than a wait is from before the clock was set back: it is over.
+
+    As much again is allowed for the clocks of several replicas, which differ.
+    """
+    return now < end <= now + 2 * wait
 
 
 def _resumed(status: Status) -> datetime | None:

@@ -59,8 +59,8 @@ WAITING: dict[str, Explanation] = {
     ),
     "ServerFailed": Explanation(
         shown=_REFUSED,
-        meaning="The API server answered 500 three times in a row to the same request, as when a webhook cannot be "
-        "called.",
+        meaning="The API server answered the same request three times in a row with 500, or not in time, as when a "
+        "webhook cannot be called or does not answer.",
         look="kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations",
         action="Repair or remove the webhook that the message names, or change the job.",
     ),

@@ -217,6 +217,57 @@ async def test_a_deleted_lease_makes_no_second_leader() -> None:
     assert (a.writes, b.writes) == (False, True)
 
 
+@pytest.mark.parametrize("held", [True, False], ids=["with the Lease", "without the Lease"])
+async def test_a_lease_that_is_older_than_before_ends_all_that_rests_on_what_was_observed(held: bool) -> None:
+    """etcd was restored from a snapshot: the leader stops at once, and does not take the Lease again."""
+    world = World("a")
+    (a,) = world.replicas
+    a.election.restored = lambda: a.log.append("restored")
+    world.cluster.make({
+        "apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": "other", "namespace": "system"},
+    })  # fmt: skip
+    saved = world.cluster.save()
+    running = asyncio.create_task(a.election.run())
+    while not a.election.leads:
+        await asyncio.sleep(0)
+    if held:
+        saved = world.cluster.save()
+    for _ in range(50):
+        world.at += TIMES.renewal
+        await asyncio.sleep(0)
+    assert a.log == ["begun"]
+    world.cluster.restore(saved)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert a.log == ["begun", "ended within 0, may write: False", "restored"]
+    assert (a.election.leads, a.writes) == (False, False)
+    world.cluster.counts()
+    for _ in range(50):
+        world.at += TIMES.duration
+        await asyncio.sleep(0)
+    assert world.cluster.log == []
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_answer_that_the_watch_has_overtaken_is_no_older_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("a", "b")
+    a, b = world.replicas
+    await b.step()
+    read, world.at = world.cluster.read, TIMES.renewal
+
+    async def overtaken(kind: Kind, namespace: str, name: str) -> Body | None:
+        answer = await read(kind, namespace, name)
+        await b.step()
+        world.deliver(0)
+        assert answer != world.lease()
+        return answer
+
+    monkeypatch.setattr(world.cluster, "read", overtaken)
+    await a.step()
+    assert (a.log, a.election.leader_url) == ([], "http://b:8090")
+
+
 def test_the_clock_counts_up_and_a_closed_fence_allows_nothing() -> None:
     assert lease_clock() <= lease_clock()
     with pytest.raises(NotLeader):

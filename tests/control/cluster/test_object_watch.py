@@ -62,13 +62,15 @@ class ScriptedSource:
 class Seen:
     changes: list[tuple[str, str]] = field(default_factory=list)
     lists: list[tuple[set[str], int]] = field(default_factory=list)
+    versions: list[dict[str, int]] = field(default_factory=list)
     synced: int = 0
 
     def handle(self, kind: Kind, change: str, body: Body) -> None:
         self.changes.append((change, body["metadata"]["name"]))
 
-    def listed(self, kind: Kind, namespace: str | None, alive: set[str], version: int) -> None:
+    def listed(self, kind: Kind, namespace: str | None, alive: dict[str, int], version: int) -> None:
         self.lists.append((set(alive), version))
+        self.versions.append(alive)
 
     def sync(self) -> None:
         self.synced += 1
@@ -112,6 +114,7 @@ async def test_an_expired_version_leads_to_a_list_of_what_is_left() -> None:
     )
     assert source.since == [None, "2", None]
     assert seen.lists == [({"u-a", "u-b"}, 2), ({"u-b"}, 8)]
+    assert seen.versions == [{"u-a": 1, "u-b": 2}, {"u-b": 2}]
 
 
 async def test_a_list_that_breaks_off_is_not_complete() -> None:
@@ -133,6 +136,7 @@ async def test_an_api_server_that_streams_no_lists_is_listed_in_pages() -> None:
     )
     assert source.since == [None, "5", "9"]
     assert seen.lists == [({"u-a", "u-b"}, 5), ({"u-c"}, 9)]
+    assert seen.versions == [{"u-a": 1, "u-b": 2}, {"u-c": 6}]
 
 
 async def test_a_missing_permission_is_retried_and_no_reason_for_pages() -> None:

@@ -287,6 +287,16 @@ async def test_a_rejected_token_is_not_reviewed_again_at_once(server: ReportServ
     assert server.reviews == 1
 
 
+async def test_results_of_reviews_do_not_last_longer_when_the_clock_is_set_back(server: ReportServer) -> None:
+    forged = token(AUDIENCE, word="forged")
+    await server.post(GOOD, STEP)
+    await server.post(forged, STEP)
+    server.now -= timedelta(hours=1)
+    assert (await server.post(GOOD, STEP))[0] == 200
+    assert (await server.post(forged, STEP))[0] == 403
+    assert server.reviews == 4
+
+
 async def test_forged_tokens_are_limited_by_source_and_do_not_keep_a_trainer_out(server: ReportServer) -> None:
     attackers = [f"127.0.1.{number}" for number in range(1, 9)]
 
@@ -395,6 +405,8 @@ def test_the_limiter_allows_a_burst_then_its_rate_and_forgets_old_keys() -> None
     assert [take() for _ in range(3)] == [True, True, False]
     now[0] -= timedelta(days=1)  # a clock that is set back gives and takes nothing
     assert not take()
+    now[0] += timedelta(seconds=4)
+    assert [take() for _ in range(3)] == [True, True, False]
     for key in range(2 * KEYS_KEPT):
         limiter.count(key)
     assert len(limiter._used) == KEYS_KEPT

@@ -115,8 +115,27 @@ async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_n
     watches.handle(PODS, "ADDED", {"metadata": {"name": "broken", "labels": 7}})
     assert woken == [("ns", "red")] * 3
     woken.clear()
-    watches.remove_missing(RAYJOBS, None, set(), 10)
+    watches.compare(RAYJOBS, None, {}, 10)
     assert woken == [("ns", "red")]
     assert [one.name for one in cache.observed(("ns", "red"), "diffusionrljobs-red").rayjobs] == ["red-a02"], (
         "it is newer than the list"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "listed", "told"), [(7, 20, False), (8, 20, False), (6, 20, True), (6, 6, False)],
+    ids=["the same", "newer", "older", "a list from before the last write"],
+)  # fmt: skip
+async def test_a_list_with_an_older_object_than_before_is_reported(version: int, listed: int, told: bool) -> None:
+    """etcd was restored; objects that are newer than the list are what the operator has written meanwhile."""
+    restored: list[str] = []
+    watches = Watches(
+        Gates({}), (), ObjectCache(), WatchLiveness(60.0), lambda key: None, lambda resource: None, "system",
+        restored=lambda: restored.append("restored"),
+    )  # fmt: skip
+    body = body_of(RAYJOBS, "red-a01", 7)
+    watches.handle(RAYJOBS, "ADDED", body)
+    watches.compare(RAYJOBS, None, {body["metadata"]["uid"]: version}, listed)
+    assert restored == (["restored"] if told else [])
+    watches.compare(RAYJOBS, "elsewhere", {}, listed)
+    assert len(restored) == told

@@ -198,6 +198,28 @@ async def test_rayjobs_that_a_user_keeps_deleting_are_created_one_after_the_othe
     assert simulation.status().failures_counted == 0
 
 
+async def test_a_rayjob_that_is_there_again_after_its_attempt_is_deleted(simulation: Any) -> None:
+    """etcd is restored from a snapshot before the operator has observed it, so two attempts exist."""
+    await running(simulation, backoffLimit=1)
+    saved = simulation.cluster.save()
+    simulation.lose_head(1)
+    await simulation.settle()
+    assert simulation.attempts() == []
+    simulation.cluster.restore(saved)
+    await simulation.after(10)
+    assert simulation.attempts() == ["red-a01", "red-a02"]
+    simulation.start_operator()
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a02"]
+    assert [body["metadata"]["name"] for body in simulation.cluster.all(RAYCLUSTERS)] == []
+    simulation.run(2)
+    await simulation.settle()
+    simulation.end(2)
+    await simulation.settle()
+    assert simulation.condition("Succeeded").status == "True"
+    assert simulation.status().attempts == 2
+
+
 @pytest.mark.parametrize("seconds", [-300, 300], ids=["behind", "ahead"])
 async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm(simulation: Any, seconds: int) -> None:
     simulation.skew = timedelta(seconds=seconds)
@@ -212,6 +234,64 @@ async def test_a_clock_that_differs_from_the_api_servers_delays_and_does_no_harm
     await simulation.settle()
     assert simulation.condition("Succeeded").status == "True"
     assert [failure.reason for failure in simulation.status().failures] == ["HeadLost"]
+
+
+async def test_a_clock_that_is_set_back_makes_no_pause_between_attempts_longer(simulation: Any) -> None:
+    simulation.skew = timedelta(hours=1)
+    await running(simulation, backoffLimit=1)
+    simulation.lose_head(1)
+    await simulation.settle()
+    assert simulation.attempts() == []
+    simulation.skew = timedelta()
+    simulation.wakes[KEY] = simulation.now
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a02"]
+    assert [failure.reason for failure in simulation.status().failures] == ["HeadLost"]
+
+
+async def test_a_clock_that_is_set_back_makes_no_pause_after_a_refusal_longer(simulation: Any) -> None:
+    simulation.skew = timedelta(hours=1)
+    simulation.cluster.failures = lambda verb, kind, name: Forbidden("no") if kind == RAYJOBS else None
+    simulation.submit()
+    await simulation.settle()
+    assert simulation.condition("Ready").reason == "Forbidden"
+    simulation.skew = timedelta()
+    simulation.cluster.failures = lambda verb, kind, name: None
+    simulation.wakes[KEY] = simulation.now
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a01"]
+
+
+async def test_a_clock_that_is_set_back_makes_no_wait_for_a_checkpoint_longer(simulation: Any) -> None:
+    simulation.skew = timedelta(hours=1)
+    await simulation.submit_running(suspendPolicy={"graceSeconds": 30})
+    simulation.report(step=5)
+    simulation.edit(suspend=True)
+    await simulation.settle()
+    assert simulation.condition("Suspended").reason == "CheckpointRequested"
+    simulation.skew = timedelta()
+    simulation.wakes[KEY] = simulation.now
+    await simulation.after(31)
+    assert simulation.condition("Suspended").status == "True"
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600], ids=["back", "forwards"])
+async def test_a_clock_that_jumps_fails_no_job_without_a_deadline(simulation: Any, seconds: int) -> None:
+    await running(simulation, backoffLimit=0, activeDeadlineSeconds=7200, ttlSecondsAfterFinished=7200)
+    for skew in (seconds, 0):
+        simulation.skew = timedelta(seconds=skew)
+        simulation.wakes[KEY] = simulation.now
+        await simulation.after(60)
+        assert simulation.condition("Ready").status == "True"
+    simulation.end(1)
+    await simulation.settle()
+    for skew in (seconds, 0):
+        simulation.skew = timedelta(seconds=skew)
+        simulation.wakes[KEY] = simulation.now
+        await simulation.after(60)
+        assert simulation.condition("Succeeded").status == "True"
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.status().failures == ()
 
 
 async def test_missing_permissions_are_named_until_they_are_granted(simulation: Any) -> None:

@@ -23,6 +23,7 @@ EVENTS = [
     "start", "run", "succeed", "fail", "lose_head", "flap", "pod_gone", "rayjob_gone", "cluster_gone", "policy_gone",
     "suspend", "resume", "report", "checkpoint", "crash", "relist", "wait", "long_wait", "stuck", "free",
     "edit", "invalid", "valid", "queue", "unqueue", "delete", "reject", "outage", "recover", "thaw", "clock_right",
+    "save", "restore",
 ]  # fmt: skip
 # Frequent: what makes the life of a job, and the end of a fault, without which little happens.
 LIFE = ["run", "run", "fail", "lose_head", "wait", "suspend", "resume", "stuck", "thaw", "thaw", "recover"]
@@ -44,6 +45,7 @@ class History:
     def __init__(self, simulation: Any, policy: dict[str, Any]) -> None:
         self.simulation, self.limit = simulation, policy.get("backoffLimit", 0)
         self._ends: dict[str, Status] = {}
+        self._saved: dict[Any, Any] | None = None
         simulation.submit(**policy)
 
     @property
@@ -62,7 +64,7 @@ class History:
             simulation.skew = timedelta(seconds=what)
         elif what in ("wait", "long_wait"):
             await simulation.after(10 if what == "wait" else 1000)
-        elif what in ("outage", "reject", "recover", "thaw", "clock_right", "crash", "relist"):
+        elif what in ("outage", "reject", "recover", "thaw", "clock_right", "crash", "relist", "save", "restore"):
             await self._of_operator(what)
         elif simulation.cluster.get(JOBS, *KEY) is None:
             simulation.submit()
@@ -88,6 +90,12 @@ class History:
             case "clock_right":
                 simulation.skew = timedelta()
             case "crash":
+                simulation.start_operator()
+            case "save":
+                self._saved = simulation.cluster.save()
+            case "restore" if self._saved is not None:  # the operator observes everything anew
+                simulation.cluster.restore(self._saved)
+                self._ends.clear()
                 simulation.start_operator()
             case "relist":
                 for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
