@@ -126,10 +126,16 @@ class Runner:
         if stage.preloaded and self._preloaded is not None:
             return self._preloaded.run_pytest([*stage.command[2:], self._junit(stage)], self._log(stage))
         with self._log(stage).open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env={**os.environ, "PYTHONPATH": "."},
             )  # fmt: skip
+        if stage.niceness:
+            # Linux shares the processors out between sessions, for which the nice values of their processes do not
+            # count (sched(7), "The autogroup feature").
+            with suppress(OSError):  # a kernel without this feature
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(stage.niceness))
+        return process
 
     def _junit(self, stage: Stage) -> str:
         return f"--junitxml={self._folder / stage.file}.xml"

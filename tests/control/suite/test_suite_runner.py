@@ -134,6 +134,25 @@ def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start
     assert sorted(words) == sorted(["short", "build", "taken", "next", "late", "end"]), "each once"
 
 
+AUTOGROUP = Path("/proc/self/autogroup")
+WITHIN_20_S = f"""
+import os, pathlib, time
+assert os.nice(0) >= 19
+for _ in range(2000):
+    if "nice 19" in pathlib.Path({str(AUTOGROUP)!r}).read_text():
+        raise SystemExit(0)
+    time.sleep(0.01)
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
+def test_a_build_leaves_the_processors_to_the_sessions_of_tests(tmp_path: Path) -> None:
+    test = python("test", f"assert 'nice 0' in open({str(AUTOGROUP)!r}).read()")
+    run = [(Stage("build", ("-c", WITHIN_20_S), niceness=19),), (test,)]
+    assert Runner(tmp_path, lambda text: None).run(run) == []
+
+
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:
     said: list[str] = []
     run = [
