@@ -65,7 +65,8 @@ def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None
     assert spec.model.cache and {spec.model.cache.claim_name, spec.checkpoint.claim_name} <= mounted & CLAIMS
 
 
-@pytest.mark.slow  # half a minute each, so only the largest trained weights and the largest samples
+@pytest.mark.slow  # only the largest trained weights and the largest samples
+@pytest.mark.usefixtures("_fit_in_this_process")
 @pytest.mark.parametrize("name", ["qwen-image-full-grpo", "wan-dance-grpo"])
 def test_an_example_with_a_released_model_fits(name: str) -> None:
     job = str(ROOT / "examples" / f"{name}.yaml")

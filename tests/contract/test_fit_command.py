@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from omni_operator.api.override_names import describe_unsupported
 from omni_operator.api.reserved import owner_of
-from omni_operator.cli import fit, machine
+from omni_operator.cli import machine
 from omni_operator.cli.main import app
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.trainer import settings
-from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice
 
 JOB = """\
@@ -34,20 +29,10 @@ spec:
 """
 
 
-def in_this_process(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-    """Run the program without a new interpreter."""
-    assert command[1:3] == ["-m", fit.PROGRAM] == ["-m", program.__name__.removesuffix(".__main__")]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = program.main(command[3:])
-    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
-
-
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _fit_in_this_process: None) -> Path:
     """A job with the id of a public model."""
     monkeypatch.setattr(machine, "find_accelerators", lambda: ())
-    monkeypatch.setattr(subprocess, "run", in_this_process)
     path = tmp_path / "job.yaml"
     path.write_text(JOB % "Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
     return path

@@ -1,4 +1,4 @@
-"""What a user's module may register: the tests copy this file into a folder of their own, as `my_extension`."""
+"""What a user's module may register: tests import it, or copy it into a folder of their own, as `my_extension`."""
 
 from __future__ import annotations
 

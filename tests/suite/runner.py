@@ -27,7 +27,7 @@ CLOSING = re.compile(r"\b(passed|skipped)\b.* in \d")  # pytest's last line
 
 
 class Runner:
-    """Runs lanes side by side. A lane of tests that has ended takes over stages of another.
+    """Runs lanes side by side. A lane of tests that has ended, or that would wait, takes over stages of another.
 
     Args:
         folder: where logs, JUnit reports and durations go.
@@ -80,7 +80,7 @@ class Runner:
         builds = all(stage.niceness for stage in own)
         while True:
             with self._changed:
-                if not builds and (not own or own[0].last):
+                if not builds and not (own and self._starts_at_once(own[0])):
                     self._take_over(own)
                 if not own:
                     return
@@ -100,10 +100,13 @@ class Runner:
         """Move the last stage that can start at once from the longest other lane of tests, if there is one."""
         for lane in sorted(self._waiting, key=len, reverse=True):
             for stage in reversed(lane):
-                if not stage.last and not stage.niceness and set(stage.after) <= self._ended.keys():
+                if not stage.niceness and self._starts_at_once(stage):
                     lane.remove(stage)
                     own.appendleft(stage)
                     return
+
+    def _starts_at_once(self, stage: Stage) -> bool:
+        return not stage.last and set(stage.after) <= self._ended.keys()
 
     def _may_start(self, awaited: set[str]) -> bool:
         return self._stopping or awaited <= self._ended.keys()
@@ -126,10 +129,16 @@ class Runner:
         if stage.preloaded and self._preloaded is not None:
             return self._preloaded.run_pytest([*stage.command[2:], self._junit(stage)], self._log(stage))
         with self._log(stage).open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env={**os.environ, "PYTHONPATH": "."},
             )  # fmt: skip
+        if stage.niceness:
+            # Linux shares the processors out between sessions, for which the nice values of their processes do not
+            # count (sched(7), "The autogroup feature").
+            with suppress(OSError):  # a kernel without this feature
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(stage.niceness))
+        return process
 
     def _junit(self, stage: Stage) -> str:
         return f"--junitxml={self._folder / stage.file}.xml"

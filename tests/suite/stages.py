@@ -1,8 +1,8 @@
 """Stages of the test suite and the order they run in. PURE.
 
 Each stage is one process. Stages of a lane run one after the other; lanes run side by side, because one stage seldom
-keeps two cores busy. A lane of tests that has ended takes over stages from the end of another, so that on any machine
-both end at about the same time.
+keeps two cores busy. A lane of tests that has ended, or whose next stage cannot start yet, takes over stages from the
+end of another, so that on any machine both end at about the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from pathlib import Path
 
 ELSEWHERE = "not engine and not gpu and not npu and not cluster and not bare"
 STATIC, PROGRAMS, IMAGES = "static checks", "build: control plane", "build: nodes and images"
-ALONE = 19  # the nice value of builds: they use what the tests leave
+# Nice values of builds. Tests wait for the programs of the control plane, so that these get nearly as much as a lane of
+# tests; images use what the tests leave.
+AWAITED, ALONE = 1, 19
+# The engine's files that take more than a minute. They start first: one that starts last is awaited alone.
+LONG = ("algorithms", "example_jobs", "whole_job", "pools", "pool_nodes", "judge_dies", "faults", "own_family")
 
 
 class Target(Enum):
@@ -33,6 +37,7 @@ class Stage:
     Attributes:
         command: the arguments of Python; of make, where the first of them is make.
         after: names of stages that have to succeed before this one starts.
+        niceness: nice value of a build; 0: tests, which other lanes may take over.
         last: starts only when every other stage has ended, because its deadlines need the machine to itself.
         preloaded: runs in a fork of the process that has imported torch and the engine, if there is no accelerator.
     """
@@ -68,11 +73,10 @@ def pytest_stage(name: str, marks: str, *arguments: str, after: tuple[str, ...] 
 
 def engine_lane(files: Sequence[Path]) -> Lane:
     """One process for each file: a process that has loaded Ray cannot fork its workers (docs/adr/0007)."""
+    named = {file.stem.removeprefix("test_"): file for file in files}
+    names = sorted(named, key=lambda name: LONG.index(name) if name in LONG else len(LONG))
     stages = [
-        pytest_stage(
-            f"engine: {file.stem.removeprefix('test_')}", "engine and not gpu", "-W", "default", file.as_posix()
-        )
-        for file in files
+        pytest_stage(f"engine: {name}", "engine and not gpu", "-W", "default", named[name].as_posix()) for name in names
     ]
     return tuple(replace(stage, preloaded=True) for stage in stages)
 
@@ -100,10 +104,18 @@ def fast_stages() -> tuple[Stage, ...]:
     return (*(replace(half, preloaded=True) for half in with_torch), *without)
 
 
+def slow_stages() -> tuple[Stage, ...]:
+    """The slow tests, in two parts, so that another lane can take over the second."""
+    marks, workers = f"slow and {ELSEWHERE}", "tests/ml/workers"
+    second = pytest_stage("slow: workers", marks, "-W", "default", workers)
+    first = pytest_stage("slow: others", marks, "-W", "default", f"--ignore={workers}", "tests")
+    return first, replace(second, preloaded=True)
+
+
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     """The lanes of a run."""
     keep = ("--keep-sources",) if target is Target.ALL else ()
-    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane", *keep), niceness=ALONE)
+    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane", *keep), niceness=AWAITED)
     images = Stage(IMAGES, ("-u", "-m", "e2e.programs", "nodes"), niceness=ALONE)
     clusters = pytest_stage("whole clusters", "bare", "e2e", "tests", after=(IMAGES,), last=True)
     if target is Target.CLUSTER:
@@ -111,12 +123,9 @@ def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     static, fast = Stage(STATIC, ("make", "--no-print-directory", "static")), fast_stages()
     if target is Target.CHECK:
         return [(static,), *((stage,) for stage in fast)]
-    main = (
-        static,
-        *fast,
-        pytest_stage("slow", f"slow and {ELSEWHERE}", "-W", "default", "tests"),
-        pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,)),
-    )
+    plane = pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,))
+    # Its longest stage before the others, so that at the end both lanes of tests have short ones.
+    main = (static, *fast, plane, *slow_stages())
     if target is Target.TEST:
         return [engine_lane(engine_files), main, (programs,)]
     return [engine_lane(engine_files), (*main, clusters), (programs, images)]

@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster import deadlines
 from suite import timings
 from suite.runner import Runner
-from suite.stages import IMAGES, PROGRAMS, Stage, Target, lanes, only
+from suite.stages import IMAGES, LONG, PROGRAMS, Stage, Target, lanes, only
 from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,7 +72,10 @@ def test_all_is_the_other_two_together() -> None:
     assert IMAGES not in named[Target.TEST], "`make test` needs no root"
 
 
-FOLDERS = ("tests/control", "tests/control/plan", "tests/architecture", "tests/ml/trainer", "e2e/suites")
+FOLDERS = (
+    "tests/control", "tests/control/plan", "tests/architecture", "tests/contract", "tests/ml/trainer",
+    "tests/ml/workers", "tests/ml/models", "e2e/suites",
+)  # fmt: skip
 MARKED = (set(), {"slow"}, {"cluster"}, {"bare"}, {"slow", "cluster"}, {"cluster", "bare"})
 # Tests in `e2e` without such a mark are refused by the next test.
 PLACES = [(path, marks) for path in FOLDERS for marks in MARKED if path != "e2e/suites" or marks & {"cluster", "bare"}]
@@ -98,6 +101,11 @@ def test_a_file_on_the_engine_is_in_one_stage(path: Path) -> None:
     stages = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.is_pytest]
     (stage,) = [stage for stage in stages if runs(stage, path.as_posix(), {"engine"})]
     assert stage.name.startswith("engine: ")
+
+
+def test_the_long_files_on_the_engine_exist_and_come_first() -> None:
+    lane, *_ = lanes(Target.TEST, ENGINE)
+    assert [stage.name for stage in lane[: len(LONG)]] == [f"engine: {name}" for name in LONG]
 
 
 def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
@@ -132,6 +140,36 @@ def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start
     # The build runs at its own pace: its niceness may let all stages but the last pass it.
     assert [word for word in words if word != "build"][:2] == ["short", "taken"] and words[-1] == "end"
     assert sorted(words) == sorted(["short", "build", "taken", "next", "late", "end"]), "each once"
+
+
+def test_a_lane_that_would_wait_takes_over_what_can_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    run = [
+        (python("long", until(log, "taken")), python("taken over", appending(log, "taken"))),
+        (python("needs long", appending(log, "late"), after=("long",)),),
+    ]
+    assert Runner(tmp_path / "run", lambda text: None).run(run) == []
+    assert log.read_text().split() == ["taken", "late"]
+
+
+AUTOGROUP = Path("/proc/self/autogroup")
+WITHIN_20_S = f"""
+import os, pathlib, time
+assert os.nice(0) >= 19
+for _ in range(2000):
+    if "nice 19" in pathlib.Path({str(AUTOGROUP)!r}).read_text():
+        raise SystemExit(0)
+    time.sleep(0.01)
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
+def test_a_build_leaves_the_processors_to_the_sessions_of_tests(tmp_path: Path) -> None:
+    test = python("test", f"assert 'nice 0' in open({str(AUTOGROUP)!r}).read()")
+    run = [(Stage("build", ("-c", WITHIN_20_S), niceness=19),), (test,)]
+    assert Runner(tmp_path, lambda text: None).run(run) == []
 
 
 def test_a_failure_is_printed_whole_and_what_needs_it_does_not_run(tmp_path: Path) -> None:

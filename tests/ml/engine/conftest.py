@@ -13,7 +13,7 @@ import torch
 
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Replica, TwoReplicas, replicas_of
-from tests.ml.engine.shared_ray import SharedRay
+from tests.ml.engine.shared_ray import SharedRay, end_actors
 from verl_omni.weight_sync import names, transfer
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -41,15 +41,18 @@ def shared_ray() -> Iterator[SharedRay]:
     ray.stop()
 
 
-@pytest.fixture(scope="module")
-def start(shared_ray: SharedRay, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Start Ray, workers and engines for settings; returns (settings, stack). They end with the module."""
-    from verl_omni.trainer import settings
+class Stacks:
+    """Starts stacks on a Ray, each with a folder of its own."""
 
-    stacks: list[Any] = []
+    def __init__(self, ray: SharedRay, folders: pytest.TempPathFactory) -> None:
+        self._ray, self._folders = ray, folders
+        self._running: list[Any] = []
 
-    def starting(prompts: list[str], *overrides: str) -> tuple[Any, Any]:
-        folder: Path = tmp_path_factory.mktemp("engine")
+    def start(self, prompts: list[str], *overrides: str) -> tuple[Any, Any]:
+        """Start workers and engines for settings; returns (settings, stack)."""
+        from verl_omni.trainer import settings
+
+        folder: Path = self._folders.mktemp("engine")
         (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
         made = settings.load(
             [
@@ -57,12 +60,21 @@ def start(shared_ray: SharedRay, tmp_path_factory: pytest.TempPathFactory) -> An
                 "trainer.total_training_steps=2", "reward.scorer=brightness", *overrides,
             ]
         )  # fmt: skip
-        stacks.append(shared_ray.start(made))
-        return made, stacks[-1]
+        self._running.append(self._ray.start(made))
+        return made, self._running[-1]
 
-    yield starting
-    for stack in stacks:
-        stack.stop()
+    def stop(self) -> None:
+        """End the engines of all."""
+        while self._running:
+            self._running.pop().stop()
+
+
+@pytest.fixture(scope="module")
+def start(shared_ray: SharedRay, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`Stacks.start`, of stacks that end with the module."""
+    stacks = Stacks(shared_ray, tmp_path_factory)
+    yield stacks.start
+    stacks.stop()
 
 
 @pytest.fixture(scope="module")
@@ -200,19 +212,23 @@ class RunningFamily:
         return len(weights)
 
 
-@pytest.fixture(scope="module")
-def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunningFamily]:
-    """Start a family by the name of its folder."""
+@pytest.fixture
+def family(
+    shared_ray: SharedRay, rows: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., RunningFamily]]:
+    """Start a family by the name of its folder; its actors end with the test."""
+    from verl_omni.models.tiny import MAKERS
+    from verl_omni.pipelines.registry import FAMILIES
+
+    shared_ray.begin(sorted(FAMILIES))
+    stacks = Stacks(shared_ray, tmp_path_factory)
 
     def starting(name: str, *overrides: str) -> RunningFamily:
-        from verl_omni.models.tiny import MAKERS
-
-        model = tmp_path_factory.mktemp("family") / name
-        MAKERS[name](model)
-        config, stack = start(
+        MAKERS[name](tmp_path / name)
+        config, stack = stacks.start(
             FAMILY_PROMPTS,
             "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
-            f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
+            f"actor_rollout_ref.model.path='{tmp_path / name}'", "actor_rollout_ref.model.lora_rank=4",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
             "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
             "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
@@ -223,7 +239,9 @@ def family(start: Any, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> C
         guided = [{**row, "raw_negative_prompt": NEGATIVE} for row in rows(FAMILY_PROMPTS)]
         return RunningFamily(config, stack, guided)
 
-    return starting
+    yield starting
+    stacks.stop()
+    end_actors()
 
 
 @pytest.fixture(scope="module")

@@ -61,14 +61,16 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
     pid = other.pid()
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(Exception, match="SampleFailed") as drawing:
-            two_replicas.score(["", "", "", ""], version=1)
+        with ThreadPoolExecutor(1) as pool:
+            versions = pool.submit(two_replicas.stack.versions)  # both wait for their deadline
+            with pytest.raises(Exception, match="SampleFailed") as drawing:
+                two_replicas.score(["", "", "", ""], version=1)
+            with pytest.raises(ReplicaCallFailed, match=r"replica 1 did not report its weight version within 10 s"):
+                versions.result()
         with pytest.raises(Exception, match=r"version 5 did not reach replica [01]: "):
             two_replicas.stack.weights.update_weights(global_steps=5)
         with pytest.raises(ReplicaCallFailed, match=r"replica 1, sleep: no reply within 10 s"):
             two_replicas.stack.weights.sleep_replicas()
-        with pytest.raises(ReplicaCallFailed, match=r"replica 1 did not report its weight version within 10 s"):
-            two_replicas.stack.versions()
     finally:
         os.kill(pid, signal.SIGCONT)
     said, address = str(drawing.value), two_replicas.stack.servers.server_addresses[1]

@@ -1,4 +1,7 @@
-"""A standalone replica that a program starts itself, with the model's path and defaults: it serves pictures."""
+"""A standalone replica that a program starts itself, with the model's path and defaults: it serves pictures.
+
+Last, the start of a replica that the end of a run finds waiting.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 import base64
 import io
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +140,40 @@ def test_the_log_says_why_a_replica_waits_for_accelerators(
 
 async def _nothing() -> None:
     pass
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_start_that_waits_for_a_node_ends_when_it_is_given_up() -> None:
+    from ray.util.placement_group import placement_group_table
+    from verl.workers.config import HFModelConfig, RolloutConfig
+
+    from verl_omni.trainer.replica_launcher import RayLauncher
+    from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
+
+    def make(rank: int) -> JudgeReplica:  # no node has its resource
+        model = HFModelConfig.__new__(HFModelConfig)  # it is read when the servers start
+        config = RolloutConfig(name="vllm", tensor_model_parallel_size=1)
+        return JudgeReplica(rank, config, model, 1, node_resource="omni_judge", ray_resource=None, deadline=60)
+
+    launcher = RayLauncher(make, places=len, requests=lambda _: [], deadline=60)
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            launcher.start(3)
+        except BaseException as error:
+            errors.append(error)
+
+    def group() -> Any:
+        found = [each for each in placement_group_table().values() if each["name"] == "judge_3:0"]
+        return found[0] if found else None
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    while group() is None:
+        time.sleep(0.1)
+    assert group()["state"] == "PENDING" and thread.is_alive()
+    launcher.give_up()
+    thread.join(30)
+    assert not thread.is_alive() and len(errors) == 1
+    assert group()["state"] == "REMOVED", "the accelerators are free for others"

@@ -1,4 +1,7 @@
-"""Run by test_failed_run.py: a run that fails in a process of a real Ray. Arguments: the run folder, a case."""
+"""Run by test_failed_run.py: runs that fail in a process of a real Ray, each with a Ray of its own.
+
+Arguments: the folder that their folders are in, and cases. After each run it prints its exit code.
+"""
 
 import contextlib
 import sys
@@ -49,13 +52,20 @@ class BrokenAtStart:
         pass
 
 
-def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
-    resources.callback(ray.shutdown)
-    worker = {"scorer": AgentLoop, "constructor": BrokenAtStart}[sys.argv[2]].remote()
-    ray.get(worker.generate.remote())
+def fail(case: str, folder: str) -> int:
+    """The exit code of a run."""
+
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
+        resources.callback(ray.shutdown)
+        worker = {"scorer": AgentLoop, "constructor": BrokenAtStart}[case].remote()
+        ray.get(worker.generate.remote())
+
+    trainer = {"default_local_dir": folder, "resume_mode": "auto", "total_training_steps": 3, "output": {"url": None}}
+    return main_diffusion.run_training(OmegaConf.create({"trainer": trainer}), NullReporter(), train)
 
 
-settings = {"default_local_dir": sys.argv[1], "resume_mode": "auto", "total_training_steps": 3, "output": {"url": None}}
-config = OmegaConf.create({"trainer": settings})
-sys.exit(main_diffusion.run_training(config, NullReporter(), train))
+for case in sys.argv[2:]:
+    code = fail(case, f"{sys.argv[1]}/{case}")
+    sys.stdout.write(f"exit code {code}\n")
+    sys.stdout.flush()

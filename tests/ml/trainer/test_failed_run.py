@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,32 +40,54 @@ def errors(folder: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "error"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "kind", "message"),
-    [
-        (
-            "scorer",
-            "SampleFailed",
-            "row 0 of 1 at weight version 4 (prompt 'a red circle') failed: "
-            "ValueError: Unknown color 'mauve'; one of red, green, blue",
-        ),
-        ("constructor", "ActorDiedError", "ValueError: no module 'mine'"),
-    ],
-)
-def test_the_last_line_and_the_error_event_are_what_a_worker_raised(
-    tmp_path: Path, case: str, kind: str, message: str
-) -> None:
-    """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), case],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
+CASES = {
+    "scorer": (
+        "SampleFailed",
+        "row 0 of 1 at weight version 4 (prompt 'a red circle') failed: "
+        "ValueError: Unknown color 'mauve'; one of red, green, blue",
+    ),
+    "constructor": ("ActorDiedError", "ValueError: no module 'mine'"),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A failed run: its folder, what it printed, and its exit code."""
+
+    folder: Path
+    said: list[str]
+    code: int
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """The runs of one program, by case: to import Ray and torch takes longer than they do."""
+    folder = tmp_path_factory.mktemp("runs")
+    program = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), *CASES],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=480, check=False,
     )  # fmt: skip
-    assert ended.returncode == main_diffusion.FAILURE, ended.stdout
-    assert ended.stdout.splitlines()[-1] == f"error: {message}"
-    assert "Traceback" in ended.stdout, "train.log has the whole traceback"
-    assert errors(tmp_path) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
-    assert (tmp_path / "report.html").is_file()
+    assert program.returncode == 0, program.stdout
+    *outputs, _ = re.split(r"^exit code (\d+)\n", program.stdout, flags=re.MULTILINE)
+    assert len(outputs) == 2 * len(CASES), program.stdout
+    texts, codes = outputs[::2], outputs[1::2]
+    return {
+        case: Ended(folder / case, text.splitlines(), int(code))
+        for case, text, code in zip(CASES, texts, codes, strict=True)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES)
+def test_the_last_line_and_the_error_event_are_what_a_worker_raised(ended: dict[str, Ended], case: str) -> None:
+    """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
+    (kind, message), run = CASES[case], ended[case]
+    assert run.code == main_diffusion.FAILURE, run.said
+    assert run.said[-1] == f"error: {message}"
+    assert any("Traceback" in line for line in run.said), "train.log has the whole traceback"
+    assert errors(run.folder) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
+    assert (run.folder / "report.html").is_file()
 
 
 def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
