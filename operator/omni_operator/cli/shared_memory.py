@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -32,11 +33,15 @@ class Snapshot:
         Returns:
             their names.
         """
-        new = [
-            name for name, inode in _files(folder) if (name, inode) not in self.files and STACK_NAMES.match(name)
-        ]  # fmt: skip
-        used = _names_in_use(folder) if new else frozenset()
-        return [name for name in sorted(new) if name not in used and _remove(folder / name)]
+        new = {
+            name: inode for name, inode in _files(folder)
+            if (name, inode) not in self.files and STACK_NAMES.match(name)
+        }  # fmt: skip
+        if not new:
+            return []
+        names, inodes = _names_in_use(folder), _mapped_inodes(folder)
+        unused = [name for name in sorted(new) if name not in names and new[name] not in inodes]
+        return [name for name in unused if _remove(folder / name)]
 
 
 def _names_in_use(folder: Path) -> frozenset[str]:
@@ -44,6 +49,21 @@ def _names_in_use(folder: Path) -> frozenset[str]:
     prefix = f"{folder}/"
     opened = (path for process in psutil.process_iter() for path in open_paths(process))
     return frozenset(path.removeprefix(prefix) for path in opened if path.startswith(prefix))
+
+
+def _mapped_inodes(folder: Path) -> frozenset[int]:
+    """Inodes of the files in `folder` that a process has mapped.
+
+    The C library makes a semaphore under a name that it then removes, and by which the kernel shows it.
+    """
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines():
+                _, _, _, _, inode, *path = line.split(maxsplit=5)
+                if path and path[0].startswith(f"{folder}/"):
+                    found.add(int(inode))
+    return frozenset(found)
 
 
 def _files(folder: Path) -> list[tuple[str, int]]:

@@ -158,11 +158,13 @@ def test_ctrl_c_writes_a_checkpoint_and_the_next_run_resumes(
     seen = until(process, "stopping after this step, with a checkpoint; press Ctrl-C again to stop now")
     rest, _ = process.communicate()
     assert process.returncode == 130
-    assert rest.splitlines() == ["stopped after step 1 of 3; last checkpoint: step 1", f"resume with: drl run {job}"]
+    # A process that another test kills meanwhile may leave a semaphore, which is taken for this run's.
+    said = [line for line in rest.splitlines() if not line.startswith("removed shared memory")]
+    assert said == ["stopped after step 1 of 3; last checkpoint: step 1", f"resume with: drl run {job}"]
     assert seen
-    code, said = drl("run", job)
+    code, output = drl("run", job)
     assert code == 0
-    assert "resuming from the checkpoint of step 1 of 3" in said
+    assert "resuming from the checkpoint of step 1 of 3" in output
 
 
 def test_the_resume_command_repeats_the_options_of_the_run(write_job: WriteJob, start: Start, drl: Drl) -> None:

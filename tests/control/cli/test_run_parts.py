@@ -176,15 +176,20 @@ def test_a_log_excerpt_respects_its_limit(lines: list[str], limit: int) -> None:
 def test_only_new_unused_segments_of_the_stack_are_removed(tmp_path: Path) -> None:
     (tmp_path / "psm_old").touch()
     before = Snapshot.take(tmp_path)
-    for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped"):
+    for name in ("psm_new", "torch_1_2_3", "verl_omni_weights_1", "someone_elses", "psm_used", "psm_mapped", "made"):
         (tmp_path / name).write_bytes(b"x")
     with (tmp_path / "psm_used").open(), (tmp_path / "psm_mapped").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
         file.close()
+        with (tmp_path / "made").open("rb") as file:
+            semaphore = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        os.link(tmp_path / "made", tmp_path / "sem.mp-used")  # as sem_open does
+        os.unlink(tmp_path / "made")
         removed = before.remove_newer(tmp_path)
         mapped.close()
+        semaphore.close()
     assert removed == ["psm_new", "torch_1_2_3", "verl_omni_weights_1"]
-    assert sorted(os.listdir(tmp_path)) == ["psm_mapped", "psm_old", "psm_used", "someone_elses"]
+    assert sorted(os.listdir(tmp_path)) == ["psm_mapped", "psm_old", "psm_used", "sem.mp-used", "someone_elses"]
 
 
 def test_the_users_variables_are_kept() -> None:

@@ -112,7 +112,7 @@ def test_only_tests_on_whole_clusters_that_passed_get_a_record() -> None:
 
 @pytest.mark.slow
 def test_a_test_without_a_turn_is_skipped_with_the_reason() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "bare", "e2e/suites/test_kueue.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "bare", "e2e/suites/test_kueue.py", "-k", "preempted"]
     said = subprocess.run(
         command,
         check=False,

@@ -127,8 +127,8 @@ def test_the_command_ends_when_ray_has_the_last_output(pod: Callable[[str], Pod]
 
 def test_a_killed_trainer_is_seen_by_its_exit_code(pod: Callable[[str], Pod], shell: str) -> None:
     code, said = pod(KILLED).run(shell)
-    # bash itself says that a program was killed, on a busy machine before the trainer's output has been copied.
-    assert code == 137 and "training" in said.splitlines()
+    # bash itself says that a program was killed, on a busy machine before the trainer's line was copied, or within it.
+    assert code == 137 and (said.startswith("training") or "\ntraining" in said)
     assert killed_program(f"Job entrypoint command failed with exit code {code}, last available logs: {said}")
 
 

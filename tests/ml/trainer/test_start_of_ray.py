@@ -22,8 +22,13 @@ startup._import_everything = lambda: complete.append(not sys.modules["ray"].__sp
 startup._local = lambda options: None
 config = {
     "ray_kwargs": {"ray_init": {}}, "trainer": {"n_gpus_per_node": 1, "fork_workers": False},
-    "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 1}, "nnodes": 0, "n_gpus_per_node": 1}},
-    "reward": {"num_workers": 1, "reward_model": {"enable": False}, "scorer_kwargs": {}, "reward_functions": {}},
+    "actor_rollout_ref": {
+        "rollout": {"agent": {"num_workers": 1}, "nnodes": 0, "n_gpus_per_node": 1, "ray_resource": None},
+    },
+    "reward": {
+        "num_workers": 1, "reward_model": {"enable": False, "ray_resource": None}, "scorer_kwargs": {},
+        "reward_functions": {},
+    },
 }
 startup.start_ray(OmegaConf.create(config), lambda text: None)
 assert complete == [True], complete
