@@ -36,6 +36,20 @@ def open_paths(process: psutil.Process) -> frozenset[str]:
         return frozenset()
 
 
+def mapped_files(pid: int, folder: Path) -> dict[int, str]:
+    """Files in a folder that a process has mapped, by inode, with the name of each when it was opened.
+
+    The C library makes a semaphore under another name, removes that, and it is the one that the kernel shows. Empty if
+    the process has ended or belongs to another user.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = (line.split(maxsplit=5) for line in lines if f" {folder}/" in line)
+    return {int(inode): path for _, _, _, _, inode, path in found}
+
+
 def find_users(path: Path) -> list[int]:
     """Ids of the processes that have a file open, as far as this user can see them."""
     wanted = str(path.resolve())

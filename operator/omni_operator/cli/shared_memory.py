@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from .processes import open_paths
+from .processes import mapped_files, open_paths
 
 FOLDER = Path("/dev/shm")
 # Names of segments of Python's shared memory and semaphores, torch, Ray's object store, and weight updates.
@@ -52,18 +51,8 @@ def _names_in_use(folder: Path) -> frozenset[str]:
 
 
 def _mapped_inodes(folder: Path) -> frozenset[int]:
-    """Inodes of the files in `folder` that a process has mapped.
-
-    The C library makes a semaphore under a name that it then removes, and by which the kernel shows it.
-    """
-    found = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines():
-                _, _, _, _, inode, *path = line.split(maxsplit=5)
-                if path and path[0].startswith(f"{folder}/"):
-                    found.add(int(inode))
-    return frozenset(found)
+    """Inodes of the files in `folder` that a process has mapped."""
+    return frozenset(inode for pid in psutil.pids() for inode in mapped_files(pid, folder))
 
 
 def _files(folder: Path) -> list[tuple[str, int]]:

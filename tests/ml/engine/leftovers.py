@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from omni_operator.cli.processes import mapped_files
 from tests.ml.engine.replica_driver import SOON, TOKEN
-from tests.ml.engine.shared_memory import SharedMemoryWatch, mapped_by, users_of
+from tests.ml.engine.shared_memory import FOLDER, SharedMemoryWatch, users_of
 from verl_omni.weight_sync import transfer
 
 
@@ -52,7 +53,9 @@ class Leftovers:
         own = own_processes()
         left = self._watch.left(killed=killed)
         elsewhere = {file for file, pids in users_of(left).items() if pids - own}
-        removed = {path for pid in own for path in mapped_by(pid).values() if transfer.SEGMENT_PREFIX in path}
+        removed = {
+            path for pid in own for path in mapped_files(pid, FOLDER).values() if transfer.SEGMENT_PREFIX in path
+        }
         return found | dict.fromkeys((left - elsewhere) | removed, "shared memory")
 
 

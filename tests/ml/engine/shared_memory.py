@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from omni_operator.cli.processes import mapped_files
+
 FOLDER = Path("/dev/shm")
 POLL_S = 0.2
 LOOKS = 10  # for the process that has a new file open, which may be killed before the first
@@ -78,18 +80,5 @@ def users_of(paths: Iterable[str]) -> dict[str, set[int]]:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             inodes[path] = os.stat(path).st_ino
-    mapped = {pid: mapped_by(pid) for pid in psutil.pids()}
+    mapped = {pid: mapped_files(pid, FOLDER) for pid in psutil.pids()}
     return {path: {pid for pid, found in mapped.items() if inodes.get(path) in found} for path in paths}
-
-
-def mapped_by(pid: int) -> dict[int, str]:
-    """Files in shared memory that a process has mapped, by inode, with the name of each when it was opened.
-
-    The C library makes a semaphore under another name, removes that, and it is the one that the kernel shows.
-    """
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
-        return {}
-    found = (line.split(maxsplit=5) for line in lines if f"{FOLDER}/" in line)
-    return {int(inode): path for _, _, _, _, inode, path in found}
