@@ -35,12 +35,14 @@ class ServingPod:
         template: as in `PodGroup`.
         version: lowest weight version of its replicas, 0 for a judge's; None if it is not ready, or none of them
             serves.
+        scheduled: whether it has a node, or may still get one without a change of the cluster.
     """
 
     name: str
     created: datetime
     template: str
     version: int | None
+    scheduled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +85,30 @@ def find_steps(
     if cluster is None or cluster.deleting:
         return (), None
     found = [_find_step(cluster, policy, observed, now) for policy in facts.rolling]
-    # One that has passed is of a group that is paused, or whose new pods all serve.
-    wake = min((late for _, late in found if late and late > now), default=None)
+    # One that has passed is of a group that is paused, or of which new pods serve.
+    wake = min((late for _, deadlines in found for late in deadlines if late > now), default=None)
     return tuple(step for step, _ in found if step), wake
 
 
 def _find_step(
     cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation, now: datetime
-) -> tuple[ReplacementStep | None, datetime | None]:
+) -> tuple[ReplacementStep | None, list[datetime]]:
+    """The next step of a group, and times at which a deadline passes."""
     group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
     if group is None or not group.template:
-        return None, None
+        return None, []
     known = _known_pods(observed, cluster.attempt, group)
     if known is None:
-        return None, None
+        return None, []
     step = next_step(cluster, group, known, policy, now)
     if isinstance(step, ReplacePods):
         leaving = {pod.name for pod in pods if pod.group == group.name and (pod.deleting or pod.name in group.removed)}
         step = replace(step, removed=tuple(sorted({*step.removed, *leaving})))
     if isinstance(step, GiveUpTemplate):
         step = replace(step, text=_why_not_ready(cluster, group, pods, policy))
-    return step, group.replacing + policy.deadline if group.replacing else None
+    if not group.replacing:
+        return step, []
+    return step, [group.replacing + policy.deadline, *_deadlines(group, known, policy)]
 
 
 def next_step(
@@ -115,7 +120,10 @@ def next_step(
     if policy.template not in (group.template, group.refused):
         return StartReplacement(cluster, group)
     found = compare(group, pods)
-    if found.waited_for and group.replacing and now >= group.replacing + policy.deadline:
+    late = found.waited_for and group.replacing and now >= group.replacing + policy.deadline
+    # Where pods of the template serve, it is not the template's fault that a pod is missing or finds no node: a node
+    # was lost, or more pods were asked for than there is room for.
+    if late and (not found.current or any(now >= deadline for deadline in _deadlines(group, pods, policy))):
         return GiveUpTemplate(cluster, group)
     if not found.outdated:
         return FinishReplacement(cluster, group) if group.replacing and not found.waited_for else None
@@ -137,6 +145,12 @@ def compare(group: PodGroup, pods: Sequence[ServingPod]) -> Pods:
     missing = max(0, group.replicas - len(pods))
     waited_for = missing + len(pods) - len(outdated) - current
     return Pods(tuple(outdated), waited_for, current)
+
+
+def _deadlines(group: PodGroup, pods: Iterable[ServingPod], policy: RollingUpdate) -> list[datetime]:
+    """When the time of each pod passes that has the template and a node, and does not serve."""
+    waiting = (pod for pod in pods if pod.template == group.template and pod.version is None and pod.scheduled)
+    return [pod.created + policy.deadline for pod in waiting]
 
 
 def review_rolling(facts: JobFacts, observed: Observation, attempt: int) -> ConditionValue | None:
@@ -162,8 +176,10 @@ def _review_group(cluster: ObservedRayCluster, policy: RollingUpdate, observed: 
     outdated = _live(pods, group, outdated=True)
     if policy.template == group.template and not group.replacing and not outdated:
         return None
-    current = compare(group, known).current if known is not None and policy.template == group.template else 0
-    text = f"{current} of {group.replicas} {group.name} pods have the current spec and serve"
+    found = compare(group, known) if known is not None and policy.template == group.template else None
+    text = f"{found.current if found else 0} of {group.replicas} {group.name} pods have the current spec and serve"
+    if found and found.waited_for:
+        text += f", {found.waited_for} missing or not ready"
     if policy.paused:
         return false_because("RollingUpdatePaused", f"{text}; the annotation {policy.paused} pauses the others")
     if known is None:
@@ -185,7 +201,9 @@ def _known_pods(observed: Observation, attempt: int, group: PodGroup) -> list[Se
     if serving is None:
         return None
     return [
-        ServingPod(pod.name, pod.created, pod.template, serving.get(pod.address) if pod.ready else None)
+        ServingPod(
+            pod.name, pod.created, pod.template, serving.get(pod.address) if pod.ready else None, not pod.unschedulable
+        )
         for pod in _live(observed.pods_of(attempt), group)
     ]
 

@@ -13,7 +13,7 @@ from omni_operator.cluster.pod_replacement import change
 from omni_operator.status.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup, TrainerReport
 from omni_operator.status.rolling import find_steps
-from omni_operator.status.situation import ReplacePods
+from omni_operator.status.situation import GiveUpTemplate, ReplacePods
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DEADLINE = timedelta(seconds=100)
@@ -99,6 +99,13 @@ class World:
                 address=f"10.0.0.{self.made}",
             )  # fmt: skip
 
+    def scale(self, replicas: int) -> None:
+        self.replicas = self.group["replicas"] = replicas
+
+    def find_no_node(self, name: str) -> None:
+        if not self.pods[name].ready:
+            self.pods[name] = replace(self.pods[name], unschedulable="0/3 nodes are available")
+
     def delete(self, name: str) -> None:
         """A pod drains."""
         self.pods[name] = replace(self.pods[name], deleting=True)
@@ -111,7 +118,7 @@ class World:
         """A pod is ready, and its replica gets weights."""
         pod = self.pods[name]
         if pod.template != BAD and not pod.deleting:
-            self.pods[name] = replace(pod, ready=True)
+            self.pods[name] = replace(pod, ready=True, unschedulable="")
             self.versions[pod.address] = version
 
     def step(self) -> Any:
@@ -122,6 +129,11 @@ class World:
         step = steps[0] if steps else None
         if isinstance(step, ReplacePods):
             self.check(step, before)
+        if isinstance(step, GiveUpTemplate):
+            own = [pod for pod in before.pods if pod.template == self.pod_group.template and not pod.deleting]
+            late = [pod for pod in own if not pod.unschedulable and self.now >= pod.created + DEADLINE]
+            served = {pod.name for pod in own if pod.address in self.versions}
+            assert not served - set(self.pod_group.removed) or {pod.name for pod in late} - served, "pods that serve"
         if step is not None:
             patch = change(self.body, step, group_of(self.target, name=self.name), self.now)
             annotations = {**self.body["metadata"].get("annotations", {}), **patch["metadata"]["annotations"]}

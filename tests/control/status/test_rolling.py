@@ -102,6 +102,41 @@ def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -
     assert {pod.template for pod in world.pods.values()} == {"b"}
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_pods_without_a_node_do_not_count_where_others_with_the_spec_serve(served: bool) -> None:
+    """More pods than there is room for, in the middle of a replacement."""
+    world = World(2, 1, target="b")
+    for _ in range(2):
+        world.step()
+    world.kuberay()
+    world.gone("pod-1")
+    if served:
+        world.serve("pod-3", 2)
+    world.scale(4)
+    world.kuberay()
+    for name in ("pod-4", "pod-5"):
+        world.pods[name] = replace(world.pods[name], unschedulable="0/3 nodes are available")
+    world.now += 2 * DEADLINE
+    assert isinstance(world.step(), GiveUpTemplate) != served
+
+
+def test_a_pod_with_a_node_has_its_time_from_its_creation_on_where_others_with_the_spec_serve() -> None:
+    world = World(2, 1, target="b")
+    for _ in range(2):
+        world.step()
+    world.kuberay()
+    world.gone("pod-1")
+    world.serve("pod-3", 2)
+    world.now += DEADLINE
+    world.scale(3)
+    world.kuberay()
+    assert world.step() is None
+    _, wake = find_steps(world.facts, world.observed, 1, world.now)
+    assert wake == world.now + DEADLINE
+    world.now += DEADLINE
+    assert isinstance(world.step(), GiveUpTemplate)
+
+
 def test_after_several_changes_the_template_before_is_the_last_whose_pods_served() -> None:
     world = World(3, 1, target="b")
     replace_all(world)
@@ -204,7 +239,8 @@ def test_both_groups_are_replaced_each_with_its_own_report_and_annotations() -> 
     both = replace(parse_raycluster(body), attempt=1)
     assert found(both, REWARD_GROUP) == (
         [(FinishReplacement, REWARD_GROUP)],
-        "0 of 1 rollout pods have the current spec and serve; 1 of 1 reward pods have the current spec and serve",
+        "0 of 1 rollout pods have the current spec and serve, 1 missing or not ready; "
+        "1 of 1 reward pods have the current spec and serve",
     )
     assert found(both, ROLLOUT_GROUP)[0] == [(FinishReplacement, ROLLOUT_GROUP)]
 
@@ -222,4 +258,4 @@ def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> Non
     report = TrainerReport(attempt=1, at=START, replicas={}, judges={})
     found = review_rolling(facts, Observation(clusters=(cluster,), report=report), 1)
     assert found is not None and found.reason == "RollingUpdate"
-    assert found.message == "no image; 0 of 1 reward pods have the current spec and serve"
+    assert found.message == "no image; 0 of 1 reward pods have the current spec and serve, 1 missing or not ready"

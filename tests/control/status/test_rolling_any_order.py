@@ -47,6 +47,15 @@ class AnyOrder(RuleBasedStateMachine):
         if self.world.pods:
             self.world.gone(sorted(self.world.pods)[draw % len(self.world.pods)])
 
+    @rule(more=st.integers(1, 3))
+    def more_pods_are_asked_for(self, more: int) -> None:
+        self.world.scale(min(8, self.world.replicas + more))
+
+    @rule(draw=st.integers(0, 9))
+    def a_pod_finds_no_node(self, draw: int) -> None:
+        if self.world.pods:
+            self.world.find_no_node(sorted(self.world.pods)[draw % len(self.world.pods)])
+
     @rule(seconds=st.sampled_from([1, 60, 200]))
     def time_passes(self, seconds: int) -> None:
         self.world.now += timedelta(seconds=seconds)
