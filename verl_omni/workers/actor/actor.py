@@ -197,7 +197,7 @@ class DiffusionActor:
         learning, micro = self._learning(batch, objective), self._micro_batch(objective)
         loss = 0.0
         measured: dict[str, list[Tensor]] = {}
-        each_reduces = not self.config.fsdp_config.use_no_sync_for_gradient_accumulation
+        each_reduces = parallel.reduces_each_pass(self.config.fsdp_config, isinstance(self.module, experts.Experts))
         micro_batches = learning.split(micro)
         for number, chosen in enumerate(micro_batches, 1):
             part = _rows(batch, chosen, self.device)
