@@ -120,6 +120,20 @@ def test_an_update_trains_the_transformers_whose_steps_it_has(experts_folder: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_transformer_without_rows_keeps_its_weights(experts_folder: Path, kind: Any) -> None:
+    """Neither the momentum of earlier steps nor weight decay moves it."""
+    actor = make(experts_folder, CASES["adapters" if kind == "lora" else "all weights"])
+    for times, moved in ((HIGH, False), (MIXED, True), (HIGH, False), (HIGH, False)):
+        before = {name: tensor.clone() for name, tensor in actor.weights(kind)}
+        actor.update(batch(times), **SAMPLER)
+        after = dict(actor.weights(kind))
+        changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+        assert any(name in changed for name in of("transformer", after))
+        assert any(name in changed for name in of("transformer_2", after)) == moved
+
+
+@pytest.mark.slow
 def test_diffusers_loads_the_adapter_of_each(experts_folder: Path, tmp_path: Path) -> None:
     from diffusers import DiffusionPipeline
 

@@ -113,6 +113,7 @@ class TrainingState:
 
     def _state(self) -> dict[str, Any]:
         """The state as references: loading writes into its tensors."""
+        _create_missing_states(self.optimizer)
         old, average = self.policy.old, self.policy.average
         return {
             TRAINED: {name: parameter.detach() for name, parameter in self.policy.trained.items()},
@@ -141,6 +142,29 @@ class TrainingState:
             raise ValueError(
                 f"checkpoint {folder} has no average of the weights: actor.ema_decay was not set in its run"
             )
+
+
+def _create_missing_states(optimizer: torch.optim.Optimizer) -> None:
+    """Give weights that had no optimizer step yet the state that they have before their first one.
+
+    A checkpoint needs the states of all weights, because an optimizer that reads it has all of them. The step that
+    creates them has a learning rate of 0 and gradients of 0, so it changes no weight; its count is taken back.
+    """
+    groups = optimizer.param_groups
+    missing = [each for group in groups for each in group["params"] if each not in optimizer.state]
+    if not missing:
+        return
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    kept = [{name: group[name] for name in ("lr", "eps")} for group in groups]
+    for group in groups:
+        group.update(lr=0.0, eps=1.0)  # with an eps of 0, it would divide 0 by 0
+    optimizer.step()
+    for group, own in zip(groups, kept, strict=True):
+        group.update(own)
+    optimizer.zero_grad()
+    for parameter in missing:
+        optimizer.state[parameter]["step"].zero_()
 
 
 def _write(state: dict[str, Any], folder: Path, *, alone: bool, group: Any) -> None:
