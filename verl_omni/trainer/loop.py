@@ -202,7 +202,7 @@ class DiffusionTrainer:
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
         prompts = sample_generation.training_prompts(
             [self.train[row] for row in self.order.rows(step)], n=rollout.n, step=step, version=version,
-            seed=trainer.seed,
+            seed=trainer.seed if rollout.seed is None else rollout.seed,
         )  # fmt: skip
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.

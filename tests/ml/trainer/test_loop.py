@@ -136,6 +136,19 @@ def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_pa
         assert [line[name] for line in lines] == [row[name] for row in requested]
 
 
+def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_the_run_unless_given(
+    tmp_path: Path,
+) -> None:
+    def seeds(*overrides: str) -> list[int]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        trainer(folder / "run", f"trainer.rollout_data_dir={folder}", "trainer.seed=3", *overrides)._generate(1, 0)
+        return [json.loads(line)["seed"] for line in (folder / "1.jsonl").read_text().splitlines()]
+
+    name = "actor_rollout_ref.rollout.seed"
+    assert seeds() == seeds(f"{name}=3") == seeds(f"{name}=null")
+    assert not set(seeds(f"{name}=42")) & set(seeds())
+
+
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
     made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
     assert made._generate(1, 0).images is None
