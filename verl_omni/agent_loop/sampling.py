@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.reference_settings import Rejected, find_rule
-from verl_omni.utils.seeds import row_seed
+from verl_omni.utils.seeds import row_seed, sample_seeds
 
 
 def as_params(config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -44,16 +44,11 @@ def row_params(
         return [base | ({} if seeds is None else {"seed": int(seeds[row])}) for row in range(size)]
     base["global_steps"] = meta_info["global_steps"]
     indices = columns.get("_rollout_seed_global_idx")
-    derived = maybe_per_rollout_seeds(meta_info, size, indices)
-    if derived is None:
+    if maybe_per_rollout_seeds(meta_info, size, indices) is None:
         return [dict(base) for _ in range(size)]
-    if not rollout.algo.init_same_noise:
-        return [base | {"seed": derived[row]} for row in range(size)]
-    # The seed of a prompt's first sample draws the initial noise, the sample's own everything after it.
-    first = [int(index) - int(index) % rollout.n for index in (range(size) if indices is None else indices)]
-    shared = maybe_per_rollout_seeds(meta_info, size, first)
-    assert shared is not None
-    return [base | {"seed": shared[row], "sde_noise_seed": derived[row]} for row in range(size)]
+    rows = range(size) if indices is None else indices
+    run, same_noise = int(meta_info["rollout_seed"]), rollout.algo.init_same_noise
+    return [base | sample_seeds(run, int(row), rollout.n, same_noise=same_noise) for row in rows]
 
 
 def maybe_per_rollout_seeds(

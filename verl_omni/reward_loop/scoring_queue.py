@@ -25,6 +25,10 @@ class ScoringQueue:
     A scorer that takes lists is called once at a time, with all samples that wait, up to `batch_size`; it never waits
     for more. Other scorers get one sample a call, and several calls run at a time.
 
+    A plain function cannot be interrupted, so a call that has timed out counts as running until it returns. If such
+    calls occupy every thread, waiting samples wait for one of them for another `deadline_seconds`. Then they fail, as
+    do new ones, until a call returns.
+
     Args:
         scorer: a plain or an async function.
         settings: further arguments of each call.
@@ -46,8 +50,9 @@ class ScoringQueue:
         self._lists = takes_lists(scorer)
         self._batch_size = batch_size if self._lists else 1
         self._is_async = inspect.iscoroutinefunction(scorer)
-        self._free = 1 if self._lists else COROUTINES if self._is_async else THREADS
-        self._threads = None if self._is_async else ThreadPoolExecutor(self._free, thread_name_prefix="scorer")
+        self._free = self._limit = 1 if self._lists else COROUTINES if self._is_async else THREADS
+        self._stuck = 0  # calls that had not returned one more deadline after their own
+        self._threads = None if self._is_async else ThreadPoolExecutor(self._limit, thread_name_prefix="scorer")
         self._deadline = deadline_seconds
         self._waiting: deque[tuple[Mapping[str, Any], asyncio.Future[Any]]] = deque()
         self._calls: set[asyncio.Task[None]] = set()
@@ -59,7 +64,8 @@ class ScoringQueue:
             sample: arguments of a scorer that takes one sample.
 
         Raises:
-            TimeoutError: the scorer's call did not end within the deadline.
+            TimeoutError: the scorer's call did not end within the deadline, or calls that do not return occupy every
+                thread.
             ValueError: a scorer that takes lists did not return a result for each sample.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -73,6 +79,18 @@ class ScoringQueue:
             call = asyncio.ensure_future(self._run(chosen))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+        if self._stuck == self._limit:
+            for _, result in self._waiting:
+                if not result.done():
+                    result.set_exception(TimeoutError(self._text_of_stuck_calls()))
+            self._waiting.clear()
+
+    def _text_of_stuck_calls(self) -> str:
+        return (
+            f"no thread is free for the scorer: {self._stuck} of {self._limit} calls at a time have been running for "
+            f"more than {2 * self._deadline:g} s, twice reward.deadline_seconds; the function may wait for something "
+            "that never happens"
+        )
 
     def _next_batch(self) -> list[tuple[Mapping[str, Any], asyncio.Future[Any]]]:
         chosen: list[tuple[Mapping[str, Any], asyncio.Future[Any]]] = []
@@ -84,8 +102,9 @@ class ScoringQueue:
 
     async def _run(self, chosen: Sequence[tuple[Mapping[str, Any], asyncio.Future[Any]]]) -> None:
         results = [result for _, result in chosen]
+        call = asyncio.get_running_loop().create_task(self._call([sample for sample, _ in chosen]))
         try:
-            found = await self._within_deadline(self._call([sample for sample, _ in chosen]))
+            found = await self._within_deadline(call if self._is_async else asyncio.shield(call))
         except Exception as error:  # noqa: BLE001 - the caller of each sample gets it
             for result in results:
                 if not result.done():
@@ -95,8 +114,20 @@ class ScoringQueue:
                 if not result.done():
                     result.set_result(value)
         finally:
+            await self._wait_until_returned(call)
             self._free += 1
             self._start_calls()
+
+    async def _wait_until_returned(self, call: asyncio.Future[Any]) -> None:
+        """Wait for a call that may have timed out; after another deadline it counts as stuck."""
+        if call.done() or not (await asyncio.wait({call}, timeout=self._deadline))[1]:
+            return
+        self._stuck += 1
+        self._start_calls()
+        try:
+            await asyncio.wait({call})
+        finally:
+            self._stuck -= 1
 
     async def _within_deadline(self, call: Awaitable[Sequence[Any]]) -> Sequence[Any]:
         limit = self._timeout(self._deadline)

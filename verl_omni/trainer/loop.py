@@ -33,7 +33,7 @@ from verl_omni.trainer.replica_reports import JudgeReports, RunReports
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.metrics_writer import MetricsWriter
-from verl_omni.utils.seeds import hashed_seed, row_seed
+from verl_omni.utils.seeds import hashed_seed, sample_seeds
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -199,11 +199,11 @@ class DiffusionTrainer:
             self._publish(step - 1)
 
     def _generate(self, step: int, version: int) -> sample_generation.ScoredSamples:
+        trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
         prompts = sample_generation.training_prompts(
-            [self.train[row] for row in self.order.rows(step)],
-            n=self.config.actor_rollout_ref.rollout.n, step=step, version=version, seed=self.config.trainer.seed,
+            [self.train[row] for row in self.order.rows(step)], n=rollout.n, step=step, version=version,
+            seed=trainer.seed if rollout.seed is None else rollout.seed,
         )  # fmt: skip
-        trainer = self.config.trainer
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
         score = self._score_all if judges.sleeps(self.config) else None
@@ -213,8 +213,10 @@ class DiffusionTrainer:
         metrics.check_versions(samples.versions, version)
         if saved and samples.images is not None:
             texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
-            seeds = [row_seed(prompts.meta_info["rollout_seed"], row) for row in range(len(texts))]
-            drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
+            base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
+            seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
+            rows = zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)
+            drawn = [Sample(text, score=score, image=image, **own) for text, own, score, image in rows]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 

@@ -33,6 +33,7 @@ class Sample:
     score: float
     image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
     inputs: Sequence[Image.Image] = ()  # images of its prompt
+    sde_noise_seed: int | None = None  # of the noise after the initial one, if it has a seed of its own
 
 
 class RunFolder:
@@ -168,7 +169,8 @@ def _versions() -> dict[str, str]:
 def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None) -> None:
     """Write `<folder>/<step>.jsonl` and the pictures it names; an older file of the step is replaced.
 
-    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), `score` and `seed`.
+    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), `score` and `seed`, and
+    `sde_noise_seed` if the sample has one.
 
     Args:
         limit: how many of them, from the first; None: all.
@@ -181,5 +183,6 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
         Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
         lines.append({
             "step": step, "input": sample.prompt, "output": name, "score": sample.score, "seed": sample.seed,
+            **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
         })  # fmt: skip
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

@@ -55,7 +55,8 @@ class ScoredSamples:
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
     """Training batch: each prompt `n` times in a row, with what the seed of each row is derived from.
 
-    Seeds depend on the run's seed, the step and the row, so a resumed run draws the same samples.
+    Args:
+        seed: `rollout.seed`. Seeds depend on it, the step and the row, so a resumed run draws the same samples.
     """
     repeated = [row for row in rows for _ in range(n)]
     columns = _columns(repeated)

@@ -24,3 +24,16 @@ def row_seed(base: int, row: int) -> int:
     base, rows of different batches are as different as their bases.
     """
     return (base * SEED_STRIDE + row) % SEED_RANGE
+
+
+def sample_seeds(base: int, row: int, samples_per_prompt: int, *, same_noise: bool) -> dict[str, int]:
+    """`seed` of a row of a training batch, by the names of sampling parameters.
+
+    With `same_noise` it is that of the initial noise, one for all samples of a prompt, and `sde_noise_seed` is that of
+    the noise of the steps, the row's own. The first is none of the rows' own: a generator that starts again at the seed
+    of the initial noise would add that noise once more.
+    """
+    own = row_seed(base, row)
+    if not same_noise:
+        return {"seed": own}
+    return {"seed": row_seed(hashed_seed("initial noise", base), row - row % samples_per_prompt), "sde_noise_seed": own}

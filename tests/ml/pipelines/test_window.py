@@ -111,6 +111,8 @@ def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of
         request = SimpleNamespace(extra_args=row, num_inference_steps=STEPS, generator=generator)
         recorder = TrajectoryRecorder([request], torch.device("cpu"), steps=STEPS, dtype=torch.float32)
         initial = torch.randn(1, 2, 3, 3, generator=generator)
+        after_it = torch.randn(1, 2, 3, 3, generator=torch.Generator().manual_seed(row["sde_noise_seed"]))
+        assert not torch.equal(initial, after_it), "the steps would add the initial noise once more"
         return initial, recorder.denoise(lambda x, t: 0.5 * x, initial, SIGMAS[:-1] * 1000, SIGMAS, {})
 
     algo = {"init_same_noise": True, "noise_level": 0.7, "sde_window_size": 2, "sde_window_range": [0, 5]}
@@ -120,6 +122,7 @@ def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of
     assert all(not torch.equal(samples[0], other) for other in samples[1:])
     own = [row["seed"] for row in params(0, rows=4, n=2)]
     assert [row["sde_noise_seed"] for row in rows] == own, "windows and noise of the steps are as without the setting"
+    assert not {row["seed"] for row in rows} & set(own)
 
 
 def test_a_window_of_cps_that_holds_the_last_step_is_refused() -> None:

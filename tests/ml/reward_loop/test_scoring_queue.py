@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +99,59 @@ async def test_a_call_that_does_not_end_fails_and_the_next_ones_run() -> None:
     assert (found[0], found[2]) == (0, 2)
     assert isinstance(found[1], TimeoutError)
     assert str(found[1]) == "no score within 0.05 s (reward.deadline_seconds)"
+
+
+async def test_a_function_that_returns_after_its_deadline_delays_the_next_calls_and_fails_none_of_them() -> None:
+    """It keeps its thread until it returns, and the deadline of the next call begins after that."""
+    running, go = 0, threading.Event()
+    most = 0
+
+    def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> list[int]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if 0 in solution_images:
+            assert go.wait(60)
+        running -= 1
+        return list(solution_images)
+
+    limits: list[asyncio.Timeout] = []
+
+    def timeout(seconds: float) -> asyncio.Timeout:
+        """That of the first call is over at once."""
+        limits.append(asyncio.timeout(seconds if limits else 0))
+        return limits[-1]
+
+    on = queue(judge, batch_size=1, timeout=timeout)
+    first, *others = (asyncio.ensure_future(on.score(sample(number))) for number in range(4))
+    with pytest.raises(TimeoutError, match="no score within 600 s"):
+        await first
+    assert len(limits) == 1, "the deadline of another call began while the thread was occupied"
+    go.set()
+    assert await asyncio.gather(*others) == [1, 2, 3]
+    assert most == 1
+
+
+async def test_samples_fail_while_calls_that_do_not_return_occupy_every_thread() -> None:
+    go = threading.Event()
+
+    def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> list[int]:
+        if 0 in solution_images:
+            assert go.wait(60)
+        return list(solution_images)
+
+    on = queue(judge, batch_size=1, deadline_seconds=0.05)
+    try:
+        found = await scores(on, 3)
+        assert [type(each) for each in found] == [TimeoutError] * 3
+        assert "no thread is free for the scorer: 1 of 1 calls at a time" in str(found[1]) == str(found[2])
+        with pytest.raises(TimeoutError, match=r"more than 0\.1 s, twice reward\.deadline_seconds"):
+            await on.score(sample(3))
+    finally:
+        go.set()
+    while on._stuck:
+        await asyncio.sleep(0)
+    assert await on.score(sample(4)) == 4, "the function returned, so its thread is free again"
 
 
 async def test_the_scorers_own_timeout_keeps_its_text() -> None:

@@ -15,7 +15,8 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_omni.trainer import checkpoints, metrics, process_counts, settings
+from verl_omni.agent_loop.sampling import row_params
+from verl_omni.trainer import checkpoints, metrics, process_counts, sample_generation, settings
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
 from verl_omni.trainer.run_folder import RunFolder
 
@@ -122,6 +123,30 @@ def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path
             assert picture.size == (4, 4)
     assert sorted(path.name for path in evaluated.glob("*.jsonl")) == ["0.jsonl", "1.jsonl", "2.jsonl"]
     assert len((evaluated / "0.jsonl").read_text().splitlines()) == 2, "all of an evaluation"
+
+
+def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_path: Path) -> None:
+    name = "actor_rollout_ref.rollout.algo"
+    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
+    prompts = sample_generation.training_prompts(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
+    requested = row_params(made.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
+    made._generate(1, 0)
+    lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
+    for name in ("seed", "sde_noise_seed"):
+        assert [line[name] for line in lines] == [row[name] for row in requested]
+
+
+def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_the_run_unless_given(
+    tmp_path: Path,
+) -> None:
+    def seeds(*overrides: str) -> list[int]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        trainer(folder / "run", f"trainer.rollout_data_dir={folder}", "trainer.seed=3", *overrides)._generate(1, 0)
+        return [json.loads(line)["seed"] for line in (folder / "1.jsonl").read_text().splitlines()]
+
+    name = "actor_rollout_ref.rollout.seed"
+    assert seeds() == seeds(f"{name}=3") == seeds(f"{name}=null")
+    assert not set(seeds(f"{name}=42")) & set(seeds())
 
 
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:

@@ -318,6 +318,31 @@ def test_a_loaded_checkpoint_resumes_bit_exactly(model_folder: Path, tmp_path: P
         assert torch.equal(tensor, other), name
 
 
+def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folder: Path, tmp_path: Path) -> None:
+    """Moments and the place in the schedule are those of the checkpoint."""
+    schedule: dict[str, Any] = {"lr_scheduler_type": "cosine", "lr_warmup_steps": 3, "total_training_steps": 10}
+    first = DiffusionOptimizerConfig(lr=1e-2, weight_decay=0.1, **schedule)
+    one = make(model_folder, mini_batch=1, optim=first)
+    data = batch(one)
+    one.update(data, **SAMPLER)
+    one.save(tmp_path)
+    changed = DiffusionOptimizerConfig(
+        lr=1e-4, weight_decay=0.0, betas=(0.8, 0.95), override_optimizer_config={"eps": 1e-5}, **schedule
+    )
+    two = make(model_folder, mini_batch=1, optim=changed)
+    two.load(tmp_path)
+    (group,) = two.optimizer.param_groups
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.95), 1e-5, 0.0)
+    assert (two.scheduler.last_epoch, two.scheduler.base_lrs, group["initial_lr"]) == (2, [1e-4], 1e-4)
+    assert group["lr"] == two.scheduler.get_last_lr()[0] == pytest.approx(1e-4), "the third of three steps of warm-up"
+    for mine, other in zip(one.trained, two.trained, strict=True):
+        before, after = one.optimizer.state[mine], two.optimizer.state[other]
+        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    rates = [two.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
+    factors = [learning_rate_factor(step, changed) for step in range(2, 6)]
+    assert rates == pytest.approx([1e-4 * sum(factors[place : place + 2]) / 2 for place in (0, 2)])
+
+
 def test_weights_leave_in_the_dtype_of_the_engine(model_folder: Path) -> None:
     actor = make(model_folder, rank=0)
     sent, own = (dict(actor.weights("full", dtype=dtype)) for dtype in (torch.bfloat16, None))

@@ -121,8 +121,6 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([NFT, "actor_rollout_ref.rollout.algo.init_same_noise=true"], "would be the same"),
         (["actor_rollout_ref.rollout.algo.sde_contiguous=false",
           "actor_rollout_ref.rollout.algo.sample_strategy=progressive"], "a progressive window is contiguous"),
-        (["actor_rollout_ref.rollout.algo.init_same_noise=true", "actor_rollout_ref.rollout.seed=null"],
-         "needs a number"),
     ],
 )  # fmt: skip
 def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], said: str) -> None:

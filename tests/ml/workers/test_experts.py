@@ -21,6 +21,7 @@ SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 # Timesteps of the two recorded steps of each row. With 2 ranks, the first one has rows of high noise only.
 MIXED = torch.tensor([[950.0, 900.0], [940.0, 880.0], [870.0, 600.0], [800.0, 500.0]])
 HIGH = torch.tensor([[950.0, 900.0], [940.0, 880.0], [930.0, 890.0], [950.0, 875.0]])
+CROSSING = torch.tensor([[950.0, 600.0]] * ROWS)  # no rank needs the first one in the last pass
 
 
 class Scaled(nn.Module):
@@ -74,10 +75,10 @@ def batch(timesteps: Tensor) -> dict[str, Tensor]:
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
-    """An update with rows of both, and one with rows of high noise only."""
+    """Updates with rows of both, whose steps cross the boundary, and with rows of high noise only."""
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
     norms, weights = [], []
-    for times in (MIXED, HIGH):
+    for times in (MIXED, CROSSING, HIGH):
         rows = {name: tensor[share] for name, tensor in batch(times).items()}
         norms.append(actor.update(rows, **SAMPLER)["actor/grad_norm"])
         weights.append({name: tensor.clone() for name, tensor in actor.weights(kind)})
@@ -116,6 +117,20 @@ def test_an_update_trains_the_transformers_whose_steps_it_has(experts_folder: Pa
     end = dict(resumed.weights("lora"))
     assert all(torch.equal(tensor, end[name]) for name, tensor in actor.weights("lora"))
     assert any(not torch.equal(tensor, after[name]) for name, tensor in of("transformer_2", end).items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_transformer_without_rows_keeps_its_weights(experts_folder: Path, kind: Any) -> None:
+    """Neither the momentum of earlier steps nor weight decay moves it."""
+    actor = make(experts_folder, CASES["adapters" if kind == "lora" else "all weights"])
+    for times, moved in ((HIGH, False), (MIXED, True), (HIGH, False), (HIGH, False)):
+        before = {name: tensor.clone() for name, tensor in actor.weights(kind)}
+        actor.update(batch(times), **SAMPLER)
+        after = dict(actor.weights(kind))
+        changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+        assert any(name in changed for name in of("transformer", after))
+        assert any(name in changed for name in of("transformer_2", after)) == moved
 
 
 @pytest.mark.slow
@@ -159,16 +174,27 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_one_rank_with_fsdp2_gives_the_update_of_one_process(experts_folder: Path, name: str) -> None:
+    """Mixed precision shards over one rank; here in float32, so that results are comparable."""
+    mesh = parallel.mesh_of_one(torch.device("cpu"))
+    check_equal(*(updated(make(experts_folder, CASES[name], each), slice(ROWS)) for each in (None, mesh)))
+
+
+def check_equal(alone: dict[str, Any], found: dict[str, Any]) -> None:
+    assert found["norms"] == pytest.approx(alone["norms"], rel=1e-3)
+    for one, other in zip(alone["weights"], found["weights"], strict=True):
+        assert one.keys() == other.keys()
+        assert max((tensor - other[key]).abs().max().item() for key, tensor in one.items()) < 2e-5
+
+
+@pytest.mark.slow
 def test_ranks_with_rows_of_different_transformers_give_the_update_of_one_process(
     experts_folder: Path, run_ranks: Any
 ) -> None:
     found = torch.load(run_ranks(__file__, 2, experts_folder) / "found.pt")
     for name, adapter in CASES.items():
-        alone = updated(make(experts_folder, adapter), slice(ROWS))
-        assert found[name]["norms"] == pytest.approx(alone["norms"], rel=1e-3), name
-        for one, other in zip(alone["weights"], found[name]["weights"], strict=True):
-            assert one.keys() == other.keys()
-            assert max((tensor - other[key]).abs().max().item() for key, tensor in one.items()) < 2e-5, name
+        check_equal(updated(make(experts_folder, adapter), slice(ROWS)), found[name])
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class StepwiseSD3(StepwiseSampling):
             negative_prompt_embeds=input_batch.negative_prompt_embeds,
             negative_pooled_prompt_embeds=_stacked(states, "negative_pooled_prompt_embeds"),
             do_true_cfg=input_batch.do_true_cfg,
-            guidance_scale=states[0].sampling.guidance_scale,
+            guidance_scale=states[0].sampling.guidance_scale,  # `StepBatchSamplingParamsKey`: one in a batch
         )
 
     def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:

@@ -21,7 +21,7 @@ from verl_omni.trainer.memory_estimate.sharding import (
     gradient_bytes,
     shard_bytes,
 )
-from verl_omni.workers.actor import build, precision, shard_loading
+from verl_omni.workers.actor import build, parallel, precision, shard_loading
 from verl_omni.workers.actor.precision import float32_parts
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -97,7 +97,7 @@ def measure(
         base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
         reference = shard_bytes(list(base.parameters()), sharding.shards)  # it shares the buffers
     found = micro_batch.run(config, model, module, base, sample, sharding)
-    once = settings.actor.fsdp_config.use_no_sync_for_gradient_accumulation and found.passes > 1
+    once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
     shard = shard_bytes(trained, sharding.shards)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
     # As `engine_workers` sends: an adapter in its own dtype, all parameters in that of the engine.

@@ -197,7 +197,7 @@ class DiffusionActor:
         learning, micro = self._learning(batch, objective), self._micro_batch(objective)
         loss = 0.0
         measured: dict[str, list[Tensor]] = {}
-        each_reduces = not self.config.fsdp_config.use_no_sync_for_gradient_accumulation
+        each_reduces = parallel.reduces_each_pass(self.config.fsdp_config, isinstance(self.module, experts.Experts))
         micro_batches = learning.split(micro)
         for number, chosen in enumerate(micro_batches, 1):
             part = _rows(batch, chosen, self.device)
@@ -222,15 +222,12 @@ class DiffusionActor:
     def _take_step(self) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, or skip it if they are not finite.
 
-        All ranks have the same norm, so they skip the same steps.
+        All ranks have the same norm, so they skip the same steps. Weights without a gradient stay as they are: a
+        transformer that no rank had rows for is moved neither by earlier momentum nor by weight decay.
 
         Raises:
             FloatingPointError: too many steps in a row were skipped.
         """
-        if isinstance(self.module, experts.Experts):
-            for parameter in self.trained:
-                if parameter.grad is None:  # of one that had no rows: without states of its own it could not resume
-                    parameter.grad = torch.zeros_like(parameter)
         norm = float(build.gather(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
         finite = math.isfinite(norm)

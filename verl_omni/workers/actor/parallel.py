@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from verl_omni.workers.actor.precision import Precision, float32_parts
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
+from verl_omni.workers.config import DiffusionFSDPConfig
 
 GRAPHS = 64  # of one class of layers; torch's limit of 8 is for functions whose recompilation is a mistake
 
@@ -145,6 +146,15 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+def reduces_each_pass(fsdp: DiffusionFSDPConfig, several_transformers: bool) -> bool:
+    """Whether every backward pass of an optimizer step reduces gradients over the ranks, or the last one only.
+
+    Of a model with several transformers every pass does, whatever `use_no_sync_for_gradient_accumulation` says: FSDP2
+    reduces what has accumulated in a backward pass of the same transformer, and the last one may not need it.
+    """
+    return several_transformers or not fsdp.use_no_sync_for_gradient_accumulation
 
 
 def require_reduction(module: nn.Module, wanted: bool) -> None:

@@ -41,7 +41,7 @@ class TrainingState:
 
     policy: Policy
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scheduler: torch.optim.lr_scheduler.LambdaLR
     generator: torch.Generator
     mesh: DeviceMesh | None
     _groups: list[Any] = field(default_factory=list)  # that of writes in the background, once there was one
@@ -78,6 +78,9 @@ class TrainingState:
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote, with any number of ranks. A collective: every rank calls it.
 
+        Learning rate, betas, eps and weight decay are not read: those of the optimizer's settings stay, and the
+        schedule continues with them at the step of the checkpoint.
+
         Raises:
             FileNotFoundError: the checkpoint does not exist.
             ValueError: it was written by a model with other trained weights, or without an old policy or an average.
@@ -86,17 +89,31 @@ class TrainingState:
             raise FileNotFoundError(f"{folder} has no training state")
         state = self._state()
         self._check_names(folder, state)
+        options = [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
         with _quiet():
             dcp.load(state, checkpoint_id=folder, no_dist=self.mesh is None)
         self.policy.reshard()
         set_optimizer_state_dict(self.policy.module, self.optimizer, state[OPTIMIZER], options=_SHARDED)
         rest = state[REST]
-        self.scheduler.load_state_dict(rest["scheduler"])
+        self._restore_schedule(rest["scheduler"], options)
         self.generator.set_state(rest["generator"])
         torch.set_rng_state(rest["torch"])
 
+    def _restore_schedule(self, stored: dict[str, Any], options: list[dict[str, Any]]) -> None:
+        """Continue the schedule at the stored step, with the base learning rates and other options of the settings."""
+        rates = [
+            base * factor(stored["last_epoch"])
+            for base, factor in zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
+        ]
+        self.scheduler.load_state_dict({**stored, "base_lrs": self.scheduler.base_lrs, "_last_lr": rates})
+        for group, own, rate in zip(self.optimizer.param_groups, options, rates, strict=True):
+            group.update(own, lr=rate)
+
     def _state(self) -> dict[str, Any]:
         """The state as references: loading writes into its tensors."""
+        _create_missing_states(self.optimizer)
         old, average = self.policy.old, self.policy.average
         return {
             TRAINED: {name: parameter.detach() for name, parameter in self.policy.trained.items()},
@@ -125,6 +142,29 @@ class TrainingState:
             raise ValueError(
                 f"checkpoint {folder} has no average of the weights: actor.ema_decay was not set in its run"
             )
+
+
+def _create_missing_states(optimizer: torch.optim.Optimizer) -> None:
+    """Give weights that had no optimizer step yet the state that they have before their first one.
+
+    A checkpoint needs the states of all weights, because an optimizer that reads it has all of them. The step that
+    creates them has a learning rate of 0 and gradients of 0, so it changes no weight; its count is taken back.
+    """
+    groups = optimizer.param_groups
+    missing = [each for group in groups for each in group["params"] if each not in optimizer.state]
+    if not missing:
+        return
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    kept = [{name: group[name] for name in ("lr", "eps")} for group in groups]
+    for group in groups:
+        group.update(lr=0.0, eps=1.0)  # with an eps of 0, it would divide 0 by 0
+    optimizer.step()
+    for group, own in zip(groups, kept, strict=True):
+        group.update(own)
+    optimizer.zero_grad()
+    for parameter in missing:
+        optimizer.state[parameter]["step"].zero_()
 
 
 def _write(state: dict[str, Any], folder: Path, *, alone: bool, group: Any) -> None:

@@ -158,8 +158,6 @@ def _noise_conflicts(config: DictConfig) -> Sequence[str]:
             f"{ROLLOUT}.algo.init_same_noise: without noise in the steps (algo.noise_level=0), all samples of a prompt "
             "would be the same; write false"
         )
-    if rollout.algo.init_same_noise and rollout.seed is None:
-        found.append(f"{ROLLOUT}.algo.init_same_noise: needs a number in {ROLLOUT}.seed, from which the noise is drawn")
     return found
 
 

@@ -161,7 +161,8 @@ class DiffusionFSDPConfig(BaseConfig):
             state are always float32. None: frozen weights have the dtype of `mixed_precision.param_dtype`.
         mixed_precision: precision of the forward and backward pass.
         use_no_sync_for_gradient_accumulation: reduce gradients over the ranks once in an optimizer step. False: after
-            each micro-batch, which needs no memory for the whole gradient on each rank.
+            each micro-batch, which needs no memory for the whole gradient on each rank. A model with two transformers
+            always does the latter.
         fsdp_size: ranks that share one copy of the weights, a divisor of all ranks (HSDP); -1: all ranks.
         ulysses_sequence_parallel_size: ranks that share the sequence of each sample, a divisor of all ranks (Ulysses);
             they train on the same rows, and data is divided over the groups.

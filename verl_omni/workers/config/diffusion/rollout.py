@@ -128,6 +128,7 @@ class DiffusionRolloutConfig(RolloutConfig):
     """verl's rollout settings, extended by those of a diffusion engine.
 
     Attributes:
+        seed: determines the noise of training samples; None: that of the run (`trainer.seed`).
         rollout_attn_backend: attention backend of the pipeline, by vLLM-Omni's name, unless `engine_kwargs.vllm_omni`
             sets one.
         step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
 MEDIA = ("video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
+SEEDS = frozenset({"seed", "sde_noise_seed"})  # sampling parameters that differ between samples of a prompt
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
@@ -191,7 +192,7 @@ def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     """Keys of the prompt and of the negative prompt; None for prompts with videos, audio, or images that are not PIL's.
 
     Requests with the same key have the same embeddings and input images. The key covers all sampling parameters but the
-    seed, because they decide how long embeddings are and whether there are negative ones.
+    seeds, because they decide how long embeddings are and whether there are negative ones.
 
     Args:
         arguments: those of `vLLMOmniHttpServer.generate`.
@@ -199,7 +200,7 @@ def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     images = arguments.get("image_data") or []
     if any(arguments.get(name) is not None for name in MEDIA) or not all(isinstance(one, Image) for one in images):
         return None
-    params = {name: value for name, value in (arguments.get("sampling_params") or {}).items() if name != "seed"}
+    params = {name: value for name, value in (arguments.get("sampling_params") or {}).items() if name not in SEEDS}
     given = {name: value for name, value in arguments.items() if name not in PER_SAMPLE and value is not None}
     negative = {name: value for name, value in given.items() if name.startswith("negative")}
     positive = {name: value for name, value in given.items() if name not in negative}
