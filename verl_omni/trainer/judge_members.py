@@ -51,6 +51,11 @@ class JudgeMembers:
         with self._lock:
             return list(self.serving)
 
+    def serves(self, replica: Any) -> bool:
+        """Whether a replica gets questions."""
+        with self._lock:
+            return replica in self.serving
+
     def join(self, replica: Any, times: JoinTimes) -> None:
         """Send a started replica questions."""
         with self._lock:

@@ -59,7 +59,7 @@ class ReplicaUpdates:
         patience: seconds that an update waits for `least` replicas (`rollout.deadline_seconds`).
         reports: what hears of replicas that join and leave.
         left: replicas that serve no more, whose processes are still to be stopped.
-        clock: seconds, for the reports.
+        clock: seconds.
     """
 
     transport: Transport
@@ -80,18 +80,20 @@ class ReplicaUpdates:
         """Send the policy to all replicas at the same time, also to those that join.
 
         Raises:
-            TooFewReplicas: fewer than `least` replicas have this version, and no others joined within `patience`.
+            TooFewReplicas: fewer than `least` replicas have this version, `patience` after the first were sent it.
             Any error of the trainer's ranks.
         """
         with self._changed:
             self._send(global_steps, [*self.replicas, *self._joining])
             if len(self.replicas) < self.least:
                 self.reports.waiting(len(self.replicas), self.least)
+            until = self.clock() + self.patience  # also for replicas that join and fail, one after the other
             while len(self.replicas) < self.least:
-                if not self._changed.wait_for(lambda: self._joining, self.patience):
+                left = until - self.clock()
+                if left <= 0 or not self._changed.wait_for(lambda: self._joining, left):
                     raise TooFewReplicas(
-                        f"{len(self.replicas)} rollout replicas are left, rollout.min_replicas is {self.least}, and no "
-                        f"other one joined within {self.patience:g} s (rollout.deadline_seconds): "
+                        f"{len(self.replicas)} rollout replicas are left, rollout.min_replicas is {self.least}, and "
+                        f"not enough others joined within {self.patience:g} s (rollout.deadline_seconds): "
                         f"{'; '.join(self._reasons) or 'none was lost'}"
                     )
                 self._send(global_steps, list(self._joining))
@@ -123,6 +125,11 @@ class ReplicaUpdates:
         """The replicas that serve, and those that join with the next update."""
         with self._changed:
             return [*self.replicas, *self._joining]
+
+    def serves(self, replica: Any) -> bool:
+        """Whether an update has reached a replica, and it has not been lost since."""
+        with self._changed:
+            return replica in self.replicas
 
     def join(self, replica: Any, times: JoinTimes) -> None:
         """Add a started replica, which serves once an update has reached it."""

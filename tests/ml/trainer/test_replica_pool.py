@@ -172,10 +172,55 @@ def test_a_run_ends_with_the_reasons_when_no_replica_joins_in_time() -> None:
     with pytest.raises(TooFewReplicas) as caught:
         pool.updates.update_weights(1)
     assert str(caught.value) == (
-        "[TooFewReplicas] 1 rollout replicas are left, rollout.min_replicas is 2, and no other one joined within 0 s "
-        "(rollout.deadline_seconds): replica 1 serves no more: version 1 did not reach it: no answer"
+        "[TooFewReplicas] 1 rollout replicas are left, rollout.min_replicas is 2, and not enough others joined within "
+        "0 s (rollout.deadline_seconds): replica 1 serves no more: version 1 did not reach it: no answer"
     )
     assert set(memory.router) == {"host:0"}, "it must not serve in any case"
+
+
+def test_an_update_ends_in_time_when_each_new_replica_starts_and_fails_it() -> None:
+    memory, now = Memory(), [0.0]
+    updates = pool_of(memory, 1, patience=60.0, clock=lambda: now[0]).updates
+    memory.replicas[0].takes = False
+    send, late = memory.send, iter(range(1, 100))
+
+    def send_and_join_another(version: int, replicas: Any) -> dict[int, str]:
+        now[0] += 25.0
+        updates.join(Replica(rank := next(late), rank, takes=False), JoinTimes(0.0, 0.0))
+        return send(version, replicas)
+
+    memory.send = send_and_join_another  # type: ignore[method-assign]
+    with pytest.raises(TooFewReplicas, match=r"not enough others joined within 60 s .*replica 3 serves no more"):
+        updates.update_weights(1)
+    assert [ranks for _, ranks in memory.sent[1:]] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_replica_that_starts_and_fails_its_first_update_is_one_that_did_not_start() -> None:
+    memory, now = Memory(), [0.0]
+    pool = pool_of(memory, 1, clock=lambda: now[0])
+    memory.nodes[1] = "ready"
+    memory.make = lambda rank, node: Replica(rank, node, takes=False)
+    tried = []
+    for version in range(1, 40):
+        before = len(memory.replicas)
+        pool.look()
+        if len(memory.replicas) > before:
+            tried.append(now[0])
+        pool.updates.update_weights(version)
+        now[0] += RETRY_SECONDS
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    assert pauses[:4] == [20.0, 30.0, 50.0, 90.0], "the pause begins with the next look"
+    reports: Any = pool.updates.reports
+    assert "replica 1 started, and was lost before it served, next try in 10 s" in reports.lines
+    memory.make, now[0] = Replica, 1e4
+    pool.look()
+    pool.updates.update_weights(40)
+    pool.look()
+    del memory.nodes[1]
+    memory.nodes[2] = "ready"
+    for _ in range(2):
+        pool.look()
+    assert len(pool.updates.all()) == 2, "after a replica that served, the next one starts at once"
 
 
 def test_a_replica_that_does_not_start_is_tried_again_after_longer_and_longer_pauses() -> None:
