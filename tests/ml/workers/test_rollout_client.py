@@ -184,6 +184,23 @@ async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sa
     assert (await ask(client)).extra_fields["global_steps"] == 4
 
 
+async def test_a_sample_that_ends_each_replica_in_turn_fails_with_their_reasons() -> None:
+    from ray.exceptions import ActorDiedError
+
+    pool = Pool(r0=ActorDiedError())
+
+    def replaced(names: list[str]) -> None:
+        for name in names:
+            pool.servers.pop(name)
+        pool.servers[f"r{len(pool.asked)}"] = ActorDiedError()
+
+    pool.remove_servers = Call(replaced)
+    with pytest.raises(ReplicaCallFailed, match=r"^6 rollout replicas were lost.*: replica r3: .*; replica r5: .*died"):
+        await ask(of_pool(pool, least=1))
+    assert pool.asked == [f"r{number}" for number in range(rollout_client.LOSSES_OF_A_SAMPLE + 1)]
+    assert list(pool.servers) == ["r6"], "the last one is left to other samples"
+
+
 async def test_requests_wait_for_a_replica_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import ActorDiedError, ObjectLostError
 

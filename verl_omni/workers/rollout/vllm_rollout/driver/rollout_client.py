@@ -22,6 +22,9 @@ from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaEr
 
 logger = logging.getLogger(__name__)
 NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
+# Of its replica, that a sample survives: each old pod of a rolling update may take it along once. A sample that ends
+# every engine it is sent to would otherwise end all of them, and those that replace them.
+LOSSES_OF_A_SAMPLE, REASONS_SHOWN = 5, 3
 MEDIA = ("video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 
@@ -34,7 +37,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     deadline does not depend on the batch size.
 
     Of standalone replicas, one that is gone or silent leaves the router, and others generate its samples again, with
-    the same seeds. While the router has none, requests wait for one to join.
+    the same seeds. While the router has none, requests wait for one to join. A sample that loses its replica more than
+    `LOSSES_OF_A_SAMPLE` times fails.
 
     Args:
         waits: whether a replica may join that has the weights which these requests are for.
@@ -87,13 +91,22 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             ReplicaError: the replica's engine failed.
             ReplicaLost: a replica on the trainer's accelerators died, or sent nothing for `rollout.deadline_seconds`.
             TooFewReplicas: all standalone replicas did.
-            ReplicaCallFailed: the replica raised another error.
+            ReplicaCallFailed: the replica raised another error, or more than `LOSSES_OF_A_SAMPLE` standalone replicas
+                were lost with this sample.
         """
+        losses: list[ReplicaLost] = []
         while True:
             try:
                 return await self._generate_once(request_id, **kwargs)
             except ReplicaLost as lost:
                 await self._leave_out(lost)
+                losses.append(lost)
+                if len(losses) > LOSSES_OF_A_SAMPLE:
+                    last = "; ".join(str(each) for each in losses[-REASONS_SHOWN:])
+                    raise ReplicaCallFailed(
+                        f"{len(losses)} rollout replicas were lost, one after the other, while they generated this "
+                        f"sample, and it is sent to no other one; the last of them: {last}"
+                    ) from lost
 
     async def _leave_out(self, lost: ReplicaLost) -> None:
         """Take a lost replica from the router.
