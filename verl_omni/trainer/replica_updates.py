@@ -25,7 +25,7 @@ class Transport(Protocol):
     """Calls to replicas and to the router. Each has a deadline."""
 
     def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
-        """Rank and reason of each replica of which a process does not answer."""
+        """Rank and reason of each replica of which a process does not answer, or whose engine has ended."""
 
     def send(self, version: int, replicas: Sequence[Any]) -> dict[int, str]:
         """Send the trainer's weights; rank and reason of each replica that did not take them.

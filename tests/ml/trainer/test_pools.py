@@ -173,7 +173,9 @@ def manager(
     made = [
         SimpleNamespace(
             replica_rank=rank, server_address=f"host:{rank}",
-            server_handle=SimpleNamespace(name=f"handle {rank}", get_global_steps=Calls(4)),
+            server_handle=SimpleNamespace(
+                name=f"handle {rank}", get_global_steps=Calls(4), check_engine=Calls("ok")
+            ),
             workers=[SimpleNamespace(ready=Calls(ready), receive_weights=Calls(received))],
         )
         for rank, (ready, received) in enumerate(replicas)
@@ -213,6 +215,15 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
         for rank, reason in enumerate(reasons, start=1)
     ]
     assert [each.replica_rank for each in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
+
+
+def test_a_replica_whose_engine_ended_while_it_was_idle_gets_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"))
+    ended = updates.replicas[1]
+    ended.server_handle.check_engine.value = GONE
+    updates.update_weights(4)
+    assert ranks(updates) == [0] and ended.workers[0].receive_weights.arguments == []
+    assert updates.take_left() == [ended]
 
 
 def test_a_replica_that_was_silent_serves_again_when_it_has_the_version(monkeypatch: pytest.MonkeyPatch) -> None:

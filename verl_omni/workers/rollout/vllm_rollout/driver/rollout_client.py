@@ -18,7 +18,7 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
+from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaError, ReplicaLost
 
 logger = logging.getLogger(__name__)
 NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
@@ -36,9 +36,9 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
     deadline does not depend on the batch size.
 
-    Of standalone replicas, one that is gone or silent leaves the router, and others generate its samples again, with
-    the same seeds. While the router has none, requests wait for one to join. A sample that loses its replica more than
-    `LOSSES_OF_A_SAMPLE` times fails.
+    Of standalone replicas, one that is gone or silent, or whose engine has ended, leaves the router, and others
+    generate its samples again, with the same seeds. While the router has none, requests wait for one to join. A sample
+    that loses its replica more than `LOSSES_OF_A_SAMPLE` times fails.
 
     Args:
         waits: whether a replica may join that has the weights which these requests are for.
@@ -88,7 +88,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             The sample; its `extra_fields["prompt_keys"]` are those of `prompt_keys`, unless they are None.
 
         Raises:
-            ReplicaError: the replica's engine failed.
+            ReplicaError: the replica's engine failed, or, on the trainer's accelerators, has ended.
             ReplicaLost: a replica on the trainer's accelerators died, or sent nothing for `rollout.deadline_seconds`.
             TooFewReplicas: all standalone replicas did.
             ReplicaCallFailed: the replica raised another error, or more than `LOSSES_OF_A_SAMPLE` standalone replicas
@@ -127,7 +127,10 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             raise
         except ReplicaError as error:
             # It names the replica already. Ray's wrapper would add the text of the whole traceback.
-            raise getattr(error, "cause", error) from error
+            own = getattr(error, "cause", error)
+            if self._standalone and isinstance(own, EngineDead):
+                raise ReplicaLost(self._in_flight[request_id][0], f"its engine has ended: {own.reason}") from error
+            raise own from error
         except Exception as error:
             if (sent := self._in_flight.get(request_id)) is None:
                 raise  # no replica was acquired
