@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig
 from verl import DataProto
@@ -37,7 +37,8 @@ from verl_omni.utils.seeds import hashed_seed, row_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 from verl_omni.workers.algorithms.base import training_algorithm
 
-LOSSES_OF_ALL_REPLICAS = 3  # that a batch survives; more often, something is wrong that others would meet too
+T = TypeVar("T")
+LOSSES_OF_ALL_REPLICAS = 3  # that a batch, or an evaluation, survives; after more, others would meet what is wrong too
 
 
 class Interrupted(Exception):
@@ -186,17 +187,33 @@ class DiffusionTrainer:
 
     def _take(self, ahead: generation_ahead.GenerationAhead[Any], step: int) -> sample_generation.ScoredSamples:
         """The batch of a step; if all replicas are lost, others generate it with the current weights."""
+
+        def take() -> sample_generation.ScoredSamples:
+            ahead.start(step - 1)
+            found: sample_generation.ScoredSamples = ahead.take(step)
+            return found
+
+        return self._with_others(take, step - 1)
+
+    def _with_others(self, generate: Callable[[], T], version: int) -> T:
+        """Repeat what all replicas were lost in, once others have the weights, which are those of this version.
+
+        For the asynchronous mode, in which requests do not wait for a replica that joins.
+
+        Raises:
+            TooFewReplicas: no others joined in time.
+            Exception: what `generate` raised, also the loss of all replicas after `LOSSES_OF_ALL_REPLICAS` others.
+        """
         losses = 0
         while True:
-            ahead.start(step - 1)
             try:
-                return ahead.take(step)
+                return generate()
             except Exception as error:
                 losses += 1
                 if losses > LOSSES_OF_ALL_REPLICAS or not is_loss_of_replicas(error):
                     raise
             self.folder.event("phase", text="all rollout replicas are lost: waiting for others")
-            self._publish(step - 1)
+            self._publish(version)
 
     def _generate(self, step: int, version: int) -> sample_generation.ScoredSamples:
         prompts = sample_generation.training_prompts(
@@ -275,8 +292,13 @@ class DiffusionTrainer:
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
             score = self._score_all if judges.sleeps(self.config) else None
-            with self._joining(step):
-                found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+
+            def generate() -> sample_generation.ScoredSamples:
+                with self._joining(step):
+                    return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+
+            waits = generation_ahead.batches_ahead(self.config) == 0  # the requests themselves do, for others to join
+            found = generate() if waits else self._with_others(generate, step)
             metrics.check_versions(found.versions, step)
             if not self._awake:
                 self._publish(step)
