@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, host_of
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
 
 
 class JudgeRouting(Protocol):
@@ -85,11 +86,14 @@ class JudgeMembers:
             found, self.left = self.left, []
             return found
 
-    def looked(self) -> None:
+    def looked(self, places: Mapping[str, int]) -> None:
         """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
 
         The others serve, with the only version of a judge's weights: 0. What is reported of the questions is their peak
         since the last look, because a judge may answer a whole batch between two.
+
+        Args:
+            places: see `versions_of_hosts`.
         """
         with self._lock:
             failed, dead = self.routing.failed(), self.routing.dead(self.serving)
@@ -97,5 +101,5 @@ class JudgeMembers:
                 reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
                 if reason:
                     self.lose(replica, reason)
-            self.reports.versions({host_of(each.server_address): 0 for each in self.serving})
+            self.reports.versions(versions_of_hosts([(each.server_address, 0) for each in self.serving], places))
             self.reports.queued(self.routing.peak())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
@@ -26,11 +26,13 @@ class Room:
         replicas: how many have a place on nodes that are alive and not being removed, those that run counted too.
         gone: ranks of replicas whose node is not alive.
         leaving: ranks of replicas whose node is being removed.
+        hosts: how many of `replicas` have a place on each host, by its address; empty where they may be on any node.
     """
 
     replicas: int
     gone: frozenset[int] = frozenset()
     leaving: frozenset[int] = frozenset()
+    hosts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class ReplicaPool(Generic[M]):
     minutes. Ranks are never used twice, so the named actors of a replica that is gone are in no one's way.
 
     Args:
-        looked: called at the end of each look.
+        looked: called at the end of each look, with `Room.hosts`.
         noun: what a replica is called in messages.
     """
 
@@ -111,7 +113,7 @@ class ReplicaPool(Generic[M]):
         launcher: Launcher,
         first_rank: int,
         *,
-        looked: Callable[[], None],
+        looked: Callable[[Mapping[str, int]], None],
         noun: str = "replica",
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Callable[[], None]], None] | None = None,
@@ -173,7 +175,7 @@ class ReplicaPool(Generic[M]):
             first, self._rank = self._rank, self._rank + missing
         for rank in range(first, first + missing):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
-        self._looked()
+        self._looked(room.hosts)
 
     def _prove(self) -> None:
         """Start without a pause again once a replica that was started serves."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, host_of
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
@@ -108,18 +108,19 @@ class ReplicaUpdates:
             self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
             return list(found.values())
 
-    def versions_by_host(self) -> dict[str, int]:
-        """Lowest version that an update has brought to the replicas of each host; hosts without one are left out.
+    def versions_by_host(self, places: Mapping[str, int]) -> dict[str, int]:
+        """Lowest version that an update has brought to the replicas of each host on which all serve.
 
         A host is the address of its node, in a cluster that of the pod. Asks no replica.
+
+        Args:
+            places: see `versions_of_hosts`.
         """
-        found: dict[str, int] = {}
         with self._changed:
-            for each in self.replicas:
-                if (version := self._held.get(each.replica_rank)) is not None:
-                    host = host_of(each.server_address)
-                    found[host] = min(version, found.get(host, version))
-        return found
+            held = [(each, self._held.get(each.replica_rank)) for each in self.replicas]
+            return versions_of_hosts(
+                [(each.server_address, version) for each, version in held if version is not None], places
+            )
 
     def all(self) -> list[Any]:
         """The replicas that serve, and those that join with the next update."""
@@ -185,14 +186,15 @@ class ReplicaUpdates:
             elif not self.replicas:
                 self.reports.waiting(0, self.least)
 
-    def looked(self, queued: int) -> None:
+    def looked(self, queued: int, places: Mapping[str, int]) -> None:
         """What the pool does at the end of each look: let replicas serve, and report.
 
         Args:
             queued: number of samples that are not generated yet.
+            places: see `versions_of_hosts`.
         """
         self.admit()
-        self.reports.versions(self.versions_by_host())
+        self.reports.versions(self.versions_by_host(places))
         self.reports.queued(queued)
 
     def _send(self, version: int, replicas: Sequence[Any]) -> None:

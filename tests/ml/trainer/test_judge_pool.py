@@ -204,15 +204,19 @@ def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_
 
 
 def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_waited() -> None:
-    memory = Memory(peaks=[7, 2])
+    memory = Memory(peaks=[7, 4, 2])
     pool, folder = pool_of(memory, 2)
     found: list[tuple[str, Any]] = []
     pool.updates.reports = JudgeReports(folder, MetricsWriter(), lambda name, value: found.append((name, value)))
     pool.look()
+    memory.hosts["host"] = 3
+    pool.look()
+    memory.hosts["host"] = 2
     memory.replicas[0].alive = memory.replicas[1].alive = False
     pool.look()
     assert found == [
         ("reward/replica_versions", {"host": 0}), ("reward/queued_requests", 7),
+        ("reward/replica_versions", {}), ("reward/queued_requests", 4),
         ("reward/replica_versions", {}), ("reward/queued_requests", 2),
     ]  # fmt: skip
 

@@ -266,6 +266,27 @@ def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]
         startup.start_ray(settings.load([*REQUIRED, *overrides]), lambda _: None)
 
 
+@pytest.mark.parametrize(("pinned", "hosts"), [(True, {"10.0.0.7": 3, "10.0.0.8": 1, "10.0.0.9": 0}), (False, {})])
+def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
+    pinned: bool, hosts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    from verl_omni.trainer import replica_launcher
+
+    given = [("10.0.0.7", 4.0), ("10.0.0.7", 2.0), ("10.0.0.8", 3.0), ("10.0.0.9", 1.0), ("10.0.0.10", 4.0)]
+    nodes = [
+        {"NodeID": str(number), "Alive": True, "NodeManagerAddress": address, "Resources": {"GPU": count}}
+        for number, (address, count) in enumerate(given)
+    ]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(replica_launcher, "draining_nodes", lambda: {"4"})
+    launcher = replica_launcher.RayLauncher(
+        lambda rank: None, lambda alive: sum(int(each["GPU"]) // 2 for each in alive), lambda replica: [], 1.0, pinned
+    )
+    assert (launcher.room([]).replicas, launcher.room([]).hosts) == (4, hosts)
+
+
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:
     rollout = filled_in(*POOL, f"{ROLLOUT}.node_resource=pool", f"{ROLLOUT}.tensor_model_parallel_size=2")
     nodes = [{"pool": 1.0, "GPU": 4.0}, {"pool": 1.0, "GPU": 3.0}, {"GPU": 8.0}, {"pool": 1.0}]

@@ -84,9 +84,25 @@ def test_the_replicas_of_a_host_have_the_lowest_of_their_versions() -> None:
     addresses = ["10.0.0.1:8000", "[fd00::1]:8000", "10.0.0.1:8001"]
     updates.replicas = [Addressed(rank, rank, address=address) for rank, address in enumerate(addresses)]
     updates._held = {0: 7, 1: 6, 2: 5}
-    assert updates.versions_by_host() == {"10.0.0.1": 5, "fd00::1": 6}
+    assert updates.versions_by_host({}) == {"10.0.0.1": 5, "fd00::1": 6}
     del updates._held[1]
-    assert updates.versions_by_host() == {"10.0.0.1": 5}
+    assert updates.versions_by_host({}) == {"10.0.0.1": 5}
+
+
+def test_a_host_serves_when_all_its_replicas_do() -> None:
+    """A rolling update would replace the next pod while the second engine of this one loads, or never starts."""
+    memory = Memory(hosts={"10.0.0.7": 2, "10.0.0.8": 0})
+    pool = pool_of(memory, 1)
+    reports: Any = pool.updates.reports
+    one, other = (Addressed(rank, 0, address=f"10.0.0.7:800{rank}") for rank in (1, 2))
+    for version, joins, found in [(1, one, {"host": 1}), (2, other, {"host": 2, "10.0.0.7": 2})]:
+        pool.updates.join(joins, JoinTimes(1.0, 1.0))
+        pool.updates.update_weights(version)
+        pool.look()
+        assert reports.found == found
+    pool.updates.lose(other, "it ended")
+    pool.look()
+    assert reports.found == {"host": 2}
 
 
 def test_a_replica_joins_in_the_middle_of_a_generation_when_no_weights_change() -> None:
