@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,11 +59,20 @@ class JudgeMembers:
             return replica in self.serving
 
     def join(self, replica: Any, times: JoinTimes) -> None:
-        """Send a started replica questions."""
+        """Send a started replica questions.
+
+        Raises:
+            Exception: the router did not answer, or the report could not be written; the replica gets no questions.
+        """
         with self._lock:
-            self.routing.add(replica.server_address)
+            try:
+                self.routing.add(replica.server_address)
+                self.reports.joined(replica.replica_rank, 0, times)
+            except Exception as error:
+                with contextlib.suppress(Exception):  # it refuses connections soon, which the router finds out itself
+                    self.routing.remove(replica.server_address, f"it did not join: {error}")
+                raise
             self.serving.append(replica)
-            self.reports.joined(replica.replica_rank, 0, times)
 
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone, or does not answer; its questions go to others."""

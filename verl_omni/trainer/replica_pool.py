@@ -78,7 +78,11 @@ class Members(Protocol):
         """Whether a replica that has joined gets requests."""
 
     def join(self, replica: Any, times: JoinTimes) -> None:
-        """Add a replica that has started."""
+        """Add a replica that has started.
+
+        Raises:
+            Exception: it was not added.
+        """
 
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone."""
@@ -225,16 +229,21 @@ class ReplicaPool(Generic[M]):
 
     def _start(self, rank: int) -> None:
         try:
-            started = self._launcher.start(rank)
+            self._join(rank, self._launcher.start(rank))
         except Exception as error:  # noqa: BLE001  a node may disappear at any moment; the run goes on without it
             self._failed(f"{self._noun} {rank} did not start", error)
             with self._lock:
                 self._starting -= 1
-            return
-        with self._lock:
-            self._unproven.add(rank)
-            self.updates.join(started.replica, started.times)
-            self._starting -= 1
+
+    def _join(self, rank: int, started: StartedReplica) -> None:
+        try:
+            with self._lock:
+                self.updates.join(started.replica, started.times)
+                self._unproven.add(rank)
+                self._starting -= 1
+        except Exception:
+            self._launcher.stop(started.replica)  # else its place is taken for ever
+            raise
 
     def _watch(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):
