@@ -65,12 +65,21 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
 ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}
 
 
-def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "of_each", "size", "found", "wanted"),
+    [(2, 4, 1, 4, 8), (1, 8, 1, 4, 8), (1, 8, 2, 2, 4), (4, 3, 1, 4, 12)],
+    ids=["a node less", "half a node", "half a node, replicas of two", "more on a node than in the settings"],
+)
+def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
+    nodes: int, of_each: int, size: int, found: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     config = settings.load(
-        [*REQUIRED, *POOL, f"{ROLLOUT}.node_resource=rollout_pool", f"{ROLLOUT}.deadline_seconds=0.01"]
-    )
+        [*REQUIRED, f"{ROLLOUT}.nnodes={nodes}", f"{ROLLOUT}.n_gpus_per_node={of_each}",
+         f"{ROLLOUT}.tensor_model_parallel_size={size}", f"{ROLLOUT}.node_resource=rollout_pool",
+         f"{ROLLOUT}.deadline_seconds=0.01"]
+    )  # fmt: skip
     rollout = config.actor_rollout_ref.rollout
     pools.fill_in(rollout)
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
@@ -78,8 +87,9 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(m
     monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
     said: list[str] = []
     pool_nodes.wait_for_nodes(config, said.append)
-    assert said[-1] == "starting with the nodes of 4 rollout replicas of 8; others may join later"
-    assert (rollout.nnodes, pools.replicas(rollout)) == (1, 4)
+    assert said[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
+    assert rollout.nnodes > 0, "0 is an engine on the trainer's accelerators"
+    assert (pools.replicas(rollout), pools.replica_size(rollout)) == (found, size)
 
 
 def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
