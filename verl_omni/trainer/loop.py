@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from omegaconf import DictConfig
 from verl import DataProto
@@ -84,12 +84,15 @@ class DiffusionTrainer:
         self._seconds: list[float] = []
         self._optimizer_steps = 0.0  # taken since this process started
         self._awake = True  # the engines
+        self._complete = 0  # last step whose update is complete
+        self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
         if stack.pool is not None:
             stack.pool.updates.reports = RunReports(folder, MetricsWriter(), note)
+            stack.pool.updates.waited = self._poll_requests
             stack.pool.start()
         if stack.judges is not None:
             stack.judges.updates.reports = JudgeReports(folder, MetricsWriter(), note)
@@ -101,6 +104,7 @@ class DiffusionTrainer:
         Raises:
             FloatingPointError: gradients were not finite in too many optimizer steps, or in all of them.
             Interrupted: `stop_requested` returned true; a checkpoint of the last complete step has been saved.
+            TooFewReplicas: too few replicas are left; such a checkpoint has been saved too.
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         step = 0
@@ -108,13 +112,18 @@ class DiffusionTrainer:
         if checkpoint is not None:
             step = checkpoints.step_of(checkpoint)
             self.stack.workers.load_checkpoint(str(checkpoint))
+        self._complete = step
         try:
             self._train_from(step)
-        except BaseException:
-            self.saver.drop()
-            if self._ahead is not None:
-                self._ahead.stop()
-                self.stack.before_ray_ends.append(self._ahead.join)
+        except BaseException as error:
+            try:
+                if is_loss_of_replicas(error) and self._complete not in (0, *checkpoints.steps(self.checkpoints)):
+                    self._save_complete()
+            finally:
+                self.saver.drop()
+                if self._ahead is not None:
+                    self._ahead.stop()
+                    self.stack.before_ray_ends.append(self._ahead.join)
             raise
 
     def _train_from(self, step: int) -> None:
@@ -122,15 +131,16 @@ class DiffusionTrainer:
         self.exported.started(step, self.total)
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
-            self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
+            # A run that ended while it waited for replicas has recorded the metrics of the step.
+            line = self.folder.line(step) | {"step": step, "weights/version": step, **served}
+            self._record(line | self._evaluate(step))
         if ahead := generation_ahead.batches_ahead(self.config):
             self._ahead = generation_ahead.GenerationAhead(
                 self._generate, ahead=ahead, first=step, last=self.total, is_loss=is_loss_of_replicas
             )
         while step < self.total:
             if self.stop_requested():
-                self._save_and_wait(step)
-                raise Interrupted(f"stopped after step {step} of {self.total}")
+                self._stop()
             step += 1
             self._step(step)
         if self._seconds and not self._optimizer_steps:
@@ -151,6 +161,7 @@ class DiffusionTrainer:
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _Timer(line, "update"):
             line |= self._update(samples, step, fresh=version == step - 1)
+        self._complete, self._unrecorded = step, line
         self._optimizer_steps += line["actor/optimizer_steps"]
         if self._ahead is not None:
             with _Timer(line, "wait"):
@@ -167,6 +178,7 @@ class DiffusionTrainer:
         if self._evaluates(step):
             line |= self._evaluate(step)
         self._record(line, metrics.eta(self._seconds, self.total - step))
+        self._unrecorded = None
         self.saver.poll()
         if self.checkpoint_wanted():
             self._save_and_wait(step)  # the operator waits for it
@@ -333,6 +345,24 @@ class DiffusionTrainer:
         """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
+
+    def _poll_requests(self) -> None:
+        """While the run waits for replicas: stop, or save for the operator, as between two steps."""
+        if self.stop_requested():
+            self._stop()
+        if self.checkpoint_wanted():
+            self._save_complete()
+
+    def _stop(self) -> NoReturn:
+        self._save_complete()
+        raise Interrupted(f"stopped after step {self._complete} of {self.total}")
+
+    def _save_complete(self) -> None:
+        """Record and save the last complete step, so that a resumed run continues after it."""
+        if self._unrecorded is not None:
+            self._record(self._unrecorded)
+            self._unrecorded = None
+        self._save_and_wait(self._complete)
 
     def _save_and_wait(self, step: int) -> None:
         self.saver.save(step)

@@ -19,6 +19,7 @@ from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
 REASONS_KEPT = 8
+WAIT_SECONDS = 1.0  # between two calls of `waited`
 
 
 class Transport(Protocol):
@@ -60,6 +61,7 @@ class ReplicaUpdates:
         reports: what hears of replicas that join and leave.
         left: replicas that serve no more, whose processes are still to be stopped.
         clock: seconds.
+        waited: called each second or so while an update waits for replicas, in its thread; its error ends the update.
     """
 
     transport: Transport
@@ -69,6 +71,7 @@ class ReplicaUpdates:
     reports: ReplicaReports = field(default_factory=ReplicaReports)
     left: list[Any] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
+    waited: Callable[[], None] = lambda: None
     _joining: list[Any] = field(default_factory=list)
     _started: dict[int, tuple[JoinTimes, float]] = field(default_factory=dict)  # by rank, with the end of the start
     _held: dict[int, int] = field(default_factory=dict)  # version of each replica in `replicas`, by rank
@@ -81,22 +84,29 @@ class ReplicaUpdates:
 
         Raises:
             TooFewReplicas: fewer than `least` replicas have this version, `patience` after the first were sent it.
-            Any error of the trainer's ranks.
+            Any error of the trainer's ranks, and of `waited`.
         """
         with self._changed:
             self._send(global_steps, [*self.replicas, *self._joining])
             if len(self.replicas) < self.least:
                 self.reports.waiting(len(self.replicas), self.least)
-            until = self.clock() + self.patience  # also for replicas that join and fail, one after the other
-            while len(self.replicas) < self.least:
-                left = until - self.clock()
-                if left <= 0 or not self._changed.wait_for(lambda: self._joining, left):
+        until = self.clock() + self.patience  # also for replicas that join and fail, one after the other
+        while not self._enough(global_steps, until):
+            self.waited()
+
+    def _enough(self, version: int, until: float) -> bool:
+        """Wait a moment for replicas that join, and send them the version. Returns whether enough have it."""
+        with self._changed:
+            if len(self.replicas) < self.least:
+                if (left := until - self.clock()) <= 0:
                     raise TooFewReplicas(
                         f"{len(self.replicas)} rollout replicas are left, rollout.min_replicas is {self.least}, and "
                         f"not enough others joined within {self.patience:g} s (rollout.deadline_seconds): "
                         f"{'; '.join(self._reasons) or 'none was lost'}"
                     )
-                self._send(global_steps, list(self._joining))
+                if self._changed.wait_for(lambda: self._joining, min(left, WAIT_SECONDS)):
+                    self._send(version, list(self._joining))
+            return len(self.replicas) >= self.least
 
     def sleep_replicas(self) -> None:
         """Nothing: a standalone replica does not share its accelerators with the trainer."""
