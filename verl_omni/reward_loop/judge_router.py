@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, TCPConnector, web
+
+from verl_omni.reward_loop.replica_load import BusyClock, ReplicaLoad
 
 LARGEST_REQUEST = 256 * 2**20  # bytes: a request carries images
 CONNECT_SECONDS = 10.0
@@ -21,20 +24,26 @@ OF_THE_CONNECTION = frozenset({"connection", "content-encoding", "content-length
 class JudgeRouter:
     """HTTP server with the routes of the replicas.
 
-    A replica that refuses connections gets no further requests; its requests go to another one. The status and the body
+    A replica that refuses connections, or answers nothing for `silence` seconds, gets no further requests; its requests
+    go to another one when its connections end. The status and the body
     of an answer are passed on as they are. Without a replica that answers, the status is 503, with the reason of each.
 
     Args:
         replicas: host:port of each replica.
         name: what the judge is called in errors.
+        silence: seconds in which a replica owes answers, sends none, and is given up then.
         wait: seconds that a request without a replica waits for one that is added; its 503 has the header `WAITING`
             then. None: none will be added.
     """
 
-    def __init__(self, replicas: Sequence[str], name: str, wait: float | None = None) -> None:
-        self._name, self._wait = name, wait
+    def __init__(
+        self, replicas: Sequence[str], name: str, silence: float, wait: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._name, self._silence, self._wait, self._clock = name, silence, wait, clock
         self._serving = list(replicas)
-        self._in_flight: dict[str, int] = {}
+        self._loads: dict[str, ReplicaLoad] = {}
+        self._busy = BusyClock()
         self._failed: dict[str, str] = {}
         self._added = asyncio.Event()
         self._unanswered = self._peak = 0
@@ -44,7 +53,8 @@ class JudgeRouter:
         app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_route("*", "/{path:.*}", self._count)
         app.cleanup_ctx.append(self._connect)
-        self._runner = web.AppRunner(app, access_log=None)
+        # A client that gives up ends its request at the replica too, and it counts as waiting no more.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, host, 0).start()
         (address, *_) = self._runner.addresses
@@ -58,6 +68,7 @@ class JudgeRouter:
     async def add(self, replica: str) -> None:
         """Send requests to another replica too."""
         self._failed.pop(replica, None)
+        self._loads.pop(replica, None)  # of another one that had its address
         self._serving.append(replica)
         self._added.set()
 
@@ -68,12 +79,13 @@ class JudgeRouter:
             self._failed[replica] = reason
 
     async def failed(self) -> dict[str, str]:
-        """Replicas that refused a connection, with the reason."""
+        """Replicas that refused a connection, or did not answer, with the reason."""
+        await self._drop_silent()
         return dict(self._failed)
 
     async def requests(self, replica: str) -> int:
         """Requests that a replica has not answered yet."""
-        return self._in_flight.get(replica, 0)
+        return self._load(replica).requests
 
     async def peak(self) -> int:
         """Largest number of requests without an answer since the last call, with those that wait for a replica."""
@@ -88,27 +100,33 @@ class JudgeRouter:
 
     async def _count(self, request: web.Request) -> web.Response:
         self._unanswered += 1
+        self._busy.begin(self._clock())
         self._peak = max(self._peak, self._unanswered)
         try:
             return await self._pass_on(request)
         finally:
             self._unanswered -= 1
+            self._busy.end(self._clock())
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         body = await request.read()
         headers = without_connection(request.headers)
         while replica := await self._choose():
-            self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
+            load, answered = self._load(replica), False
+            load.sent(self._busy.read(self._clock()))
             try:
                 async with self._session.request(
                     request.method, f"http://{replica}{request.rel_url}", data=body, headers=headers
                 ) as answer:
-                    found = await answer.read()
+                    found, answered = await answer.read(), True
                     return web.Response(body=found, status=answer.status, headers=without_connection(answer.headers))
             except (TimeoutError, ClientConnectionError) as error:
                 await self.remove(replica, f"{type(error).__name__}: {error}")
             finally:
-                self._in_flight[replica] -= 1
+                if answered:
+                    load.answered(self._busy.read(self._clock()))
+                else:
+                    load.ended()
         last = list(self._failed.items())[-REASONS_SHOWN:]
         reasons = "; ".join(f"replica {replica}: {reason}" for replica, reason in last)
         text, headers = f"{self._name} has no replica left: {reasons}", {} if self._wait is None else {WAITING: "1"}
@@ -116,11 +134,21 @@ class JudgeRouter:
 
     async def _choose(self) -> str | None:
         """The replica with the fewest requests; None if there is none, and none comes in time."""
+        await self._drop_silent()
         if not self._serving and self._wait is not None:
             self._added.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._added.wait(), self._wait)
-        return min(self._serving, key=lambda replica: self._in_flight.get(replica, 0), default=None)
+        return min(self._serving, key=lambda replica: self._load(replica).owed, default=None)
+
+    async def _drop_silent(self) -> None:
+        busy = self._busy.read(self._clock())
+        for replica in list(self._serving):
+            if (seconds := self._load(replica).silence(busy)) > self._silence:
+                await self.remove(replica, f"it has requests, and has answered none for {seconds:.0f} s")
+
+    def _load(self, replica: str) -> ReplicaLoad:
+        return self._loads.setdefault(replica, ReplicaLoad())
 
 
 def without_connection(headers: Mapping[str, str]) -> dict[str, str]:

@@ -42,14 +42,14 @@ def start_judge_router(replicas: Sequence[str], name: str, deadline: float, *, e
     Args:
         replicas: host:port of each replica.
         name: what the judge is called in errors.
-        deadline: seconds.
+        deadline: seconds for the router to start, and for a replica that has questions to answer one.
         elastic: whether others may be added, for which requests wait.
     """
     here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
     router = (
         ray.remote(JudgeRouter)
         .options(scheduling_strategy=here, num_cpus=0)
-        .remote(replicas, name, WAIT_SECONDS if elastic else None)
+        .remote(replicas, name, deadline, WAIT_SECONDS if elastic else None)
     )
     address: str = ray.get(router.start.remote(ray.util.get_node_ip_address().strip("[]")), timeout=deadline)
     return router, address

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, host_of
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
 
 
 class JudgeRouting(Protocol):
@@ -51,12 +53,26 @@ class JudgeMembers:
         with self._lock:
             return list(self.serving)
 
-    def join(self, replica: Any, times: JoinTimes) -> None:
-        """Send a started replica questions."""
+    def serves(self, replica: Any) -> bool:
+        """Whether a replica gets questions."""
         with self._lock:
-            self.routing.add(replica.server_address)
+            return replica in self.serving
+
+    def join(self, replica: Any, times: JoinTimes) -> None:
+        """Send a started replica questions.
+
+        Raises:
+            Exception: the router did not answer, or the report could not be written; the replica gets no questions.
+        """
+        with self._lock:
+            try:
+                self.routing.add(replica.server_address)
+                self.reports.joined(replica.replica_rank, 0, times)
+            except Exception as error:
+                with contextlib.suppress(Exception):  # it refuses connections soon, which the router finds out itself
+                    self.routing.remove(replica.server_address, f"it did not join: {error}")
+                raise
             self.serving.append(replica)
-            self.reports.joined(replica.replica_rank, 0, times)
 
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone, or does not answer; its questions go to others."""
@@ -80,11 +96,14 @@ class JudgeMembers:
             found, self.left = self.left, []
             return found
 
-    def looked(self) -> None:
+    def looked(self, places: Mapping[str, int]) -> None:
         """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
 
         The others serve, with the only version of a judge's weights: 0. What is reported of the questions is their peak
         since the last look, because a judge may answer a whole batch between two.
+
+        Args:
+            places: see `versions_of_hosts`.
         """
         with self._lock:
             failed, dead = self.routing.failed(), self.routing.dead(self.serving)
@@ -92,5 +111,5 @@ class JudgeMembers:
                 reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
                 if reason:
                     self.lose(replica, reason)
-            self.reports.versions({host_of(each.server_address): 0 for each in self.serving})
+            self.reports.versions(versions_of_hosts([(each.server_address, 0) for each in self.serving], places))
             self.reports.queued(self.routing.peak())

@@ -117,6 +117,7 @@ class JudgeServers:
             places=lambda nodes: judges.room(config, nodes, str(get_resource_name())),
             requests=lambda replica: [self._router.requests.remote(replica.server_address)],
             deadline=config.reward.reward_model.deadline_seconds,
+            pinned=config.reward.reward_model.node_resource is not None,
         )
         return ReplicaPool(
             members, launcher, first_rank=len(self._replicas), looked=members.looked, noun="judge replica"

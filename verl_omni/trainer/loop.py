@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from omegaconf import DictConfig
 from verl import DataProto
@@ -37,7 +37,8 @@ from verl_omni.utils.seeds import hashed_seed, sample_seeds
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 from verl_omni.workers.algorithms.base import training_algorithm
 
-LOSSES_OF_ALL_REPLICAS = 3  # that a batch survives; more often, something is wrong that others would meet too
+T = TypeVar("T")
+LOSSES_OF_ALL_REPLICAS = 3  # that a batch, or an evaluation, survives; after more, others would meet what is wrong too
 
 
 class Interrupted(Exception):
@@ -83,12 +84,15 @@ class DiffusionTrainer:
         self._seconds: list[float] = []
         self._optimizer_steps = 0.0  # taken since this process started
         self._awake = True  # the engines
+        self._complete = 0  # last step whose update is complete
+        self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
         self._drawn = 0  # training samples since this process started
         self._collapse = collapse.CollapseState()
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
         if stack.pool is not None:
             stack.pool.updates.reports = RunReports(folder, MetricsWriter(), note)
+            stack.pool.updates.waited = self._poll_requests
             stack.pool.start()
         if stack.judges is not None:
             stack.judges.updates.reports = JudgeReports(folder, MetricsWriter(), note)
@@ -100,6 +104,7 @@ class DiffusionTrainer:
         Raises:
             FloatingPointError: gradients were not finite in too many optimizer steps, or in all of them.
             Interrupted: `stop_requested` returned true; a checkpoint of the last complete step has been saved.
+            TooFewReplicas: too few replicas are left; such a checkpoint has been saved too.
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         step = 0
@@ -107,13 +112,18 @@ class DiffusionTrainer:
         if checkpoint is not None:
             step = checkpoints.step_of(checkpoint)
             self.stack.workers.load_checkpoint(str(checkpoint))
+        self._complete = step
         try:
             self._train_from(step)
-        except BaseException:
-            self.saver.drop()
-            if self._ahead is not None:
-                self._ahead.stop()
-                self.stack.before_ray_ends.append(self._ahead.join)
+        except BaseException as error:
+            try:
+                if is_loss_of_replicas(error) and self._complete not in (0, *checkpoints.steps(self.checkpoints)):
+                    self._save_complete()
+            finally:
+                self.saver.drop()
+                if self._ahead is not None:
+                    self._ahead.stop()
+                    self.stack.before_ray_ends.append(self._ahead.join)
             raise
 
     def _train_from(self, step: int) -> None:
@@ -121,15 +131,16 @@ class DiffusionTrainer:
         self.exported.started(step, self.total)
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
-            self._record({"step": step, "weights/version": step, **served, **self._evaluate(step)})
+            # A run that ended while it waited for replicas has recorded the metrics of the step.
+            line = self.folder.line(step) | {"step": step, "weights/version": step, **served}
+            self._record(line | self._evaluate(step))
         if ahead := generation_ahead.batches_ahead(self.config):
             self._ahead = generation_ahead.GenerationAhead(
                 self._generate, ahead=ahead, first=step, last=self.total, is_loss=is_loss_of_replicas
             )
         while step < self.total:
             if self.stop_requested():
-                self._save_and_wait(step)
-                raise Interrupted(f"stopped after step {step} of {self.total}")
+                self._stop()
             step += 1
             self._step(step)
         if self._seconds and not self._optimizer_steps:
@@ -150,6 +161,7 @@ class DiffusionTrainer:
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _Timer(line, "update"):
             line |= self._update(samples, step, fresh=version == step - 1)
+        self._complete, self._unrecorded = step, line
         self._optimizer_steps += line["actor/optimizer_steps"]
         if self._ahead is not None:
             with _Timer(line, "wait"):
@@ -166,6 +178,7 @@ class DiffusionTrainer:
         if self._evaluates(step):
             line |= self._evaluate(step)
         self._record(line, metrics.eta(self._seconds, self.total - step))
+        self._unrecorded = None
         self.saver.poll()
         if self.checkpoint_wanted():
             self._save_and_wait(step)  # the operator waits for it
@@ -186,17 +199,33 @@ class DiffusionTrainer:
 
     def _take(self, ahead: generation_ahead.GenerationAhead[Any], step: int) -> sample_generation.ScoredSamples:
         """The batch of a step; if all replicas are lost, others generate it with the current weights."""
+
+        def take() -> sample_generation.ScoredSamples:
+            ahead.start(step - 1)
+            found: sample_generation.ScoredSamples = ahead.take(step)
+            return found
+
+        return self._with_others(take, step - 1)
+
+    def _with_others(self, generate: Callable[[], T], version: int) -> T:
+        """Repeat what all replicas were lost in, once others have the weights, which are those of this version.
+
+        For the asynchronous mode, in which requests do not wait for a replica that joins.
+
+        Raises:
+            TooFewReplicas: no others joined in time.
+            Exception: what `generate` raised, also the loss of all replicas after `LOSSES_OF_ALL_REPLICAS` others.
+        """
         losses = 0
         while True:
-            ahead.start(step - 1)
             try:
-                return ahead.take(step)
+                return generate()
             except Exception as error:
                 losses += 1
                 if losses > LOSSES_OF_ALL_REPLICAS or not is_loss_of_replicas(error):
                     raise
             self.folder.event("phase", text="all rollout replicas are lost: waiting for others")
-            self._publish(step - 1)
+            self._publish(version)
 
     def _generate(self, step: int, version: int) -> sample_generation.ScoredSamples:
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
@@ -277,8 +306,13 @@ class DiffusionTrainer:
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
             score = self._score_all if judges.sleeps(self.config) else None
-            with self._joining(step):
-                found = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+
+            def generate() -> sample_generation.ScoredSamples:
+                with self._joining(step):
+                    return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+
+            waits = generation_ahead.batches_ahead(self.config) == 0  # the requests themselves do, for others to join
+            found = generate() if waits else self._with_others(generate, step)
             metrics.check_versions(found.versions, step)
             if not self._awake:
                 self._publish(step)
@@ -313,6 +347,24 @@ class DiffusionTrainer:
         """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
+
+    def _poll_requests(self) -> None:
+        """While the run waits for replicas: stop, or save for the operator, as between two steps."""
+        if self.stop_requested():
+            self._stop()
+        if self.checkpoint_wanted():
+            self._save_complete()
+
+    def _stop(self) -> NoReturn:
+        self._save_complete()
+        raise Interrupted(f"stopped after step {self._complete} of {self.total}")
+
+    def _save_complete(self) -> None:
+        """Record and save the last complete step, so that a resumed run continues after it."""
+        if self._unrecorded is not None:
+            self._record(self._unrecorded)
+            self._unrecorded = None
+        self._save_and_wait(self._complete)
 
     def _save_and_wait(self, step: int) -> None:
         self.saver.save(step)

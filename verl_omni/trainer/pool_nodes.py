@@ -38,7 +38,8 @@ def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> N
 def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callable[[str], None]) -> None:
     """Wait for the nodes of all standalone replicas; from `latest` on, those that the run needs are enough.
 
-    `rollout.nnodes` is then that of the nodes that are there. Others may join later.
+    The settings are then those of the replicas that have room, as if each had a node of its own: the nodes that are
+    there may have fewer accelerators than `rollout.n_gpus_per_node`. Others may join later.
 
     Raises:
         ValueError: there is no room for `rollout.min_replicas` replicas.
@@ -60,7 +61,7 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
                     f"{rollout.min_replicas}"
                 )
             report_phase(f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later")
-            rollout.nnodes = found * pools.replica_size(rollout) // rollout.n_gpus_per_node
+            rollout.nnodes, rollout.n_gpus_per_node = found, pools.replica_size(rollout)
             return
         if found != said:
             report_phase(f"waiting for the nodes of {wanted} rollout replicas: {found} are there")

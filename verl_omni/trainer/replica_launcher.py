@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +26,14 @@ class RayLauncher:
         places: how many replicas nodes have room for, which are given by Ray's resources of each.
         requests: references of the numbers of requests that a replica has.
         deadline: seconds for a replica to start.
+        pinned: whether `places` counts the nodes of a pool; otherwise replicas may be on any node.
     """
 
     make: Callable[[int], Any]
     places: Callable[[list[Mapping[str, float]]], int]
     requests: Callable[[Any], list[Any]]
     deadline: float
+    pinned: bool = False
     _nodes: dict[int, str] = field(default_factory=dict)  # rank of a replica -> id of its node
     _starting: dict[int, Any] = field(default_factory=dict)  # by rank
 
@@ -38,13 +41,18 @@ class RayLauncher:
         """See `Launcher`."""
         import ray
 
-        alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         draining = draining_nodes()
         places = {each.replica_rank: self._node_of(each) for each in replicas}
+        staying = [alive[node] for node in alive if node not in draining]
+        hosts: Counter[str] = Counter()
+        for node in staying if self.pinned else ():
+            hosts[node["NodeManagerAddress"]] += self.places([node["Resources"]])
         return Room(
-            self.places([alive[node] for node in alive if node not in draining]),
+            self.places([node["Resources"] for node in staying]),
             frozenset(rank for rank, node in places.items() if node not in alive),
             frozenset(rank for rank, node in places.items() if node in draining and node in alive),
+            hosts,
         )
 
     def start(self, rank: int) -> StartedReplica:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
@@ -15,7 +15,7 @@ from verl_omni.utils.root_cause import describe_error
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
 STOP_SECONDS, GIVE_UP_SECONDS = 30.0, 0.5  # for the threads to end, and between the attempts to end them
-RETRY_SECONDS, RETRY_MOST_SECONDS = 10.0, 300.0  # before a replica that did not start is started again
+RETRY_SECONDS, RETRY_MOST_SECONDS = 10.0, 300.0  # before another one is started after a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,13 @@ class Room:
         replicas: how many have a place on nodes that are alive and not being removed, those that run counted too.
         gone: ranks of replicas whose node is not alive.
         leaving: ranks of replicas whose node is being removed.
+        hosts: how many of `replicas` have a place on each host, by its address; empty where they may be on any node.
     """
 
     replicas: int
     gone: frozenset[int] = frozenset()
     leaving: frozenset[int] = frozenset()
+    hosts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,15 @@ class Members(Protocol):
     def all(self) -> list[Any]:
         """The replicas that serve, and those that are about to."""
 
+    def serves(self, replica: Any) -> bool:
+        """Whether a replica that has joined gets requests."""
+
     def join(self, replica: Any, times: JoinTimes) -> None:
-        """Add a replica that has started."""
+        """Add a replica that has started.
+
+        Raises:
+            Exception: it was not added.
+        """
 
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone."""
@@ -98,7 +107,7 @@ class ReplicaPool(Generic[M]):
     minutes. Ranks are never used twice, so the named actors of a replica that is gone are in no one's way.
 
     Args:
-        looked: called at the end of each look.
+        looked: called at the end of each look, with `Room.hosts`.
         noun: what a replica is called in messages.
     """
 
@@ -108,7 +117,7 @@ class ReplicaPool(Generic[M]):
         launcher: Launcher,
         first_rank: int,
         *,
-        looked: Callable[[], None],
+        looked: Callable[[Mapping[str, int]], None],
         noun: str = "replica",
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Callable[[], None]], None] | None = None,
@@ -119,7 +128,8 @@ class ReplicaPool(Generic[M]):
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
-        self._failures, self._retry_at = 0, 0.0
+        self._unproven: set[int] = set()  # ranks of replicas that have started, and have not served yet
+        self._failures, self._retry_at = 0, 0.0  # starts in a row after which no replica served
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"{noun} pool", daemon=True)
@@ -154,10 +164,13 @@ class ReplicaPool(Generic[M]):
             elif replica in self._leaving:
                 self._stop_when_idle(replica)
             elif replica.replica_rank in room.leaving:
+                self._excuse(replica)
                 self.updates.leave(replica)
                 self._leaving.append(replica)
+        self._prove()
         for replica in self.updates.take_left():
             self._launcher.stop(replica)
+            self._left(replica)
         with self._lock:
             missing = missing_replicas(room.replicas, self.updates.all(), self._starting)
             if self._clock() < self._retry_at or self._stopping.is_set():
@@ -166,9 +179,41 @@ class ReplicaPool(Generic[M]):
             first, self._rank = self._rank, self._rank + missing
         for rank in range(first, first + missing):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
-        self._looked()
+        self._looked(room.hosts)
+
+    def _prove(self) -> None:
+        """Start without a pause again once a replica that was started serves."""
+        serving = {each.replica_rank for each in self.updates.all() if self.updates.serves(each)}
+        with self._lock:
+            if serving & self._unproven:
+                self._unproven -= serving
+                self._failures = 0
+
+    def _left(self, replica: Any) -> None:
+        """Count a replica that was lost before it served as one that did not start: the next one may fail like it."""
+        with self._lock:
+            unproven = replica.replica_rank in self._unproven
+            self._unproven.discard(replica.replica_rank)
+        if unproven:
+            self._failed(f"{self._noun} {replica.replica_rank} started, and was lost before it served", None)
+
+    def _failed(self, what: str, error: BaseException | None) -> None:
+        """Pause before the next start, after each failure twice as long."""
+        with self._lock:
+            self._failures += 1
+            pause = min(RETRY_SECONDS * 2.0 ** (self._failures - 1), RETRY_MOST_SECONDS)
+            self._retry_at = self._clock() + pause
+        if not self._stopping.is_set():
+            text = f"{what}, next try in {pause:g} s" + (f": {describe_error(error)}" if error else "")
+            self.updates.reports.start_failed(text)
+
+    def _excuse(self, replica: Any) -> None:
+        """Do not count the end of a replica as a failure: its node goes."""
+        with self._lock:
+            self._unproven.discard(replica.replica_rank)
 
     def _gone(self, replica: Any) -> None:
+        self._excuse(replica)
         if replica in self._leaving:
             self._leaving.remove(replica)
             self._launcher.stop(replica)
@@ -184,21 +229,21 @@ class ReplicaPool(Generic[M]):
 
     def _start(self, rank: int) -> None:
         try:
-            started = self._launcher.start(rank)
+            self._join(rank, self._launcher.start(rank))
         except Exception as error:  # noqa: BLE001  a node may disappear at any moment; the run goes on without it
+            self._failed(f"{self._noun} {rank} did not start", error)
             with self._lock:
                 self._starting -= 1
-                self._failures += 1
-                pause = min(RETRY_SECONDS * 2.0 ** (self._failures - 1), RETRY_MOST_SECONDS)
-                self._retry_at = self._clock() + pause
-            if not self._stopping.is_set():
-                text = f"{self._noun} {rank} did not start, next try in {pause:g} s: {describe_error(error)}"
-                self.updates.reports.start_failed(text)
-            return
-        with self._lock:
-            self.updates.join(started.replica, started.times)
-            self._starting -= 1
-            self._failures = 0
+
+    def _join(self, rank: int, started: StartedReplica) -> None:
+        try:
+            with self._lock:
+                self.updates.join(started.replica, started.times)
+                self._unproven.add(rank)
+                self._starting -= 1
+        except Exception:
+            self._launcher.stop(started.replica)  # else its place is taken for ever
+            raise
 
     def _watch(self) -> None:
         while not self._stopping.wait(POLL_SECONDS):

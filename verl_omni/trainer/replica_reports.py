@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class ReplicaReports:
         """So many samples are not generated yet, or so many questions not answered."""
 
     def versions(self, found: Mapping[str, int]) -> None:
-        """The replicas of these hosts serve, with at least these versions."""
+        """All replicas of these hosts serve, with at least these versions."""
 
 
 @dataclass
@@ -164,6 +164,19 @@ class JudgeReports(ReplicaReports):
     @override
     def versions(self, found: Mapping[str, int]) -> None:
         self.note(JUDGE_VERSIONS, dict(found))
+
+
+def versions_of_hosts(held: Iterable[tuple[str, int]], places: Mapping[str, int]) -> dict[str, int]:
+    """Lowest version that serves on each host; a host with a place whose replica does not serve is left out. PURE.
+
+    Args:
+        held: address and version of each replica that serves.
+        places: number of replicas that each host has room for; 1 for a host that is not in it.
+    """
+    found: dict[str, list[int]] = {}
+    for address, version in held:
+        found.setdefault(host_of(address), []).append(version)
+    return {host: min(versions) for host, versions in found.items() if len(versions) >= places.get(host, 1)}
 
 
 def host_of(address: str) -> str:

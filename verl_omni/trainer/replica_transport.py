@@ -27,7 +27,7 @@ class RayTransport:
 
     def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
         """See `Transport`."""
-        asked = [(each.replica_rank, each.server_handle.get_global_steps.remote()) for each in replicas]
+        asked = [(each.replica_rank, each.server_handle.check_engine.remote()) for each in replicas]
         asked += [(each.replica_rank, worker.ready.remote()) for each in replicas for worker in each.workers]
         errors = self._errors([answer for _, answer in asked])
         return {asked[number][0]: reason for number, reason in errors.items()}

@@ -9,23 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, host_of
+from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 logger = logging.getLogger(__name__)
 REASONS_KEPT = 8
+WAIT_SECONDS = 1.0  # between two calls of `waited`
 
 
 class Transport(Protocol):
     """Calls to replicas and to the router. Each has a deadline."""
 
     def unreachable(self, replicas: Sequence[Any]) -> dict[int, str]:
-        """Rank and reason of each replica of which a process does not answer."""
+        """Rank and reason of each replica of which a process does not answer, or whose engine has ended."""
 
     def send(self, version: int, replicas: Sequence[Any]) -> dict[int, str]:
         """Send the trainer's weights; rank and reason of each replica that did not take them.
@@ -59,7 +60,8 @@ class ReplicaUpdates:
         patience: seconds that an update waits for `least` replicas (`rollout.deadline_seconds`).
         reports: what hears of replicas that join and leave.
         left: replicas that serve no more, whose processes are still to be stopped.
-        clock: seconds, for the reports.
+        clock: seconds.
+        waited: called each second or so while an update waits for replicas, in its thread; its error ends the update.
     """
 
     transport: Transport
@@ -69,6 +71,7 @@ class ReplicaUpdates:
     reports: ReplicaReports = field(default_factory=ReplicaReports)
     left: list[Any] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
+    waited: Callable[[], None] = lambda: None
     _joining: list[Any] = field(default_factory=list)
     _started: dict[int, tuple[JoinTimes, float]] = field(default_factory=dict)  # by rank, with the end of the start
     _held: dict[int, int] = field(default_factory=dict)  # version of each replica in `replicas`, by rank
@@ -80,21 +83,30 @@ class ReplicaUpdates:
         """Send the policy to all replicas at the same time, also to those that join.
 
         Raises:
-            TooFewReplicas: fewer than `least` replicas have this version, and no others joined within `patience`.
-            Any error of the trainer's ranks.
+            TooFewReplicas: fewer than `least` replicas have this version, `patience` after the first were sent it.
+            Any error of the trainer's ranks, and of `waited`.
         """
         with self._changed:
             self._send(global_steps, [*self.replicas, *self._joining])
             if len(self.replicas) < self.least:
                 self.reports.waiting(len(self.replicas), self.least)
-            while len(self.replicas) < self.least:
-                if not self._changed.wait_for(lambda: self._joining, self.patience):
+        until = self.clock() + self.patience  # also for replicas that join and fail, one after the other
+        while not self._enough(global_steps, until):
+            self.waited()
+
+    def _enough(self, version: int, until: float) -> bool:
+        """Wait a moment for replicas that join, and send them the version. Returns whether enough have it."""
+        with self._changed:
+            if len(self.replicas) < self.least:
+                if (left := until - self.clock()) <= 0:
                     raise TooFewReplicas(
-                        f"{len(self.replicas)} rollout replicas are left, rollout.min_replicas is {self.least}, and no "
-                        f"other one joined within {self.patience:g} s (rollout.deadline_seconds): "
+                        f"{len(self.replicas)} rollout replicas are left, rollout.min_replicas is {self.least}, and "
+                        f"not enough others joined within {self.patience:g} s (rollout.deadline_seconds): "
                         f"{'; '.join(self._reasons) or 'none was lost'}"
                     )
-                self._send(global_steps, list(self._joining))
+                if self._changed.wait_for(lambda: self._joining, min(left, WAIT_SECONDS)):
+                    self._send(version, list(self._joining))
+            return len(self.replicas) >= self.least
 
     def sleep_replicas(self) -> None:
         """Nothing: a standalone replica does not share its accelerators with the trainer."""
@@ -106,23 +118,29 @@ class ReplicaUpdates:
             self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
             return list(found.values())
 
-    def versions_by_host(self) -> dict[str, int]:
-        """Lowest version that an update has brought to the replicas of each host; hosts without one are left out.
+    def versions_by_host(self, places: Mapping[str, int]) -> dict[str, int]:
+        """Lowest version that an update has brought to the replicas of each host on which all serve.
 
         A host is the address of its node, in a cluster that of the pod. Asks no replica.
+
+        Args:
+            places: see `versions_of_hosts`.
         """
-        found: dict[str, int] = {}
         with self._changed:
-            for each in self.replicas:
-                if (version := self._held.get(each.replica_rank)) is not None:
-                    host = host_of(each.server_address)
-                    found[host] = min(version, found.get(host, version))
-        return found
+            held = [(each, self._held.get(each.replica_rank)) for each in self.replicas]
+            return versions_of_hosts(
+                [(each.server_address, version) for each, version in held if version is not None], places
+            )
 
     def all(self) -> list[Any]:
         """The replicas that serve, and those that join with the next update."""
         with self._changed:
             return [*self.replicas, *self._joining]
+
+    def serves(self, replica: Any) -> bool:
+        """Whether an update has reached a replica, and it has not been lost since."""
+        with self._changed:
+            return replica in self.replicas
 
     def join(self, replica: Any, times: JoinTimes) -> None:
         """Add a started replica, which serves once an update has reached it."""
@@ -178,14 +196,15 @@ class ReplicaUpdates:
             elif not self.replicas:
                 self.reports.waiting(0, self.least)
 
-    def looked(self, queued: int) -> None:
+    def looked(self, queued: int, places: Mapping[str, int]) -> None:
         """What the pool does at the end of each look: let replicas serve, and report.
 
         Args:
             queued: number of samples that are not generated yet.
+            places: see `versions_of_hosts`.
         """
         self.admit()
-        self.reports.versions(self.versions_by_host())
+        self.reports.versions(self.versions_by_host(places))
         self.reports.queued(queued)
 
     def _send(self, version: int, replicas: Sequence[Any]) -> None:

@@ -62,6 +62,11 @@ class RunFolder:
         """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
         return self._lines("metrics.jsonl")
 
+    def line(self, step: int) -> dict[str, float]:
+        """The finite metrics of a step; empty if it has no line."""
+        lines = [line for line in self._lines("metrics.jsonl") if line["step"] == step]
+        return {name: value for line in lines[-1:] for name, value in line.items() if value is not None}
+
     def has_evaluation(self, step: int) -> bool:
         """Whether the metrics of `step` already include an evaluation."""
         return any(line["step"] == step and "val/reward/mean" in line for line in self._lines("metrics.jsonl"))

@@ -351,11 +351,11 @@ def _replica_pool(
         make,
         places=lambda nodes: pools.room(rollout, nodes, str(get_resource_name())),
         requests=lambda replica: [server.requests_in_flight.remote() for server in replica.servers],
-        deadline=rollout.deadline_seconds,
-    )
+        deadline=rollout.deadline_seconds, pinned=rollout.node_resource is not None,
+    )  # fmt: skip
     return ReplicaPool(
         updates, launcher, first_rank=len(updates.replicas),
-        looked=lambda: updates.looked(agent_loop.queued_samples(ANSWER_SECONDS)),
+        looked=lambda hosts: updates.looked(agent_loop.queued_samples(ANSWER_SECONDS), hosts),
     )  # fmt: skip
 
 

@@ -82,14 +82,22 @@ def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica])
 
 
 def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_ones(replicas: list[Replica]) -> None:
+    import ray
+
+    from verl_omni.workers.rollout.replica_calls import EngineDead
+
     one, other = replicas
     worker, picture = worker_of(other), one.picture()
+    ray.get([each.server.check_engine.remote() for each in replicas], timeout=SOON)
     worker.suspend()  # else a slow machine sees it only after it has answered everything
     asked = other.make_busy()
     worker.kill()
     last = "rollout replica 1, with weights of version 1: OmniEngineDeadError"
     assert last in said(asked[-1])
     assert last in said(other.draw(0))
+    for call in (other.draw(0), other.server.check_engine.remote()):
+        with pytest.raises(EngineDead):  # what another standalone replica does the work for
+            ray.get(call, timeout=SOON)
     with pytest.raises(psutil.NoSuchProcess):
         worker.status()
     assert torch.equal(one.picture(), picture), "the other replica serves on"

@@ -55,7 +55,7 @@ async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.
 
 
 async def routed(*replicas: str) -> tuple[JudgeRouter, str]:
-    router = JudgeRouter(replicas, "the judge tiny-vl")
+    router = JudgeRouter(replicas, "the judge tiny-vl", 60.0)
     return router, await router.start("127.0.0.1")
 
 
@@ -107,7 +107,7 @@ def ask_judge(address: str, **settings: Any) -> Awaitable[Any]:
 
 
 async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(serve: Serve) -> None:
-    router = JudgeRouter([], "the judge tiny-vl", wait=0.05)
+    router = JudgeRouter([], "the judge tiny-vl", 60.0, wait=0.05)
     address = await router.start("127.0.0.1")
     answer = await post(address)
     assert answer.status_code == 503 and WAITING in answer.headers
@@ -123,7 +123,7 @@ async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(ser
 async def test_a_question_that_waits_goes_to_a_replica_as_soon_as_it_is_added(serve: Serve) -> None:
     gone, thread = start()
     stop(gone, thread)
-    router = JudgeRouter([gone.address], "the judge tiny-vl", wait=60.0)
+    router = JudgeRouter([gone.address], "the judge tiny-vl", 60.0, wait=60.0)
     address = await router.start("127.0.0.1")
     asking = asyncio.ensure_future(post(address))
     while not await router.failed():  # then the question has lost its only replica
@@ -163,7 +163,7 @@ async def test_a_removed_replica_counts_the_questions_that_it_has(serve: Serve) 
 
 async def test_the_peak_counts_requests_at_a_replica_and_those_that_wait_for_one(serve: Serve) -> None:
     async with slow_replica() as (replica, arrived, release):
-        router = JudgeRouter([replica], "the judge tiny-vl", wait=60.0)
+        router = JudgeRouter([replica], "the judge tiny-vl", 60.0, wait=60.0)
         address = await router.start("127.0.0.1")
         asking = [asyncio.ensure_future(post(address)) for _ in range(3)]
         for _ in asking:
@@ -181,6 +181,46 @@ async def test_the_peak_counts_requests_at_a_replica_and_those_that_wait_for_one
         assert (await waits).status_code == 500
         assert (await router.peak(), await router.peak()) == (1, 0), "a refusal is an answer too"
     await router.stop()
+
+
+async def given_up(router: JudgeRouter, address: str, replica: str, arrived: asyncio.Semaphore) -> None:
+    """A client gives up a question that has arrived at a replica, and the router has noticed that."""
+    asking = asyncio.ensure_future(post(address))
+    await asyncio.wait_for(arrived.acquire(), 10)
+    asking.cancel()
+    async with asyncio.timeout(10):
+        while await router.requests(replica):
+            await asyncio.sleep(0.01)
+
+
+async def test_questions_that_were_given_up_are_not_counted() -> None:
+    async with slow_replica() as (replica, arrived, _):
+        router, address = await routed(replica)
+        for _ in range(3):
+            await given_up(router, address, replica, arrived)
+        assert (await router.peak(), await router.peak()) == (1, 0), "autoscaling would add replicas for the others"
+        await router.stop()
+
+
+async def test_a_replica_that_hangs_is_asked_less_and_given_up_in_the_end(serve: Serve) -> None:
+    now = 0.0
+    server = serve(*[(200, "{}")] * 8)
+    async with slow_replica() as (hangs, arrived, _):
+        router = JudgeRouter([hangs, server.address], "the judge tiny-vl", 60.0, clock=lambda: now)
+        address = await router.start("127.0.0.1")
+        await given_up(router, address, hangs, arrived)
+        assert [(await post(address)).status_code for _ in range(3)] == [200] * 3
+        now = 1000.0  # nobody asks anything, as during the trainer's update
+        assert await router.failed() == {}
+        await router.remove(server.address, "its node is being removed")
+        asking = asyncio.ensure_future(post(address))
+        await asyncio.wait_for(arrived.acquire(), 10)
+        await router.add(server.address)
+        now += 61.0
+        assert await router.failed() == {hangs: "it has requests, and has answered none for 61 s"}
+        assert {(await post(address)).status_code for _ in range(4)} == {200}
+        asking.cancel()
+        await router.stop()
 
 
 async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:

@@ -77,6 +77,7 @@ class Nodes(Generic[R]):
     Attributes:
         make: a replica of a rank on a node.
         nodes: number -> `ready` or `leaving`.
+        hosts: replicas that each has room for, by its address.
         interrupted: ranks stopped with requests, though process and node were well.
     """
 
@@ -86,12 +87,13 @@ class Nodes(Generic[R]):
     replicas: list[R] = field(default_factory=list)
     interrupted: set[int] = field(default_factory=set)
     start_fails: bool = False
+    hosts: dict[str, int] = field(default_factory=dict)
 
     def room(self, replicas: Iterable[R]) -> Room:
         known = list(replicas)
         gone = frozenset(each.replica_rank for each in known if each.node not in self.nodes)
         leaving = frozenset(each.replica_rank for each in known if self.nodes.get(each.node) == "leaving")
-        return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving)
+        return Room(sum(state == "ready" for state in self.nodes.values()), gone, leaving, self.hosts)
 
     def start(self, rank: int) -> StartedReplica:
         used = {each.node for each in self.replicas if not each.stopped}
@@ -191,7 +193,8 @@ def pool_of(
     updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded(), clock=clock or (lambda: 0.0))
     updates.update_weights(0)
     return ReplicaPool(
-        updates, memory, count, looked=lambda: updates.looked(sum(each.requests for each in memory.replicas)),
+        updates, memory, count,
+        looked=lambda hosts: updates.looked(sum(each.requests for each in memory.replicas), hosts),
         clock=clock or (lambda: 0.0), run=lambda action: action(),
     )  # fmt: skip
 

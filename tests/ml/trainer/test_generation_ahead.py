@@ -327,6 +327,47 @@ def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path) -> N
     assert len(calls) == LOSSES_OF_ALL_REPLICAS + 1
 
 
+def lost_in_evaluations(stack: Trained, *numbers: int) -> list[int]:
+    """All replicas are lost in the calls for evaluations of these numbers. Returns the version of each call."""
+    generate, calls = stack.generate_sequences, []
+
+    def losing(prompts: DataProto) -> DataProto:
+        if prompts.meta_info.get("validate"):
+            calls.append(stack.served)
+            if len(calls) - 1 in numbers:
+                raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
+        return generate(prompts)
+
+    stack.generate_sequences = losing  # type: ignore[method-assign]
+    return calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["true", "false"], ids=["before the first step, too", "after steps only"])
+def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights(tmp_path: Path, first: str) -> None:
+    whole, stack = Trained(), Trained()
+    trainer(tmp_path / "whole", whole, 4).fit(None)
+    calls = lost_in_evaluations(stack, 0, 2, 3)
+    made = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
+    made.held_out = made.train
+    made.fit(None)
+    assert calls == ([0, 0, 2, 2, 2, 4] if first == "true" else [2, 2, 4, 4, 4])
+    assert stack.updates == whole.updates
+    evaluated = [line["step"] for line in made.folder.metrics() if "val/reward/mean" in line]
+    assert evaluated == ([0, 2, 4] if first == "true" else [2, 4])
+
+
+@pytest.mark.slow
+def test_evaluations_that_lose_all_replicas_again_and_again_end_the_run(tmp_path: Path) -> None:
+    stack = Trained()
+    calls = lost_in_evaluations(stack, *range(10))
+    made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
+    made.held_out = made.train
+    with pytest.raises(SampleFailed):
+        made.fit(None)
+    assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)
+
+
 @pytest.mark.slow
 def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(tmp_path: Path) -> None:
     stack = Trained()

@@ -186,6 +186,31 @@ def test_a_lost_replica_is_replaced_and_both_are_reported() -> None:
     assert said.startswith("judge replica 3 did not start, next try in 10 s")
 
 
+@pytest.mark.parametrize("fault", ["the router is silent", "the disk is full"])
+def test_a_replica_that_cannot_join_is_stopped_and_another_one_started(fault: str) -> None:
+    memory, now = Memory(), 0.0
+    pool, folder = pool_of(memory, 1, lambda: now)
+    add, event = memory.add, folder.event
+    memory.nodes[1] = "ready"
+
+    def fails(*arguments: Any, **fields: Any) -> None:
+        if fault == "the router is silent":
+            raise TimeoutError(fault)
+        if arguments[0] == "phase":
+            raise OSError(fault)
+        event(*arguments, **fields)
+
+    memory.add, folder.event = (fails, event) if "router" in fault else (add, fails)  # type: ignore[method-assign]
+    for _ in range(3):
+        pool.look()
+    assert [each.stopped for each in memory.replicas] == [0, 1] and list(memory.router) == ["host:0"]
+    (said,) = folder.warnings("ReplicaNotStarted")
+    assert said.startswith("judge replica 1 did not start, next try in 10 s: ") and said.endswith(fault)
+    memory.add, folder.event, now = add, event, 10.0  # type: ignore[method-assign]
+    pool.look()
+    assert list(memory.router) == ["host:0", "host:2"]
+
+
 def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_answered() -> None:
     memory = Memory()
     pool, folder = pool_of(memory, 2)
@@ -204,15 +229,19 @@ def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_
 
 
 def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_waited() -> None:
-    memory = Memory(peaks=[7, 2])
+    memory = Memory(peaks=[7, 4, 2])
     pool, folder = pool_of(memory, 2)
     found: list[tuple[str, Any]] = []
     pool.updates.reports = JudgeReports(folder, MetricsWriter(), lambda name, value: found.append((name, value)))
     pool.look()
+    memory.hosts["host"] = 3
+    pool.look()
+    memory.hosts["host"] = 2
     memory.replicas[0].alive = memory.replicas[1].alive = False
     pool.look()
     assert found == [
         ("reward/replica_versions", {"host": 0}), ("reward/queued_requests", 7),
+        ("reward/replica_versions", {}), ("reward/queued_requests", 4),
         ("reward/replica_versions", {}), ("reward/queued_requests", 2),
     ]  # fmt: skip
 

@@ -65,12 +65,21 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
 ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}
 
 
-def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "of_each", "size", "found", "wanted"),
+    [(2, 4, 1, 4, 8), (1, 8, 1, 4, 8), (1, 8, 2, 2, 4), (4, 3, 1, 4, 12)],
+    ids=["a node less", "half a node", "half a node, replicas of two", "more on a node than in the settings"],
+)
+def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
+    nodes: int, of_each: int, size: int, found: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     config = settings.load(
-        [*REQUIRED, *POOL, f"{ROLLOUT}.node_resource=rollout_pool", f"{ROLLOUT}.deadline_seconds=0.01"]
-    )
+        [*REQUIRED, f"{ROLLOUT}.nnodes={nodes}", f"{ROLLOUT}.n_gpus_per_node={of_each}",
+         f"{ROLLOUT}.tensor_model_parallel_size={size}", f"{ROLLOUT}.node_resource=rollout_pool",
+         f"{ROLLOUT}.deadline_seconds=0.01"]
+    )  # fmt: skip
     rollout = config.actor_rollout_ref.rollout
     pools.fill_in(rollout)
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
@@ -78,8 +87,9 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(m
     monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
     said: list[str] = []
     pool_nodes.wait_for_nodes(config, said.append)
-    assert said[-1] == "starting with the nodes of 4 rollout replicas of 8; others may join later"
-    assert (rollout.nnodes, pools.replicas(rollout)) == (1, 4)
+    assert said[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
+    assert rollout.nnodes > 0, "0 is an engine on the trainer's accelerators"
+    assert (pools.replicas(rollout), pools.replica_size(rollout)) == (found, size)
 
 
 def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +183,9 @@ def manager(
     made = [
         SimpleNamespace(
             replica_rank=rank, server_address=f"host:{rank}",
-            server_handle=SimpleNamespace(name=f"handle {rank}", get_global_steps=Calls(4)),
+            server_handle=SimpleNamespace(
+                name=f"handle {rank}", get_global_steps=Calls(4), check_engine=Calls("ok")
+            ),
             workers=[SimpleNamespace(ready=Calls(ready), receive_weights=Calls(received))],
         )
         for rank, (ready, received) in enumerate(replicas)
@@ -215,6 +227,15 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
     assert [each.replica_rank for each in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
 
 
+def test_a_replica_whose_engine_ended_while_it_was_idle_gets_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"))
+    ended = updates.replicas[1]
+    ended.server_handle.check_engine.value = GONE
+    updates.update_weights(4)
+    assert ranks(updates) == [0] and ended.workers[0].receive_weights.arguments == []
+    assert updates.take_left() == [ended]
+
+
 def test_a_replica_that_was_silent_serves_again_when_it_has_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = manager(monkeypatch, ("ok", "ok"), ("ok", "ok"), ("ok", GONE))
     updates.transport.router.get_all_servers.value = ["host:0"]  # requests have left out the others
@@ -253,6 +274,27 @@ def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]
 
     with pytest.raises(ValueError, match=r"ray_resource: NPU: this machine has accelerators of one kind; remove it"):
         startup.start_ray(settings.load([*REQUIRED, *overrides]), lambda _: None)
+
+
+@pytest.mark.parametrize(("pinned", "hosts"), [(True, {"10.0.0.7": 3, "10.0.0.8": 1, "10.0.0.9": 0}), (False, {})])
+def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
+    pinned: bool, hosts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    from verl_omni.trainer import replica_launcher
+
+    given = [("10.0.0.7", 4.0), ("10.0.0.7", 2.0), ("10.0.0.8", 3.0), ("10.0.0.9", 1.0), ("10.0.0.10", 4.0)]
+    nodes = [
+        {"NodeID": str(number), "Alive": True, "NodeManagerAddress": address, "Resources": {"GPU": count}}
+        for number, (address, count) in enumerate(given)
+    ]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(replica_launcher, "draining_nodes", lambda: {"4"})
+    launcher = replica_launcher.RayLauncher(
+        lambda rank: None, lambda alive: sum(int(each["GPU"]) // 2 for each in alive), lambda replica: [], 1.0, pinned
+    )
+    assert (launcher.room([]).replicas, launcher.room([]).hosts) == (4, hosts)
 
 
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:

@@ -84,9 +84,25 @@ def test_the_replicas_of_a_host_have_the_lowest_of_their_versions() -> None:
     addresses = ["10.0.0.1:8000", "[fd00::1]:8000", "10.0.0.1:8001"]
     updates.replicas = [Addressed(rank, rank, address=address) for rank, address in enumerate(addresses)]
     updates._held = {0: 7, 1: 6, 2: 5}
-    assert updates.versions_by_host() == {"10.0.0.1": 5, "fd00::1": 6}
+    assert updates.versions_by_host({}) == {"10.0.0.1": 5, "fd00::1": 6}
     del updates._held[1]
-    assert updates.versions_by_host() == {"10.0.0.1": 5}
+    assert updates.versions_by_host({}) == {"10.0.0.1": 5}
+
+
+def test_a_host_serves_when_all_its_replicas_do() -> None:
+    """A rolling update would replace the next pod while the second engine of this one loads, or never starts."""
+    memory = Memory(hosts={"10.0.0.7": 2, "10.0.0.8": 0})
+    pool = pool_of(memory, 1)
+    reports: Any = pool.updates.reports
+    one, other = (Addressed(rank, 0, address=f"10.0.0.7:800{rank}") for rank in (1, 2))
+    for version, joins, found in [(1, one, {"host": 1}), (2, other, {"host": 2, "10.0.0.7": 2})]:
+        pool.updates.join(joins, JoinTimes(1.0, 1.0))
+        pool.updates.update_weights(version)
+        pool.look()
+        assert reports.found == found
+    pool.updates.lose(other, "it ended")
+    pool.look()
+    assert reports.found == {"host": 2}
 
 
 def test_a_replica_joins_in_the_middle_of_a_generation_when_no_weights_change() -> None:
@@ -172,10 +188,55 @@ def test_a_run_ends_with_the_reasons_when_no_replica_joins_in_time() -> None:
     with pytest.raises(TooFewReplicas) as caught:
         pool.updates.update_weights(1)
     assert str(caught.value) == (
-        "[TooFewReplicas] 1 rollout replicas are left, rollout.min_replicas is 2, and no other one joined within 0 s "
-        "(rollout.deadline_seconds): replica 1 serves no more: version 1 did not reach it: no answer"
+        "[TooFewReplicas] 1 rollout replicas are left, rollout.min_replicas is 2, and not enough others joined within "
+        "0 s (rollout.deadline_seconds): replica 1 serves no more: version 1 did not reach it: no answer"
     )
     assert set(memory.router) == {"host:0"}, "it must not serve in any case"
+
+
+def test_an_update_ends_in_time_when_each_new_replica_starts_and_fails_it() -> None:
+    memory, now = Memory(), [0.0]
+    updates = pool_of(memory, 1, patience=60.0, clock=lambda: now[0]).updates
+    memory.replicas[0].takes = False
+    send, late = memory.send, iter(range(1, 100))
+
+    def send_and_join_another(version: int, replicas: Any) -> dict[int, str]:
+        now[0] += 25.0
+        updates.join(Replica(rank := next(late), rank, takes=False), JoinTimes(0.0, 0.0))
+        return send(version, replicas)
+
+    memory.send = send_and_join_another  # type: ignore[method-assign]
+    with pytest.raises(TooFewReplicas, match=r"not enough others joined within 60 s .*replica 3 serves no more"):
+        updates.update_weights(1)
+    assert [ranks for _, ranks in memory.sent[1:]] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_replica_that_starts_and_fails_its_first_update_is_one_that_did_not_start() -> None:
+    memory, now = Memory(), [0.0]
+    pool = pool_of(memory, 1, clock=lambda: now[0])
+    memory.nodes[1] = "ready"
+    memory.make = lambda rank, node: Replica(rank, node, takes=False)
+    tried = []
+    for version in range(1, 40):
+        before = len(memory.replicas)
+        pool.look()
+        if len(memory.replicas) > before:
+            tried.append(now[0])
+        pool.updates.update_weights(version)
+        now[0] += RETRY_SECONDS
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    assert pauses[:4] == [20.0, 30.0, 50.0, 90.0], "the pause begins with the next look"
+    reports: Any = pool.updates.reports
+    assert "replica 1 started, and was lost before it served, next try in 10 s" in reports.lines
+    memory.make, now[0] = Replica, 1e4
+    pool.look()
+    pool.updates.update_weights(40)
+    pool.look()
+    del memory.nodes[1]
+    memory.nodes[2] = "ready"
+    for _ in range(2):
+        pool.look()
+    assert len(pool.updates.all()) == 2, "after a replica that served, the next one starts at once"
 
 
 def test_a_replica_that_does_not_start_is_tried_again_after_longer_and_longer_pauses() -> None:

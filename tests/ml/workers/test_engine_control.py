@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.workers.rollout.replica_calls import ReplicaError
+from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
@@ -26,6 +26,7 @@ class Engine:
         self.request_states: dict[str, Any] = {}
         self.told: list[Any] = []
         self.fault: Exception | None = None
+        self.ended: Exception | None = None
         self._admitting = 0
         self._open = asyncio.Event()
         self._open.set()
@@ -41,6 +42,10 @@ class Engine:
             yield await state.queue.get()
         finally:
             del self.request_states[request_id]
+
+    async def check_health(self) -> None:
+        if self.ended is not None:
+            raise self.ended
 
     async def abort(self, ids: str | list[str]) -> None:
         self.told.append(("abort", ids))
@@ -226,6 +231,19 @@ async def test_a_failure_names_the_replica_and_its_weights() -> None:
     assert (caught.value.replica_rank, caught.value.global_steps) == (1, 3)
     assert str(caught.value) == "rollout replica 1, with weights of version 3: OSError: no device"
     assert isinstance(caught.value.__cause__, OSError) and server._admitting == 0
+
+
+async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_request() -> None:
+    from vllm_omni.entrypoints.omni_base import OmniEngineDeadError
+
+    server = made(Engine())
+    await server.check_engine()
+    server.engine.fault = server.engine.ended = OmniEngineDeadError("Stage-0 has no live replica")
+    said = "rollout replica 1, with weights of version 3: OmniEngineDeadError: Stage-0 has no live replica"
+    for asked in (server.generate([1], PARAMS, "a"), server.check_engine()):
+        with pytest.raises(EngineDead) as caught:
+            await asked
+        assert str(caught.value) == said
 
 
 def test_the_error_survives_pickling() -> None:

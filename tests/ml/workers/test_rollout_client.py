@@ -14,7 +14,7 @@ import torch
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
+from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaError, ReplicaLost
 from verl_omni.workers.rollout.vllm_rollout.driver import rollout_client
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
@@ -182,6 +182,39 @@ async def test_a_lost_replica_leaves_the_router_and_another_one_generates_the_sa
     assert (await ask(client)).extra_fields["global_steps"] == 4
     assert (list(pool.servers), pool.asked) == (["c"], ["a", "b", "c"])
     assert (await ask(client)).extra_fields["global_steps"] == 4
+
+
+@pytest.mark.parametrize("crossed", [False, True], ids=["as raised", "as Ray hands it over"])
+async def test_a_standalone_replica_whose_engine_has_ended_is_lost(crossed: bool) -> None:
+    from ray.exceptions import RayTaskError
+
+    own: Exception = EngineDead(0, 4, "OmniEngineDeadError: Stage-0 has no live replica")
+    if crossed:
+        own = RayTaskError("generate", "Traceback: a page of it", own, ip="10.0.0.1").as_instanceof_cause()
+    pool = Pool(a=own, b=sample(4))
+    assert (await ask(of_pool(pool, least=1))).extra_fields["global_steps"] == 4
+    assert (list(pool.servers), pool.asked) == (["b"], ["a", "b"])
+    pool = Pool(a=own, b=sample(4))
+    with pytest.raises(EngineDead, match="rollout replica 0, with weights of version 4: OmniEngineDeadError"):
+        await ask(of_pool(pool, least=None))
+    assert pool.asked == ["a"], "on the trainer's accelerators, the run ends"
+
+
+async def test_a_sample_that_ends_each_replica_in_turn_fails_with_their_reasons() -> None:
+    from ray.exceptions import ActorDiedError
+
+    pool = Pool(r0=ActorDiedError())
+
+    def replaced(names: list[str]) -> None:
+        for name in names:
+            pool.servers.pop(name)
+        pool.servers[f"r{len(pool.asked)}"] = ActorDiedError()
+
+    pool.remove_servers = Call(replaced)
+    with pytest.raises(ReplicaCallFailed, match=r"^6 rollout replicas were lost.*: replica r3: .*; replica r5: .*died"):
+        await ask(of_pool(pool, least=1))
+    assert pool.asked == [f"r{number}" for number in range(rollout_client.LOSSES_OF_A_SAMPLE + 1)]
+    assert list(pool.servers) == ["r6"], "the last one is left to other samples"
 
 
 async def test_requests_wait_for_a_replica_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:

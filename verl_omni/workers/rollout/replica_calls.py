@@ -32,12 +32,16 @@ class ReplicaError(RuntimeError):
         return f"rollout replica {self.replica_rank}, with {weights}: {self.reason}"
 
 
+class EngineDead(ReplicaError):
+    """The engine of a replica has ended, so that every other request of the replica fails too."""
+
+
 class ReplicaCallFailed(RuntimeError):
     """A call to a replica failed: it raised, it is gone, or it did not reply in time. The cause is kept."""
 
 
 class ReplicaLost(ReplicaCallFailed):
-    """A replica is gone, or sent nothing for `rollout.deadline_seconds`. Another one can do what it was called for.
+    """A replica or its engine is gone, or sent nothing for `rollout.deadline_seconds`. Another one can do its work.
 
     Attributes:
         replica: its address.

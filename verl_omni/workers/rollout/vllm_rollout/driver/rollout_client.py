@@ -18,10 +18,13 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError, ReplicaLost
+from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaError, ReplicaLost
 
 logger = logging.getLogger(__name__)
 NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
+# Of its replica, that a sample survives: each old pod of a rolling update may take it along once. A sample that ends
+# every engine it is sent to would otherwise end all of them, and those that replace them.
+LOSSES_OF_A_SAMPLE, REASONS_SHOWN = 5, 3
 MEDIA = ("video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 SEEDS = frozenset({"seed", "sde_noise_seed"})  # sampling parameters that differ between samples of a prompt
@@ -34,8 +37,9 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
     deadline does not depend on the batch size.
 
-    Of standalone replicas, one that is gone or silent leaves the router, and others generate its samples again, with
-    the same seeds. While the router has none, requests wait for one to join.
+    Of standalone replicas, one that is gone or silent, or whose engine has ended, leaves the router, and others
+    generate its samples again, with the same seeds. While the router has none, requests wait for one to join. A sample
+    that loses its replica more than `LOSSES_OF_A_SAMPLE` times fails.
 
     Args:
         waits: whether a replica may join that has the weights which these requests are for.
@@ -85,16 +89,25 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             The sample; its `extra_fields["prompt_keys"]` are those of `prompt_keys`, unless they are None.
 
         Raises:
-            ReplicaError: the replica's engine failed.
+            ReplicaError: the replica's engine failed, or, on the trainer's accelerators, has ended.
             ReplicaLost: a replica on the trainer's accelerators died, or sent nothing for `rollout.deadline_seconds`.
             TooFewReplicas: all standalone replicas did.
-            ReplicaCallFailed: the replica raised another error.
+            ReplicaCallFailed: the replica raised another error, or more than `LOSSES_OF_A_SAMPLE` standalone replicas
+                were lost with this sample.
         """
+        losses: list[ReplicaLost] = []
         while True:
             try:
                 return await self._generate_once(request_id, **kwargs)
             except ReplicaLost as lost:
                 await self._leave_out(lost)
+                losses.append(lost)
+                if len(losses) > LOSSES_OF_A_SAMPLE:
+                    last = "; ".join(str(each) for each in losses[-REASONS_SHOWN:])
+                    raise ReplicaCallFailed(
+                        f"{len(losses)} rollout replicas were lost, one after the other, while they generated this "
+                        f"sample, and it is sent to no other one; the last of them: {last}"
+                    ) from lost
 
     async def _leave_out(self, lost: ReplicaLost) -> None:
         """Take a lost replica from the router.
@@ -115,7 +128,10 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             raise
         except ReplicaError as error:
             # It names the replica already. Ray's wrapper would add the text of the whole traceback.
-            raise getattr(error, "cause", error) from error
+            own = getattr(error, "cause", error)
+            if self._standalone and isinstance(own, EngineDead):
+                raise ReplicaLost(self._in_flight[request_id][0], f"its engine has ended: {own.reason}") from error
+            raise own from error
         except Exception as error:
             if (sent := self._in_flight.get(request_id)) is None:
                 raise  # no replica was acquired

@@ -10,7 +10,9 @@ from typing import Any
 from typing_extensions import override
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.v1.engine.exceptions import EngineDeadError
 
+from verl_omni.workers.rollout.replica_calls import EngineDead
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import (
     check_acknowledgements,
     check_worker_replies,
@@ -90,6 +92,17 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     async def get_global_steps(self) -> int | None:
         """Version of the weights of new samples; None before the first update."""
         return self.global_steps
+
+    async def check_engine(self) -> None:
+        """Return if the engine can serve requests.
+
+        Raises:
+            EngineDead: the engine, or the process of one of its workers, has ended. This process may go on after it.
+        """
+        try:
+            await self.engine.check_health()
+        except EngineDeadError as error:
+            raise EngineDead(self.replica_rank, self.global_steps, f"{type(error).__name__}: {error}") from error
 
     async def requests_in_flight(self) -> int:
         """Number of requests that were accepted and not answered."""

@@ -18,13 +18,14 @@ from verl.utils.net_utils import get_free_port
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import run_uvicorn
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout import cpu_settings
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import ReplicaError
+from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaError
 from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
 from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
@@ -152,7 +153,7 @@ class vLLMOmniHttpServer(EngineControlServer):
         Raises:
             ValueError: a parameter is unknown, or the prompt is too long.
             PartialWeights: a full update of a language model's weights failed part-way.
-            ReplicaError: the engine failed; the message names this replica and its weights.
+            ReplicaError: the engine failed; the message names this replica and its weights. `EngineDead`: it has ended.
         """
         request = RolloutRequest(
             prompt_ids=prompt_ids, negative_prompt_ids=negative_prompt_ids, prompt_mask=prompt_mask,
@@ -184,7 +185,8 @@ class vLLMOmniHttpServer(EngineControlServer):
             try:
                 result = await last_output(self.engine.generate(request_id=request_id, **arguments))
             except Exception as error:
-                raise ReplicaError(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
+                kind = EngineDead if isinstance(error, EngineDeadError) else ReplicaError
+                raise kind(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
             return self._mode.to_output(result, sampling_params, version)
 
     @asynccontextmanager

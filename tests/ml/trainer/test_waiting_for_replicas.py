@@ -1,0 +1,123 @@
+"""Runs that wait for replicas with a step that is trained: what is saved, and what a resumed run goes on with."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.ml.trainer.replicas_in_memory import Memory, Recorded, Replica
+from tests.ml.trainer.test_generation_ahead import Trained, trainer
+from verl_omni.trainer import checkpoints, replica_updates
+from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
+from verl_omni.trainer.replica_reports import JoinTimes
+from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.weight_sync.errors import TooFewReplicas
+
+pytestmark = pytest.mark.slow  # composes all settings for each
+
+STEPS, LOST = 4, 2  # the only replica does not take the weights of step 2
+MODES = pytest.mark.parametrize("sync", ["true", "false"], ids=["synchronous", "asynchronous"])
+
+
+def waiting_run(
+    folder: Path, stack: Trained, sync: str, patience: float, lost: int | None = LOST
+) -> tuple[DiffusionTrainer, ReplicaUpdates]:
+    """A run whose only replica is lost with the weights of a step, and its replicas."""
+    made = trainer(
+        folder, stack, STEPS, f"trainer.v1.separate_async.sync_compatible={sync}", "trainer.save_freq=100",
+        "trainer.test_freq=2", "trainer.val_before_train=false",
+    )  # fmt: skip
+    made.held_out = made.train
+    memory = Memory(replicas=[Replica(0, 0)])
+    memory.add(memory.replicas)
+    updates = ReplicaUpdates(memory, list(memory.replicas), 1, patience, Recorded(), clock=time.monotonic)
+    updates.waited = made._poll_requests
+
+    def update(global_steps: int) -> None:
+        memory.replicas[0].takes = global_steps != lost
+        updates.update_weights(global_steps)
+        stack.served = global_steps
+
+    made.stack.weights = SimpleNamespace(update_weights=update, sleep_replicas=lambda: None)
+    return made, updates
+
+
+def resumed(folder: Path, sync: str, first: list[Any]) -> None:
+    """The rest of a run: it trains on the prompt groups that the first part has not had, and no other."""
+    whole, rest = Trained(), Trained()
+    waiting_run(folder.with_name("whole"), whole, sync, 0.0, lost=None)[0].fit(None)
+    newest = checkpoints.latest(folder / "checkpoints")
+    assert newest is not None and checkpoints.step_of(newest) == LOST
+    made, _ = waiting_run(folder, rest, sync, 0.0, lost=None)
+    made.folder.start(made.config, resumed_from=LOST)
+    made.fit(newest)
+    assert [*first, *rest.updates] == whole.updates
+    lines = {line["step"]: line for line in made.folder.metrics()}
+    assert sorted(lines) == [1, 2, 3, 4]
+    assert {"reward/mean", "val/reward/mean"} <= lines[LOST].keys(), "its metrics, and the evaluation of its weights"
+
+
+@MODES
+def test_a_run_that_is_stopped_while_it_waits_for_replicas_has_saved_its_step(
+    tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
+    made, updates = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=1000.0)
+    made.stop_requested = lambda: waits(updates)
+    with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
+        made.fit(None)
+    resumed(tmp_path / "run", sync, stack.updates)
+
+
+@MODES
+def test_a_run_that_ends_without_replicas_has_saved_its_step(tmp_path: Path, sync: str) -> None:
+    made, _ = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=0.01)
+    with pytest.raises(TooFewReplicas):
+        made.fit(None)
+    resumed(tmp_path / "run", sync, stack.updates)
+
+
+def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
+    made, updates = waiting_run(tmp_path, stack := Trained(), "false", patience=1000.0)
+    wanted = once(lambda: waits(updates))
+    made.checkpoint_wanted = wanted
+    poll = updates.waited
+
+    def poll_and_join() -> None:
+        poll()
+        if checkpoints.latest(tmp_path / "checkpoints") is not None:
+            updates.join(Replica(1, 1), JoinTimes(0.0, 0.0))
+
+    updates.waited = poll_and_join
+    made.fit(None)
+    assert len(stack.updates) == STEPS
+    lines = (tmp_path / "progress.jsonl").read_text().splitlines()
+    assert [each["step"] for each in map(json.loads, lines) if each["event"] == "checkpoint"] == [LOST, STEPS]
+
+
+def waits(updates: ReplicaUpdates) -> bool:
+    """Whether an update has begun to wait."""
+    reports: Any = updates.reports
+    return any(line.startswith("waiting") for line in reports.lines)
+
+
+def once(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """True the first time that a condition is."""
+    seen: list[bool] = []
+
+    def asked() -> bool:
+        if seen or not condition():
+            return False
+        seen.append(True)
+        return True
+
+    return asked
