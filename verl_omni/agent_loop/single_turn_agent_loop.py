@@ -13,6 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.utils.tokenizer import normalize_token_ids
 
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput
+from verl_omni.utils.messages import prompt_text
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if self._template_owner() is not None:
             ids: list[int] = await self.ct_build_initial_tokens(messages, images=images, videos=videos)
             return ids
-        return self._plain_ids(_text(messages))
+        return self._plain_ids(prompt_text(messages))
 
     def _template_owner(self) -> Any:
         """The processor, else the tokenizer; None if it has no chat template."""
@@ -134,7 +135,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         if messages is None or ids is None or self._template_owner() is not None:
             return {}
-        text = _text(messages)
+        text = prompt_text(messages)
         truncated = len(normalize_token_ids(self.tokenizer(text, truncation=False)["input_ids"])) > len(ids)
         lost = not truncated and self.tokenizer.decode(ids, skip_special_tokens=True) != text
         return {name: text} if lost else {}
@@ -152,7 +153,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Unpadded ids of the text from each encoder's tokenizer, with special tokens."""
         assert self.extra_tokenizer_map is not None
         owner = self._template_owner()
-        text = _text(messages)
+        text = prompt_text(messages)
         if owner is not None:
             text = owner.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False, **self.apply_chat_template_kwargs
@@ -182,11 +183,4 @@ def _with_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> list[
     """The messages with the images in front of the last one."""
     parts = [{"type": "image", "image": image} for image in images]
     *others, last = messages
-    return [*others, {**last, "content": [*parts, {"type": "text", "text": _text([last])}]}]
-
-
-def _text(messages: list[dict[str, Any]]) -> str:
-    """Text of messages whose content is text or a list of parts."""
-    contents = [message["content"] for message in messages]
-    parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
-    return " ".join(part["text"] for each in parts for part in each if "text" in part)
+    return [*others, {**last, "content": [*parts, {"type": "text", "text": prompt_text([last])}]}]

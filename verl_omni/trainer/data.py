@@ -15,6 +15,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
 from verl_omni.trainer import prompt_images
+from verl_omni.utils.messages import prompt_text
 
 logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
@@ -178,16 +179,6 @@ def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Map
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
     """The messages of a prompt; plain text is one of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of messages, without images."""
-    contents = [message["content"] for message in messages]
-    return " ".join(each if isinstance(each, str) else _text_of(each) for each in contents)
-
-
-def _text_of(parts: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(part.get("text") or "" for part in parts).strip()
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Tensor:

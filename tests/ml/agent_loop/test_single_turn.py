@@ -64,6 +64,15 @@ async def test_without_a_chat_template_the_plain_text_is_tokenized(worker: Any, 
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
+async def test_without_a_chat_template_a_system_message_is_not_drawn(worker: Any, batch: Any) -> None:
+    made = worker(extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"))
+    system = {"role": "system", "content": "Draw:"}
+    request = await one(made, batch, [system, {"role": "user", "content": "a circle"}])
+    assert request["prompt_ids"] == made.tokenizer("a circle")["input_ids"]
+    read = made.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
+    assert request["extra_prompt_ids"] == {"t5": read("a circle")["input_ids"]}
+
+
 @pytest.mark.parametrize("text", ["A Red Circle", "a  red circle", "a red circle\n"])
 async def test_text_that_the_ids_lose_is_sent_too(worker: Any, batch: Any, text: str) -> None:
     """The first tokenizer of Stable Diffusion 3 drops case and spacing; its third, of T5, keeps them."""
