@@ -32,6 +32,7 @@ from verl_omni.trainer.prompt_images import images_of
 from verl_omni.trainer.replica_reports import JudgeReports, RunReports
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.trackers import Trackers
+from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed, row_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
@@ -212,7 +213,7 @@ class DiffusionTrainer:
             samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
         metrics.check_versions(samples.versions, version)
         if saved and samples.images is not None:
-            texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
+            texts = [prompt_text(messages) for messages in prompts.non_tensor_batch["raw_prompt"]]
             seeds = [row_seed(prompts.meta_info["rollout_seed"], row) for row in range(len(texts))]
             drawn = [Sample(*each) for each in zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
@@ -283,7 +284,7 @@ class DiffusionTrainer:
         line |= metrics.evaluation(found.scores, found.extras)
         if found.images is None:  # latents cannot be shown
             return line
-        texts = [row["extra_info"]["prompt"] for row in rows]
+        texts = [prompt_text(row["raw_prompt"]) for row in rows]
         samples = [
             Sample(texts[p], seed + p, float(found.scores[p]), image, images_of(rows[p]["raw_prompt"]))
             for p, image in enumerate(found.images)
