@@ -6,7 +6,7 @@ import copy
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -107,13 +107,16 @@ def without_effect(
     """The settings of the reference among `overrides` that do nothing here, each with the reason.
 
     Args:
-        config: what `load` made of the overrides; with it, also settings with a value that changes nothing.
+        config: what `load` made of the overrides; with it, also those of other algorithms, and settings with a value
+            that changes nothing.
         has_accelerator: without one, also settings with a value that changes nothing on a CPU.
     """
     given = {match["key"]: match["value"] or "" for override in overrides if (match := _KEY.match(override))}
     found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
     values = {name: _parsed(text) for name, text in given.items()}
     if config is not None:
+        loss, known = config.actor_rollout_ref.actor.diffusion_loss.loss_mode, set(_names(config))
+        found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
         found |= unused_values.find(config, values)
     return found if has_accelerator else found | cpu_values.find(values)
 
@@ -139,6 +142,8 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
         match = _KEY.match(override)
         if match and unused_values.without_log_probs(loss, match["key"], _parsed(match["value"] or "")):
             continue
+        if match and _is_of_another_loss(match["key"], known):
+            continue
         rule = find_rule(match["key"]) if match and match["key"] not in known else None
         if match is None or rule is None or match["mark"].startswith("~"):
             found.overrides.append(override)
@@ -155,6 +160,18 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
                 values = " or ".join(_plain(value) for value in accepted)
                 found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
     return found
+
+
+def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
+    """Whether only other algorithms than the one of `known` have a setting: the reference has one section for all."""
+    return name not in known and name in _settings_of_losses()
+
+
+@cache
+def _settings_of_losses() -> frozenset[str]:
+    """Names of the settings that an algorithm of this package has."""
+    own = (loss for loss, entry in registry.ALGORITHMS.items() if entry.like is None)
+    return frozenset(name for loss in own for name in _names(_files(loss)))
 
 
 def _parsed(text: str) -> Any:
