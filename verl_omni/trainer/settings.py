@@ -62,8 +62,18 @@ def load(overrides: Sequence[str]) -> DictConfig:
         raise SettingsError("\n".join(unknown))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
+        _check(config, known, own)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
+    return config
+
+
+def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
+    """Refuse values that are missing, not supported, or do not go together.
+
+    Raises:
+        SettingsError: see `load`.
+    """
     reference_scorers.use_built_in(config.reward)
     reference_scorers.use_own_dataset(config.data)
     if missing := sorted(name for name in known if _is_missing(config, name)):
@@ -73,7 +83,6 @@ def load(overrides: Sequence[str]) -> DictConfig:
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]
     if wrong := [*_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
-    return config
 
 
 def defaults(loss: str) -> DictConfig:
@@ -145,7 +154,10 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
         if match and _is_of_another_loss(match["key"], known):
             continue
         rule = find_rule(match["key"]) if match and match["key"] not in known else None
-        if match is None or rule is None or match["mark"].startswith("~"):
+        deleted = match is not None and match["mark"].startswith("~")
+        if deleted and isinstance(rule, WithoutEffect):
+            continue
+        if match is None or rule is None or deleted:
             found.overrides.append(override)
             continue
         key, text = match["key"], match["value"] or ""
@@ -206,7 +218,7 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
         import_extensions(_external_lib(overrides))
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    loss, others = resolve(overrides, registry.DEFAULT)
+    loss, others = resolve(overrides, registry.DEFAULT, lambda text: str(_parsed(text)))
     try:
         registry.check_name(loss)
     except ValueError as error:
@@ -241,7 +253,10 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     match = _KEY.match(override)
     if match is None:
         return f"{override!r} is not an override; write name=value"
-    key = match["key"]
+    key, rule = match["key"], find_rule(match["key"])
+    if match["mark"].startswith("~") and (key in known or rule is not None):
+        value = f"; write {key}=VALUE, or nothing for its default" if rule is None else ""
+        return f"{key}: a setting cannot be deleted{value}"
     if key in known or _is_open(key):
         return None
     for group in (key, key.rpartition(".")[0]):
