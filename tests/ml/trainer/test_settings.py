@@ -81,7 +81,7 @@ def test_settings_of_hydra_itself_that_would_change_a_run_are_refused(given: str
 
 
 def test_a_value_that_refers_to_no_setting_is_refused() -> None:
-    with pytest.raises(settings.SettingsError, match="trainer.nothing"):
+    with pytest.raises(settings.SettingsError, match=r"trainer\.nothing"):
         settings.load([*REQUIRED, "actor_rollout_ref.rollout.n=${trainer.nothing}"])
 
 

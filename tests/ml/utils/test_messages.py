@@ -8,8 +8,9 @@ SYSTEM = {"role": "system", "content": "Describe the image by its colors:"}
 
 
 def test_a_system_message_is_no_part_of_the_text() -> None:
-    assert prompt_text([SYSTEM, {"role": "user", "content": "a cat"}]) == "a cat"
-    assert prompt_text([SYSTEM, {"role": "user", "content": "a cat"}, {"role": "assistant", "content": "yes"}]) == "a cat"
+    messages = [SYSTEM, {"role": "user", "content": "a cat"}]
+    assert prompt_text(messages) == "a cat"
+    assert prompt_text([*messages, {"role": "assistant", "content": "yes"}]) == "a cat"
 
 
 def test_the_users_messages_and_parts_are_joined_without_images() -> None:
