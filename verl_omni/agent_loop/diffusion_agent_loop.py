@@ -135,10 +135,11 @@ class DiffusionAgentLoopWorker:
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """Generate and score a sample for each row; `batching.collate` lists the keys of the result.
 
-        Adds a column `agent_name` to `batch` if it has none. With `meta_info["carry_responses"]` false, samples are
-        dropped once they are scored: the result has no `responses`. With `meta_info["store_samples"]`, the tensors that
-        training reads stay in Ray's object store, the embeddings of a prompt once for all its samples: the result has a
-        column `stored` (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
+        The column `agent_name` of `batch` names the loop of each row; the default one is added where there is none.
+        With `meta_info["carry_responses"]` false, samples are dropped once they are scored: the result has no
+        `responses`. With `meta_info["store_samples"]`, the tensors that training reads stay in Ray's object store, the
+        embeddings of a prompt once for all its samples: the result has a column `stored`
+        (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
 
         Raises:
             SampleFailed: a row failed, or has no score when its sample is dropped; the other rows were cancelled.
@@ -146,8 +147,8 @@ class DiffusionAgentLoopWorker:
         """
         size = len(batch)
         columns = batch.non_tensor_batch
-        if "agent_name" not in columns:
-            columns["agent_name"] = np.array([self.rollout_config.agent.default_agent_loop] * size, dtype=object)
+        chosen, default = columns.get("agent_name", [None] * size), self.rollout_config.agent.default_agent_loop
+        columns["agent_name"] = np.array([name or default for name in chosen], dtype=object)
         params = row_params(self.rollout_config, batch.meta_info, size, columns)
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
         version = batch.meta_info.get("global_steps")

@@ -13,6 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.utils.tokenizer import normalize_token_ids
 
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput
+from verl_omni.utils.messages import prompt_text
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if self._template_owner() is not None:
             ids: list[int] = await self.ct_build_initial_tokens(messages, images=images, videos=videos)
             return ids
-        return self._plain_ids(_text(messages))
+        return self._plain_ids(prompt_text(messages))
 
     def _template_owner(self) -> Any:
         """The processor, else the tokenizer; None if it has no chat template."""
@@ -130,14 +131,20 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _lost_text(self, name: str, messages: list[dict[str, Any]] | None, ids: list[int] | None) -> dict[str, str]:
         """{name: the text} where the ids do not say it all: a CLIP tokenizer drops case and spacing, which T5 keeps.
 
-        {} for a chat template, whose ids are what the model reads, and for a prompt that was truncated.
+        With a chat template that is the rendered text. {} for a prompt that was truncated, or whose ids have places for
+        images.
         """
-        if messages is None or ids is None or self._template_owner() is not None:
+        if messages is None or ids is None:
             return {}
-        text = _text(messages)
-        truncated = len(normalize_token_ids(self.tokenizer(text, truncation=False)["input_ids"])) > len(ids)
-        lost = not truncated and self.tokenizer.decode(ids, skip_special_tokens=True) != text
-        return {name: text} if lost else {}
+        plain = self._template_owner() is None
+        if not plain and _has_media(messages):
+            return {}
+        text = self._encoder_text(messages)
+        # Special tokens of plain text are the tokenizer's, those of a template are in its text.
+        if self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
+            return {}
+        whole = self.tokenizer(text, add_special_tokens=plain, truncation=False)["input_ids"]
+        return {} if len(normalize_token_ids(whole)) > len(ids) else {name: text}
 
     def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
         """`extra_prompt_ids` and `negative_extra_prompt_ids` (None without a negative prompt); {} without a map."""
@@ -151,18 +158,23 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _by_encoder(self, messages: list[dict[str, Any]]) -> dict[str, list[int]]:
         """Unpadded ids of the text from each encoder's tokenizer, with special tokens."""
         assert self.extra_tokenizer_map is not None
-        owner = self._template_owner()
-        text = _text(messages)
-        if owner is not None:
-            text = owner.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **self.apply_chat_template_kwargs
-            )
+        text = self._encoder_text(messages)
         made = {}
         for name, entry in self.extra_tokenizer_map.items():
             length = entry["max_length"]
             read = entry["tokenizer"](text, add_special_tokens=True, truncation=length is not None, max_length=length)
             made[name] = list(normalize_token_ids(read["input_ids"]))
         return made
+
+    def _encoder_text(self, messages: list[dict[str, Any]]) -> str:
+        """The text that text encoders read: the chat template's, or the user's."""
+        owner = self._template_owner()
+        if owner is None:
+            return prompt_text(messages)
+        text: str = owner.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **self.apply_chat_template_kwargs
+        )
+        return text
 
 
 def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -171,6 +183,11 @@ def _messages(prompt: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]
 
 def _has_parts(messages: list[dict[str, Any]]) -> bool:
     return any(not isinstance(message["content"], str) for message in messages)
+
+
+def _has_media(messages: list[dict[str, Any]]) -> bool:
+    parts = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    return any("text" not in part for each in parts for part in each)
 
 
 def _images(messages: list[dict[str, Any]]) -> list[Any]:
@@ -182,11 +199,4 @@ def _with_images(messages: list[dict[str, Any]], images: Sequence[Any]) -> list[
     """The messages with the images in front of the last one."""
     parts = [{"type": "image", "image": image} for image in images]
     *others, last = messages
-    return [*others, {**last, "content": [*parts, {"type": "text", "text": _text([last])}]}]
-
-
-def _text(messages: list[dict[str, Any]]) -> str:
-    """Text of messages whose content is text or a list of parts."""
-    contents = [message["content"] for message in messages]
-    parts = [[{"text": each}] if isinstance(each, str) else each for each in contents]
-    return " ".join(part["text"] for each in parts for part in each if "text" in part)
+    return [*others, {**last, "content": [*parts, {"type": "text", "text": prompt_text([last])}]}]

@@ -15,6 +15,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
 from verl_omni.trainer import prompt_images
+from verl_omni.utils.messages import prompt_text
 
 logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
@@ -26,8 +27,9 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
 
     A row has `prompt`, and may have `images`, `negative_prompt`, `data_source`, `ground_truth` (or verl's
     `reward_model.ground_truth`) and `extra_info`. An item has `raw_prompt`, `data_source`, `reward_model`, `extra_info`
-    (which includes the prompt's text, and its images as images of PIL), and `raw_negative_prompt` if any row has a
-    negative prompt.
+    (which includes the prompt's images as images of PIL, and, unless the row has its own, the prompt's text and the
+    row's number), and `raw_negative_prompt` if any row has a negative prompt. The row's other columns are unchanged,
+    e.g. `agent_name`, which chooses the agent loop; None where a row has no value.
     """
 
     @override
@@ -81,11 +83,16 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         graded = dict(row.get("reward_model") or {})
         graded.setdefault("style", "rule")
         graded.setdefault("ground_truth", row.get("ground_truth") or text)
+        info = dict(row.get("extra_info") or {})
+        info |= {name: value for name, value in (("prompt", text), ("index", item)) if info.get(name) is None}
+        # The messages have the prompt and its images and videos already.
+        read = (self.prompt_key, self.image_key, self.video_key, self.audio_key, "negative_prompt")
         made: dict[str, Any] = {
+            **{name: value for name, value in row.items() if name not in read},
             "raw_prompt": messages,
             "data_source": row.get("data_source") or "unknown",
             "reward_model": graded,
-            "extra_info": {**(row.get("extra_info") or {}), "prompt": text, "index": item},
+            "extra_info": info,
         }
         if row.get(self.image_key):
             made["extra_info"]["images"] = prompt_images.images_of(messages)
@@ -178,16 +185,6 @@ def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Map
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
     """The messages of a prompt; plain text is one of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of messages, without images."""
-    contents = [message["content"] for message in messages]
-    return " ".join(each if isinstance(each, str) else _text_of(each) for each in contents)
-
-
-def _text_of(parts: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(part.get("text") or "" for part in parts).strip()
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Tensor:

@@ -19,8 +19,11 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         return
     if not model.model_path:
         yield f"{MODEL}.model_path: must be given with {MODEL}.enable=true: a folder, or a repository of the hub"
-    if config.algorithm.sample_source == "offline":
-        yield f"{MODEL}.enable: nothing is scored with algorithm.sample_source=offline; write false"
+    if config.algorithm.sample_source == "offline" and config.data.val_files is None:
+        yield (
+            f"{MODEL}.enable: with algorithm.sample_source=offline only evaluations are scored, and there is no "
+            "data.val_files; write false"
+        )
     if model.rollout.skip_tokenizer_init:
         yield f"{MODEL}.rollout.skip_tokenizer_init: a judge answers with text, which needs its tokenizer; write false"
     yield from _own_pool(model) if model.enable_resource_pool else _shared(config, model)

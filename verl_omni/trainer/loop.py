@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,16 +24,16 @@ from verl_omni.trainer import (
     judges,
     metrics,
     sample_generation,
+    shown_samples,
 )
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
-from verl_omni.trainer.prompt_images import images_of
 from verl_omni.trainer.replica_reports import JudgeReports, RunReports
-from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
+from verl_omni.trainer.run_folder import RunFolder, write_samples
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.utils.metrics_writer import MetricsWriter
-from verl_omni.utils.seeds import hashed_seed, sample_seeds
+from verl_omni.utils.seeds import hashed_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -240,12 +240,7 @@ class DiffusionTrainer:
         with self._joining(version) if self._ahead is None else contextlib.nullcontext():
             samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
         metrics.check_versions(samples.versions, version)
-        if saved and samples.images is not None:
-            texts = [info["prompt"] for info in prompts.non_tensor_batch["extra_info"]]
-            base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
-            seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
-            rows = zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)
-            drawn = [Sample(text, score=score, image=image, **own) for text, own, score, image in rows]
+        if saved and (drawn := shown_samples.training_samples(prompts, samples, rollout)):
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 
@@ -317,21 +312,16 @@ class DiffusionTrainer:
             if not self._awake:
                 self._publish(step)
         line |= metrics.evaluation(found.scores, found.extras)
-        if found.images is None:  # latents cannot be shown
+        if not (samples := shown_samples.evaluation_samples(rows, found, seed)):
             return line
-        texts = [row["extra_info"]["prompt"] for row in rows]
-        samples = [
-            Sample(texts[p], seed + p, float(found.scores[p]), image, images_of(rows[p]["raw_prompt"]))
-            for p, image in enumerate(found.images)
-        ]
-        self.folder.samples(step, [samples[row] for row in rows_to_show(texts, self.config.trainer.sample_prompts)])
+        self.folder.samples(step, shown_samples.choose(samples, self.config.trainer.sample_prompts))
         if self.config.trainer.validation_data_dir is not None:
             write_samples(
                 Path(self.config.trainer.validation_data_dir), step, samples,
                 self.config.trainer.validation_data_max_samples,
             )  # fmt: skip
         if self.tracking is not None:
-            self.tracking.show(step, [samples[row] for row in rows_to_show(texts, self.tracking.pictures)])
+            self.tracking.show(step, shown_samples.choose(samples, self.tracking.pictures))
         return line | metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
@@ -380,13 +370,6 @@ class DiffusionTrainer:
     @staticmethod
     def _due(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
-
-
-def rows_to_show(prompts: Sequence[str], limit: int) -> list[int]:
-    """Rows whose images are kept: at most `limit`, evenly spaced, no prompt twice."""
-    distinct = sorted({text: row for row, text in reversed(list(enumerate(prompts)))}.values())
-    count = min(len(distinct), limit)
-    return [distinct[place * len(distinct) // count] for place in range(count)]
 
 
 class _Timer(AbstractContextManager[None]):

@@ -14,6 +14,7 @@ from torch import Tensor
 from verl import DataProto
 
 from verl_omni.trainer.sample_generation import objects
+from verl_omni.utils.messages import prompt_text
 from verl_omni.workers.algorithms.base import draw_seeds
 
 COLUMNS = ("chosen", "rejected")
@@ -57,7 +58,7 @@ class PreferencePairs:
         """
         pairs = [self._dataset.dataframe[row] for row in rows]
         pixels = torch.stack([torch.stack([self._read(pair[name]) for name in COLUMNS]) for pair in pairs])
-        prompts = [self._dataset[row]["extra_info"]["prompt"] for row in rows]
+        prompts = [prompt_text(self._dataset[row]["raw_prompt"]) for row in rows]
         return DataProto.from_dict(
             tensors={
                 "pixels": pixels, "preferred": torch.ones(len(rows)), "draw_seeds": draw_seeds(len(rows), seed),

@@ -45,6 +45,7 @@ class RunFolder:
 
     def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
         self.path, self.on_event = path, on_event
+        self._newest: float | None = None  # the step of the last line of metrics.jsonl
         self._lock = threading.RLock()  # results are sent in the background, and recorded from there
         path.mkdir(parents=True, exist_ok=True)
 
@@ -56,6 +57,7 @@ class RunFolder:
         lines = self._lines("metrics.jsonl") if resumed_from is not None else []
         kept = [line for line in lines if line["step"] <= (resumed_from or 0)]
         self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self._newest = kept[-1]["step"] if kept else None
         self.event("start", total_steps=config.trainer.total_training_steps, resumed_from=resumed_from)
 
     def metrics(self) -> list[dict[str, float | None]]:
@@ -65,7 +67,7 @@ class RunFolder:
     def line(self, step: int) -> dict[str, float]:
         """The finite metrics of a step; empty if it has no line."""
         lines = [line for line in self._lines("metrics.jsonl") if line["step"] == step]
-        return {name: value for line in lines[-1:] for name, value in line.items() if value is not None}
+        return {name: value for line in lines for name, value in line.items() if value is not None}
 
     def has_evaluation(self, step: int) -> bool:
         """Whether the metrics of `step` already include an evaluation."""
@@ -76,13 +78,20 @@ class RunFolder:
         self._record({"event": event, **fields})
 
     def step(self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None) -> None:
-        """Append the metrics of a step, with `step` among them, and an event.
+        """Append the metrics of a step, with `step` among them, and an event; they replace those of the same step.
+
+        A step has metrics twice if a checkpoint was saved before its evaluation.
 
         Args:
             eta_s: estimated seconds to the end. samples: number of training samples since this process started.
         """
         line = {name: _plain(value) for name, value in metrics.items()}
-        self._append("metrics.jsonl", line)
+        if line["step"] == self._newest:
+            lines = [*self.metrics()[:-1], line]
+            self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in lines))
+        else:
+            self._append("metrics.jsonl", line)
+        self._newest = line["step"]
         self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:

@@ -108,7 +108,8 @@ def generate_scored(
         raise KeyError("samples have no reward: check reward.scorer and reward.reward_manager")
     columns = output.non_tensor_batch
     names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
-    stored = list(columns["stored"]) if "stored" in columns else []
+    in_the_store = prompts.meta_info.get("store_samples") and "stored" in columns  # or it is the data set's column
+    stored = list(columns["stored"]) if in_the_store else []
     return ScoredSamples(
         tensors={SAMPLE: torch.arange(len(output))}
         if stored
@@ -173,10 +174,9 @@ def _output_type(rollout: DictConfig, meta_info: Mapping[str, Any]) -> str:
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    columns: dict[str, np.ndarray] = {}
-    for name in rows[0]:
-        columns[name] = objects([row[name] for row in rows])
-    return columns
+    """Columns of rows that may have different keys; None where a row lacks one."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: objects([row.get(name) for row in rows]) for name in names}
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:

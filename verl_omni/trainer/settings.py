@@ -6,7 +6,7 @@ import copy
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -62,8 +62,18 @@ def load(overrides: Sequence[str]) -> DictConfig:
         raise SettingsError("\n".join(unknown))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
+        _check(config, known, own)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
+    return config
+
+
+def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
+    """Refuse values that are missing, not supported, or do not go together.
+
+    Raises:
+        SettingsError: see `load`.
+    """
     reference_scorers.use_built_in(config.reward)
     reference_scorers.use_own_dataset(config.data)
     if missing := sorted(name for name in known if _is_missing(config, name)):
@@ -73,7 +83,6 @@ def load(overrides: Sequence[str]) -> DictConfig:
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]
     if wrong := [*_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
-    return config
 
 
 def defaults(loss: str) -> DictConfig:
@@ -107,13 +116,16 @@ def without_effect(
     """The settings of the reference among `overrides` that do nothing here, each with the reason.
 
     Args:
-        config: what `load` made of the overrides; with it, also settings with a value that changes nothing.
+        config: what `load` made of the overrides; with it, also those of other algorithms, and settings with a value
+            that changes nothing.
         has_accelerator: without one, also settings with a value that changes nothing on a CPU.
     """
     given = {match["key"]: match["value"] or "" for override in overrides if (match := _KEY.match(override))}
     found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
     values = {name: _parsed(text) for name, text in given.items()}
     if config is not None:
+        loss, known = config.actor_rollout_ref.actor.diffusion_loss.loss_mode, set(_names(config))
+        found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
         found |= unused_values.find(config, values)
     return found if has_accelerator else found | cpu_values.find(values)
 
@@ -139,8 +151,13 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
         match = _KEY.match(override)
         if match and unused_values.without_log_probs(loss, match["key"], _parsed(match["value"] or "")):
             continue
+        if match and _is_of_another_loss(match["key"], known):
+            continue
         rule = find_rule(match["key"]) if match and match["key"] not in known else None
-        if match is None or rule is None or match["mark"].startswith("~"):
+        deleted = match is not None and match["mark"].startswith("~")
+        if deleted and isinstance(rule, WithoutEffect):
+            continue
+        if match is None or rule is None or deleted:
             found.overrides.append(override)
             continue
         key, text = match["key"], match["value"] or ""
@@ -155,6 +172,18 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
                 values = " or ".join(_plain(value) for value in accepted)
                 found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
     return found
+
+
+def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
+    """Whether only other algorithms than the one of `known` have a setting: the reference has one section for all."""
+    return name not in known and name in _settings_of_losses()
+
+
+@cache
+def _settings_of_losses() -> frozenset[str]:
+    """Names of the settings that an algorithm of this package has."""
+    own = (loss for loss, entry in registry.ALGORITHMS.items() if entry.like is None)
+    return frozenset(name for loss in own for name in _names(_files(loss)))
 
 
 def _parsed(text: str) -> Any:
@@ -189,7 +218,7 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
         import_extensions(_external_lib(overrides))
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    loss, others = resolve(overrides, registry.DEFAULT)
+    loss, others = resolve(overrides, registry.DEFAULT, lambda text: str(_parsed(text)))
     try:
         registry.check_name(loss)
     except ValueError as error:
@@ -224,7 +253,10 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     match = _KEY.match(override)
     if match is None:
         return f"{override!r} is not an override; write name=value"
-    key = match["key"]
+    key, rule = match["key"], find_rule(match["key"])
+    if match["mark"].startswith("~") and (key in known or rule is not None):
+        value = f"; write {key}=VALUE, or nothing for its default" if rule is None else ""
+        return f"{key}: a setting cannot be deleted{value}"
     if key in known or _is_open(key):
         return None
     for group in (key, key.rpartition(".")[0]):

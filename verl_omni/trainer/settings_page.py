@@ -39,7 +39,8 @@ many of its 40 published recipes set a value.
 {counts}
 
 - **used**: it has the reference's meaning, except for what [switching.md](switching.md) says. With "only", other
-  values are refused.
+  values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no effect, and is
+  named at the start.
 - **same as**: the value goes to the named setting, or must be equal to it.
 - **without effect**: accepted and named once at the start of a run, with this reason.
 - **only**: other values are refused, because this trainer does not have what they ask for.
@@ -80,8 +81,8 @@ def configurations() -> list[DictConfig]:
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
     """(kind, what becomes of the setting); None if the trainer does not know it."""
-    if found := [text for config in configs if (text := default_here(config, name)) is not None]:
-        text = f"used; default {' or '.join(dict.fromkeys(found))}"
+    if found := [(config, text) for config in configs if (text := default_here(config, name)) is not None]:
+        text = f"{_used(found, len(configs))}; default {' or '.join(dict.fromkeys(text for _, text in found))}"
         if name in SUPPORTED:
             text += f"; only {_listed(SUPPORTED[name].values)}: {SUPPORTED[name].advice}"
         return KINDS[0], text
@@ -97,6 +98,13 @@ def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None
     if any(name.startswith(f"{group}.") for group in OPEN):
         return KINDS[0], "used; one of a group whose names the user chooses"
     return None
+
+
+def _used(found: Sequence[tuple[DictConfig, str]], algorithms: int) -> str:
+    """Which algorithms use a setting."""
+    if len(found) == algorithms:
+        return "used"
+    return f"used with {_listed([config.actor_rollout_ref.actor.diffusion_loss.loss_mode for config, _ in found])}"
 
 
 def default_here(config: DictConfig, name: str) -> str | None:

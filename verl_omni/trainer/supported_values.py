@@ -213,14 +213,8 @@ def _resume(config: DictConfig) -> Iterator[str]:
 
 
 def _pictures(trainer: DictConfig) -> Iterator[str]:
-    named = [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger or []
     if trainer.log_val_generations < 0:
         yield f"trainer.log_val_generations: must not be negative: {trainer.log_val_generations}"
-    if trainer.log_val_generations > 0 and not set(named) & set(TRACKERS_WITH_PICTURES):
-        yield (
-            f"trainer.log_val_generations: no tracker of trainer.logger={list(named)} shows pictures; write 0, or add "
-            f"{' or '.join(TRACKERS_WITH_PICTURES)}. The run folder keeps trainer.sample_prompts of them"
-        )
 
 
 def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from verl_omni.algos import window_bounds
 from verl_omni.trainer.reference_scorers import is_placeholder
+from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -16,6 +17,7 @@ MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "a
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
+PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
 
 
@@ -61,8 +63,15 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+    if given.get(PICTURES) and config.trainer.log_val_generations > 0 and not _shows_pictures(config.trainer.logger):
+        yield PICTURES, f"trainer.logger shows no pictures; {', '.join(TRACKERS_WITH_PICTURES)} do"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+
+
+def _shows_pictures(logger: Any) -> bool:
+    named = [logger] if isinstance(logger, str) else logger or []
+    return not set(named).isdisjoint(TRACKERS_WITH_PICTURES)
 
 
 def _fills_its_range(rollout: DictConfig) -> bool:

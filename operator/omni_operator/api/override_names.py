@@ -36,8 +36,8 @@ def describe_unsupported(mark: str, name: str, value: str, loss: str) -> str | N
     rule = name if name in known else _reference_rule(name)
     if rule is not None:
         return _describe_rejected(name, value, *_REJECTED[rule]) if rule in _REJECTED else None
-    if others := [other for other, names in BY_LOSS.items() if name in names]:
-        return f"{name} is a setting of {' and '.join(others)}, and this job runs {loss}"
+    if any(name in names for names in BY_LOSS.values()):
+        return None  # the trainer names it as a setting that this algorithm does not read
     near = nearest(name, known) or next((one for one in sorted(known) if _last(one) == _last(name)), None)
     return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
 

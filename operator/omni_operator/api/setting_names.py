@@ -211,18 +211,20 @@ WITHOUT_EFFECT = (
     "algorithm.trainer_type", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers",
     "data.max_response_length", "data.return_full_prompt", "data.return_multi_modal_inputs",
     "data.return_raw_input_ids", "data.val_batch_size", "data.validation_shuffle", "distillation.*",
-    "global_profiler.*", "reward.reward_model.rollout.disaggregation.*", "reward.reward_model.rollout.do_sample",
-    "reward.reward_model.rollout.ignore_eos", "reward.reward_model.rollout.layered_summon",
-    "reward.reward_model.rollout.multi_stage_wake_up", "reward.reward_model.rollout.n",
-    "reward.reward_model.rollout.profiler.*", "reward.reward_model.rollout.prompt_length", "reward.sandbox_fusion.*",
-    "skip.async_rollout.action", "skip.async_rollout.dump_dir", "skip.async_rollout.steps", "skip.rollout.action",
-    "skip.rollout.dump_dir", "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range",
-    "trainer.ray_wait_register_center_timeout", "trainer.v1.colocate_async.*",
-    "trainer.v1.sampler.max_incomplete_group_refill_rounds", "trainer.v1.sync", "trainer.video_fps",
-    "transfer_queue.backend.*", "transfer_queue.metrics.*",
+    "global_profiler.*", "hydra.output_subdir", "hydra.run.*", "reward.reward_model.rollout.disaggregation.*",
+    "reward.reward_model.rollout.do_sample", "reward.reward_model.rollout.ignore_eos",
+    "reward.reward_model.rollout.layered_summon", "reward.reward_model.rollout.multi_stage_wake_up",
+    "reward.reward_model.rollout.n", "reward.reward_model.rollout.profiler.*",
+    "reward.reward_model.rollout.prompt_length", "reward.sandbox_fusion.*", "skip.async_rollout.action",
+    "skip.async_rollout.dump_dir", "skip.async_rollout.steps", "skip.rollout.action", "skip.rollout.dump_dir",
+    "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range", "trainer.ray_wait_register_center_timeout",
+    "trainer.v1.colocate_async.*", "trainer.v1.sampler.max_incomplete_group_refill_rounds", "trainer.v1.sync",
+    "trainer.video_fps", "transfer_queue.backend.*", "transfer_queue.metrics.*",
 )
 # Settings with the only values that are accepted, and what to write instead of others.
 REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
+    (('diffusion_trainer', 'diffusion_trainer.yaml'), "there is one configuration", ("--config-name",)),
+    (('config', './config'), "there is one configuration; settings are written as name=value", ("--config-path",)),
     ((['model', 'optimizer', 'extra'],), "a checkpoint has everything that a run needs to go on", (
         "actor_rollout_ref.actor.checkpoint.load_contents", "actor_rollout_ref.actor.checkpoint.save_contents",
     )),
@@ -287,6 +289,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('data_source',), "the column data_source names the scorer of a row", ("data.reward_fn_key",)),
     ((None,), "there are no tools", ("data.tool_config_path",)),
     (('videos',), "prompts are text", ("data.video_key",)),
+    ((False, None), "a run stays in its working directory, where relative paths start", ("hydra.job.chdir",)),
     ((None,), "this trainer does not have it", (
         "ray_kwargs.timeline_json_file", "trainer.default_hdfs_dir",
     )),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+from verl_omni.models.text import qwen_tokenizer
+from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.workers.config import DiffusionModelConfig
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
@@ -64,6 +66,15 @@ async def test_without_a_chat_template_the_plain_text_is_tokenized(worker: Any, 
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
+async def test_without_a_chat_template_a_system_message_is_not_drawn(worker: Any, batch: Any) -> None:
+    made = worker(extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"))
+    system = {"role": "system", "content": "Draw:"}
+    request = await one(made, batch, [system, {"role": "user", "content": "a circle"}])
+    assert request["prompt_ids"] == made.tokenizer("a circle")["input_ids"]
+    read = made.model_config.load_extra_tokenizers()["t5"]["tokenizer"]
+    assert request["extra_prompt_ids"] == {"t5": read("a circle")["input_ids"]}
+
+
 @pytest.mark.parametrize("text", ["A Red Circle", "a  red circle", "a red circle\n"])
 async def test_text_that_the_ids_lose_is_sent_too(worker: Any, batch: Any, text: str) -> None:
     """The first tokenizer of Stable Diffusion 3 drops case and spacing; its third, of T5, keeps them."""
@@ -112,6 +123,23 @@ async def test_a_custom_chat_template_is_used_by_tokenizer_and_processor(worker:
     made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
     request = await one(made, batch, "a circle")
     assert request["prompt_ids"] == made.tokenizer("a circle red", add_special_tokens=False)["input_ids"]
+
+
+async def test_text_of_a_chat_template_that_the_ids_lose_is_sent_too(worker: Any, batch: Any) -> None:
+    """The engine would decode the ids of the first tokenizer, and T5 would get lower case."""
+    user = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
+    made = worker(f'actor_rollout_ref.model.custom_chat_template="{user}"', "data.max_prompt_length=16")
+    request = await one(made, batch, "A Red  Circle", raw_negative_prompt=["Blue"])
+    assert (request["prompt_text"], request["negative_prompt_text"]) == ("A Red  Circle", "Blue")
+    sent = {"prompt_token_ids": request["prompt_ids"], "prompt_text": request["prompt_text"]}
+    assert decode_token_ids(sent, made.tokenizer)["prompt"] == "A Red  Circle"
+
+
+async def test_ids_of_a_chat_template_that_say_it_all_are_sent_alone(worker: Any, batch: Any) -> None:
+    made = worker(f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'")
+    made.tokenizer = qwen_tokenizer(["a circle red"])
+    made.tokenizer.chat_template = TEMPLATE
+    assert (await one(made, batch, "a circle")).keys() == SENT
 
 
 def test_a_custom_chat_template_is_set_on_the_processor(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

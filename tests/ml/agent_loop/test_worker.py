@@ -74,6 +74,18 @@ async def test_loops_from_a_yaml_list_are_instantiated_for_each_row(
     assert list(output.non_tensor_batch["agent_name"]) == ["framed"] * 3
 
 
+async def test_each_row_is_drawn_by_the_loop_that_it_names(
+    worker: Any, batch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "framed_loop.py").write_text(LOOP)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "loops.yaml").write_text("- {name: framed, _target_: framed_loop.Framed, border: 5}\n")
+    made = worker(f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{tmp_path / 'loops.yaml'}'")
+    output = await made.generate_sequences(batch(["a", "b"], agent_name=["framed", None]))
+    assert [request["sampling_params"].get("border") for request in made.server_manager.asked] == [5, None]
+    assert list(output.non_tensor_batch["agent_name"]) == ["framed", "diffusion_single_turn_agent"]
+
+
 @pytest.mark.parametrize("text", ["name: x\n_target_: y\n", "- {_target_: y}\n", "- {name: x}\n", "- x\n"])
 def test_a_file_without_a_list_of_loops_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "loops.yaml"

@@ -77,6 +77,18 @@ def test_latents_of_wan_have_the_factors_of_its_vae() -> None:
     assert wan_shapes.sequence_length(old, pipeline) == 4 * wan_shapes.sequence_length(new, pipeline)
 
 
+@pytest.mark.parametrize(
+    ("asked", "latent"), [(1, 1), (4, 2), (5, 2), (8, 3), (9, 3), (120, 31), (121, 31)]
+)  # fmt: skip
+def test_frames_of_wan_are_rounded_as_the_engine_does(asked: int, latent: int) -> None:
+    """vllm_omni/diffusion/models/wan2_2/pipeline_wan2_2.py, `forward`: 8 frames become 9."""
+    made = asked if asked % 4 == 1 else asked // 4 * 4 + 1
+    assert (made - 1) // 4 + 1 == latent
+    configs = {"transformer": {"in_channels": 16}, "vae": {}}
+    pipeline = SimpleNamespace(height=704, width=1280, num_frames=asked)
+    assert wan_shapes.decoder_input(configs, pipeline)[1] == latent
+
+
 def test_an_unknown_architecture_is_refused_and_known_ones_are_listed() -> None:
     with pytest.raises(ValueError, match=r"FluxPipeline.*QwenImagePipeline.*StableDiffusion3Pipeline.*WanPipeline"):
         registry.training_adapter("FluxPipeline")

@@ -49,6 +49,16 @@ def test_what_does_not_work_is_refused_with_the_setting(overrides: tuple[str, ..
     assert said in str(caught.value) and RM in str(caught.value)
 
 
+def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
+    offline = (
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline",
+        "actor_rollout_ref.model.lora_rank=4", ON, PATH, ALONE,
+    )  # fmt: skip
+    assert judges.sleeps(loaded(*offline, "data.val_files=held_out.jsonl"))
+    with pytest.raises(settings.SettingsError, match=r"enable: .* only evaluations are scored, .* no data\.val_files"):
+        loaded(*offline)
+
+
 def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its_own_never() -> None:
     four = (ON, PATH, "trainer.n_gpus_per_node=4")
     shared, awake = loaded(*four), loaded(*four, f"{RM}.rollout.free_cache_engine=false")

@@ -149,6 +149,17 @@ def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_
     assert not set(seeds(f"{name}=42")) & set(seeds())
 
 
+def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> None:
+    """verl's RLHFDataset adds no text of the prompt to `extra_info`."""
+    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}")
+    made.train = made.held_out = [{"raw_prompt": row["raw_prompt"], "extra_info": {}} for row in ROWS]
+    made.fit(None)
+    lines = [json.loads(line) for line in (tmp_path / "drawn" / "1.jsonl").read_text().splitlines()]
+    assert {line["input"] for line in lines} == {"a red circle", "a blue square"}
+    shown = json.loads((tmp_path / "run" / "samples" / "step_000002" / "index.json").read_text())
+    assert [sample["prompt"] for sample in shown] == ["a red circle", "a blue square"]
+
+
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
     made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
     assert made._generate(1, 0).images is None

@@ -17,11 +17,9 @@ MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "a
 LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction", "reward.reward_model"
 REQUIRED = ["data.train_files=t", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=64"]
 # What the value of a setting needs besides it, by the beginning of the setting's name. The longest one counts.
-NFT, DPO, DPPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo", "flow_dppo"))
+NFT, DPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo"))
 COMPANIONS = {
-    f"{LOSS}.add_kl_coefficient": [DPPO], f"{LOSS}.kl_mask_threshold": [DPPO], f"{LOSS}.dpo_beta": [DPO],
-    f"{LOSS}.mix_beta": [NFT], f"{LOSS}.ref_kl_coef": [NFT], f"{MODEL}.policy_state_adapters": [NFT],
-    f"{ROLLOUT}.rollout_adapter": [NFT], "algorithm.old_policy_": [NFT], "algorithm.sample_source": [DPO],
+    f"{MODEL}.policy_state_adapters": [NFT], f"{ROLLOUT}.rollout_adapter": [NFT], "algorithm.sample_source": [DPO],
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ["trainer.n_gpus_per_node=2"],
     f"{ROLLOUT}.algo.sde_window_range": [f"{ROLLOUT}.pipeline.num_inference_steps=15"],
     f"{CORRECTION}.rollout_is_threshold": [f"{CORRECTION}.rollout_is=sequence"],

@@ -11,7 +11,7 @@ from verl_omni.trainer import settings
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GIVEN = [
     "data.train_files=[a,b]", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.optim.lr=1e-3",
-    "++reward.scorer_kwargs.color=red", "~data.custom_cls.path", "++data.apply_chat_template_kwargs.deep={one: 1}",
+    "++reward.scorer_kwargs.color=red", "++data.apply_chat_template_kwargs.deep={one: 1}",
 ]  # fmt: skip
 
 
@@ -29,6 +29,60 @@ def test_overrides_do_not_reach_the_next_configuration() -> None:
     first.data.seed = 8
     second = settings.load(REQUIRED)
     assert (second.data.seed, second.reward.scorer_kwargs) == (0, {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trainer.logger", "reward.custom_reward_function", "data.custom_cls.path", "actor_rollout_ref.model.algorithm",
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode", "trainer",
+    ],
+)  # fmt: skip
+def test_a_deleted_setting_is_refused_with_what_to_write(name: str) -> None:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load([*REQUIRED, f"~{name}"])
+    assert str(caught.value) == f"{name}: a setting cannot be deleted; write {name}=VALUE, or nothing for its default"
+
+
+def test_deleting_a_setting_that_has_no_effect_has_none() -> None:
+    given = [*REQUIRED, "~trainer.video_fps"]
+    config = settings.load(given)
+    assert config == settings.load(REQUIRED)
+    assert list(settings.without_effect(given, config)) == ["trainer.video_fps"]
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_the_name_of_an_algorithm_may_have_quotes(quote: str) -> None:
+    loss, sampled_for = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
+    given = [f"{loss}={quote}dance_grpo{quote}", f"{sampled_for}={quote}flow_grpo{quote}"]
+    assert settings.load([*REQUIRED, *given]) == settings.load([*REQUIRED, f"{loss}=dance_grpo"])
+
+
+def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> None:
+    nothing = ["hydra.job.chdir=False", "--config-name=diffusion_trainer", "--config-name='diffusion_trainer.yaml'",
+               "--config-path=config"]  # fmt: skip
+    given = [*REQUIRED, "hydra.run.dir=.", "hydra.output_subdir=null", *nothing]
+    config = settings.load(given)
+    assert config == settings.load(REQUIRED)
+    assert list(settings.without_effect(given, config)) == ["hydra.run.dir", "hydra.output_subdir"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("hydra.job.chdir=true", "hydra.job.chdir: true is not supported; write false or null: a run stays"),
+        ("--config-name=mine", "--config-name: mine is not supported; write diffusion_trainer"),
+        ("--config-path=/mine", "--config-path: /mine is not supported; write config"),
+    ],
+)
+def test_settings_of_hydra_itself_that_would_change_a_run_are_refused(given: str, said: str) -> None:
+    with pytest.raises(settings.SettingsError, match=f"^{said}"):
+        settings.load([*REQUIRED, given])
+
+
+def test_a_value_that_refers_to_no_setting_is_refused() -> None:
+    with pytest.raises(settings.SettingsError, match=r"trainer\.nothing"):
+        settings.load([*REQUIRED, "actor_rollout_ref.rollout.n=${trainer.nothing}"])
 
 
 def test_a_sweep_is_refused_with_how_to_write_a_list() -> None:

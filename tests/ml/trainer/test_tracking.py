@@ -119,9 +119,18 @@ def test_every_tracker_that_is_accepted_for_pictures_shows_them() -> None:
 
 
 @pytest.mark.parametrize("logger", ["[]", "[console]"])
-def test_pictures_without_a_tracker_that_shows_them_are_refused(logger: str) -> None:
-    with pytest.raises(settings.SettingsError, match=r"no tracker of trainer\.logger=.* shows pictures"):
-        settings.load([*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"])
+def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) -> None:
+    """A recipe asks for them, and another tracker is chosen for a run; verl shows none then."""
+    given = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
+    reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow do"
+    assert settings.without_effect(given, settings.load(given)) == {"trainer.log_val_generations": reason}
+    none = [*given, "trainer.log_val_generations=0"]
+    assert settings.without_effect(none, settings.load(none)) == {}
+
+
+def test_pictures_in_a_tracker_that_shows_them_have_an_effect(config: Any) -> None:
+    given = [*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
+    assert settings.without_effect(given, config) == {}
 
 
 def test_a_tracker_that_did_not_start_is_an_error(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

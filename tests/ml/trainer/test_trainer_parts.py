@@ -12,6 +12,7 @@ from PIL import Image
 
 from verl_omni.trainer import checkpoints, metrics
 from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.shown_samples import choose
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
@@ -139,9 +140,8 @@ def test_evaluations_have_a_standard_error() -> None:
 
 
 def test_images_are_kept_of_evenly_spaced_prompts_and_of_none_twice() -> None:
-    from verl_omni.trainer.loop import rows_to_show
-
-    prompts = ["a", "b", "a", "c", "b", "d", "e", "f"]
-    assert rows_to_show(prompts, 8) == [0, 1, 3, 5, 6, 7]
-    assert rows_to_show(prompts, 3) == [0, 3, 6]
-    assert rows_to_show(prompts, 0) == []
+    picture = torch.zeros((3, 4, 4), dtype=torch.uint8)
+    samples = [Sample(prompt, seed, 0.0, picture) for seed, prompt in enumerate("abacbdef")]
+    assert [sample.seed for sample in choose(samples, 8)] == [0, 1, 3, 5, 6, 7]
+    assert [sample.seed for sample in choose(samples, 3)] == [0, 3, 6]
+    assert choose(samples, 0) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import settings
@@ -57,11 +58,29 @@ def test_importing_the_registry_imports_neither_torch_nor_verl() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_a_setting_of_another_algorithm_is_unknown() -> None:
-    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.clip_ratio: unknown setting"):
-        load(NFT, f"{LOSS}.clip_ratio=0.1")
-    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.old_decay_max: unknown setting"):
-        load(f"{LOSS}.old_decay_max=0.1")
+@pytest.mark.parametrize("loss", ALGORITHMS)
+def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
+    """The reference has one section for all losses, and recipes write settings of several."""
+    of_others = {
+        f"{LOSS}.clip_ratio": "1e-4", f"{LOSS}.dpo_beta": "2000.0", f"{LOSS}.mix_beta": "0.1",
+        f"{LOSS}.kl_mask_threshold": "1e-5", f"{LOSS}.old_decay_max": "0.1", f"{LOSS}.adv_clip_max": "5.0",
+        "actor_rollout_ref.actor.kl_loss_coef": "0.0", "++algorithm.old_policy_update_interval": "1",
+    }  # fmt: skip
+    given = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
+    written = [*given, *(f"{name}={value}" for name, value in of_others.items())]
+    config = settings.load(written)
+    names = [name.lstrip("+") for name in of_others]
+    unread = [name for name in names if OmegaConf.select(config, name, default="absent") == "absent"]
+    assert 0 < len(unread) < len(names)
+    assert settings.without_effect(written, config) == dict.fromkeys(unread, f"loss_mode={loss} does not read it")
+    assert settings.without_effect(given, config) == {}
+
+
+def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
+    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting; did you mean .*mix_beta\?"):
+        load(NFT, f"{LOSS}.mix_bta=0.1")
+    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting"):
+        load(f"{LOSS}.mix_bta=0.1")
     with pytest.raises(
         settings.SettingsError, match="no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo"
     ):
@@ -104,7 +123,6 @@ def test_a_setting_of_another_algorithm_is_unknown() -> None:
         ([GUARD, "actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: grpo_guard learns from noise"),
         ([DPPO, f"{CORRECTION}.bypass_mode=true"], "the engine does not record the means of its steps"),
         ([DPPO, "actor_rollout_ref.rollout.algo.noise_level=0"], "must be positive: flow_dppo learns from noise"),
-        ([DPPO, f"{LOSS}.clip_ratio=0.1"], "clip_ratio: unknown setting"),
         ([DPPO, f"{LOSS}.add_kl_coefficient=false"], "is always the KL of the step's densities"),
         ([NFT, "actor_rollout_ref.model.algorithm=flow_grpo"], "must sample for the algorithm that is trained"),
         ([DPO, "algorithm.adv_estimator=dance_grpo"], "it orders samples without advantages; it needs flow_grpo"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LOSS, SAMPLED_FOR = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
@@ -37,21 +37,25 @@ def canonical(name: str) -> str:
     return name if meant is None or meant.defaults else meant.algorithm
 
 
-def resolve(overrides: Sequence[str], default: str) -> tuple[str, list[str]]:
+def resolve(overrides: Sequence[str], default: str, parse: Callable[[str], str]) -> tuple[str, list[str]]:
     """The algorithm's name, and the overrides without it, by the names that are used here.
 
     The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`.
+
+    Args:
+        parse: an override's text to its value; Hydra's values may have quotes.
     """
     loss: str | None = None
     sampled_for: str | None = None
     defaults: list[str] = []
     others: list[str] = []
     for override in overrides:
-        name, _, value = override.partition("=")
+        name, _, text = override.partition("=")
         setting = name.lstrip("+")
         if setting not in (LOSS, SAMPLED_FOR):
             others.append(override)
             continue
+        value = parse(text)
         meant = OTHER_NAMES.get(value, OtherName(value))
         defaults.extend(meant.defaults)
         if setting == LOSS:
