@@ -23,7 +23,10 @@ def training_samples(prompts: DataProto, found: ScoredSamples, rollout: DictConf
     base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
     rows = zip(texts, seeds, found.scores.tolist(), found.images, strict=True)
-    return [Sample(text, score=score, image=image, **own) for text, own, score, image in rows]
+    return [
+        Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"))
+        for text, own, score, image in rows
+    ]
 
 
 def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, seed: int) -> list[Sample]:
