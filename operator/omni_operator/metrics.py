@@ -129,9 +129,8 @@ class JobMetrics:
         """The jobs of one page. Everything that takes long is left to the rendering."""
         jobs = self.cache.packed_jobs()
         states = Counter(summary.state for _, summary, _ in jobs)
-        first = heapq.nsmallest(
-            self.limit, jobs, key=lambda job: (job[1].state != "Running", job[1].finished, job[0])
-        )  # fmt: skip
+        # Failures have alerts, which a job without series cannot raise.
+        first = heapq.nsmallest(self.limit, jobs, key=lambda job: (job[1].display_order, job[0]))
         packed = {key: packed for key, _, packed in first}
         return ShownJobs(states, max(0, len(jobs) - self.limit), packed, self.cache.unpack_job)
 

@@ -188,6 +188,11 @@ class Spec(StrictModel):
     )
 
     @property
+    def uses_accelerators(self) -> bool:
+        """Whether accelerators count as used: all pools have some, or all compute on the CPU."""
+        return self.trainer.accelerator.vendor != "CPU"
+
+    @property
     def rollout_accelerator(self) -> Accelerator:
         """Accelerators of one rollout pod, where engines have pods of their own."""
         return self.rollout.accelerator or self.trainer.accelerator

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from .job import DiffusionRLJob
 from .validation_messages import describe_errors, format_path
-from .yaml_document import Document, JobError, Problem
+from .yaml_document import Document, JobError, Problem, is_index
 
 STDIN = Path("-")
 __all__ = ["JobError", "LoadedJob", "Problem", "load_job", "read_job"]
@@ -60,6 +60,8 @@ def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJ
 
 
 def _read_text(path: Path, source: str) -> str:
+    if path == STDIN and sys.stdin is None:
+        raise JobError([Problem(source, "standard input is closed: name a file, or give the job on standard input")])
     try:
         return sys.stdin.buffer.read().decode("utf-8") if path == STDIN else path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -72,4 +74,4 @@ def _read_text(path: Path, source: str) -> str:
 
 def _line(problem: Problem) -> int:
     last = problem.where.rpartition(":")[2]
-    return int(last) if last.isdigit() else -1
+    return int(last) if is_index(last) else -1

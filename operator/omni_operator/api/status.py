@@ -146,6 +146,12 @@ class Usage(LenientModel):
     accelerator_seconds: Annotated[float, Field(ge=0, le=SECONDS_LIMIT)] = Field(
         default=0.0, description="Accelerators x seconds."
     )
+    accelerators: Count | None = Field(
+        default=None, description="Accelerators that the running attempt asks for; absent without one."
+    )
+    counted_time: Time | None = Field(
+        default=None, description="Time up to which acceleratorSeconds counts the running attempt."
+    )
     samples: Count = Field(default=0, description="Samples generated.")
     accelerator_seconds_per_thousand_samples: float | None = Field(
         default=None, description="Accelerator seconds per 1000 samples."

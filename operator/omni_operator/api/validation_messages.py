@@ -106,7 +106,8 @@ def _description(root: type[BaseModel], path: Path) -> str:
     model = _model_at(root, path[:-1])
     for name, info in model.model_fields.items() if model else ():
         if path and path[-1] in (name, info.alias) and info.description:
-            return f": {info.description[0].lower()}{info.description[1:].rstrip('.')}"
+            text = info.description.rstrip(".")
+            return f": {text}" if text[:2].isupper() else f": {text[0].lower()}{text[1:]}"  # not "aPI version"
     return ""
 
 

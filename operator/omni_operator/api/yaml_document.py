@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from typing_extensions import override
+
+from .yaml_parser import make_yaml
 
 Path = tuple[str | int, ...]
 
@@ -64,12 +65,11 @@ class Document:
             JobError: the text is not YAML, repeats a key, is not a mapping, or holds several documents.
         """
         try:
-            trees = list(_yaml().load_all(text))
+            trees = list(make_yaml().load_all(text))
         except MarkedYAMLError as error:
             mark = error.problem_mark
             where = f"{source}:{mark.line + 1}" if mark else source
-            reason = (error.problem or str(error)).strip().replace("\n", " ")
-            raise JobError([Problem(where, f"not valid YAML: {reason}")]) from error
+            raise JobError([Problem(where, f"not valid YAML: {_reason(error)}")]) from error
         except YAMLError as error:
             raise JobError([Problem(source, f"not valid YAML: {error}")]) from error
         trees = [tree for tree in trees if tree is not None]
@@ -89,9 +89,10 @@ class Document:
         if not name or not equals:
             raise JobError([Problem(where, "write spec.field=value")])
         try:
-            value = _yaml().load(text)
+            value = make_yaml().load(text)
         except YAMLError as error:
-            raise JobError([Problem(where, f"the value is not valid YAML: {text!r}")]) from error
+            reason = f": {_reason(error)}" if isinstance(error, MarkedYAMLError) and error.problem else ""
+            raise JobError([Problem(where, f"the value is not valid YAML: {text!r}{reason}")]) from error
         *parents, last = path = _path(name)
         if path in self.assigned:
             raise JobError([Problem(where, f"already set by {self.assigned[path]}; remove one of the two")])
@@ -135,19 +136,21 @@ class Document:
     def dump(self) -> str:
         """The YAML text, with comments."""
         stream = io.StringIO()
-        _yaml().dump(self.tree, stream)
+        make_yaml().dump(self.tree, stream)
         return stream.getvalue()
 
 
-def _yaml() -> YAML:
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = 4096
-    return yaml
+def _reason(error: MarkedYAMLError) -> str:
+    return (error.problem or str(error)).strip().replace("\n", " ")
 
 
 def _path(name: str) -> Path:
-    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
+    return tuple(int(part) if is_index(part) else part for part in name.split("."))
+
+
+def is_index(text: str) -> bool:
+    """Whether a text is a whole number with few digits, such as the place of a list's item or a line's number."""
+    return text.isdecimal() and len(text) < 10
 
 
 def _child(node: Any, step: str | int, where: str) -> Any:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from omni_operator.api.autoscaling import Autoscaling as AutoscalingSpec
 from omni_operator.api.job import Spec
 from omni_operator.api.judge import JudgeModel
-from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.pods import PodReplacement
 from omni_operator.api.rollout import Rollout
 from omni_operator.api.status import RECONCILE_ERROR, Status
@@ -44,9 +44,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     """Facts from a job's metadata and spec."""
     bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
-    accelerated = spec.trainer.accelerator.vendor != "CPU"
-    rollouts, judges = _pools(spec, body["metadata"].get("labels") or {}, accelerated)
-    own = sum(pool.pods * pool.accelerators for pool in (rollouts, judges))
+    trainer, rollouts, judges = _pools(spec, body["metadata"].get("labels") or {})
     return JobFacts(
         uid=bare.uid,
         generation=bare.generation,
@@ -61,8 +59,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         rules=tuple(rules),
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",
-        accelerators=spec.trainer.accelerators + own if accelerated else 0,
-        trainer_pods=spec.trainer.replicas,
+        trainer=trainer,
         rollouts=rollouts,
         judges=judges,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
@@ -76,10 +73,15 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     )
 
 
-def _pools(spec: Spec, labels: Mapping[str, str], accelerated: bool) -> tuple[PoolFacts, PoolFacts]:
-    """The rollout and the reward pods."""
-    rollout, judge = spec.rollout, spec.reward.model
+def _pools(spec: Spec, labels: Mapping[str, str]) -> tuple[PoolFacts, PoolFacts, PoolFacts]:
+    """The trainer's, the rollout and the reward pods."""
+    rollout, judge, accelerated = spec.rollout, spec.reward.model, spec.uses_accelerators
     samples, requests = rollout.autoscaling, judge.autoscaling if judge else None
+    trainer = PoolFacts(
+        group=TRAINER_GROUP,
+        pods=spec.trainer.replicas,
+        accelerators=spec.trainer.accelerator.count if accelerated else 0,
+    )
     rollouts = PoolFacts(
         group=ROLLOUT_GROUP,
         pods=rollout.replicas if rollout.separate else 0,
@@ -94,7 +96,7 @@ def _pools(spec: Spec, labels: Mapping[str, str], accelerated: bool) -> tuple[Po
         live=follows_judges(judge, labels),
         autoscaling=_autoscaling(requests, requests.requests_per_replica) if requests else None,
     )
-    return rollouts, judges
+    return trainer, rollouts, judges
 
 
 def _autoscaling(given: AutoscalingSpec, share: int) -> Autoscaling:

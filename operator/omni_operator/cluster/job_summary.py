@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from omni_operator.api.status import JobState
+from omni_operator.status.timestamps import parse_timestamp
 
 from .kinds import Body
 
@@ -20,11 +21,13 @@ class JobSummary:
         state: one of `STATES`.
         is_new: whether it has no status yet.
         revision: changes with the spec, and when the deletion begins.
+        completed: seconds since 1970 at which it succeeded or finally failed; 0 before.
     """
 
     state: JobState
     is_new: bool
     revision: tuple[str, int, bool]
+    completed: int = 0
 
     @property
     def finished(self) -> bool:
@@ -35,15 +38,22 @@ class JobSummary:
         """Order of passes: new jobs, then those that may run, then finished ones that are not being deleted."""
         return 0 if self.is_new else 2 if self.finished and not self.revision[2] else 1
 
+    @property
+    def display_order(self) -> tuple[int, int]:
+        """Order in which jobs get metrics: running, other unfinished, failed, succeeded; the last to end first."""
+        group = {"Running": 0, "Failed": 2, "Succeeded": 3}.get(self.state, 1)
+        return group, -self.completed if self.finished else 0
+
 
 def summarize(body: Body) -> JobSummary:
     """Summarize a job object; an invalid status counts as none."""
     meta, status = body["metadata"], body.get("status")
     status = status if isinstance(status, dict) else {}
-    generation = meta.get("generation")
+    generation, completed = meta.get("generation"), parse_timestamp(status.get("completionTime"))
     return JobSummary(
         _state(status), not status,
         (str(meta.get("uid") or ""), generation if isinstance(generation, int) else 0, "deletionTimestamp" in meta),
+        int(completed.timestamp()) if completed else 0,
     )  # fmt: skip
 
 

@@ -6,13 +6,22 @@ counts, texts of any length and years from 1 to 9999 there.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from omni_operator.api.names import RENDERED_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, rolling_names
+from omni_operator.api.names import (
+    PODS_ANNOTATION,
+    RENDERED_ANNOTATION,
+    REWARD_GROUP,
+    ROLLOUT_GROUP,
+    TRAINER_GROUP,
+    rolling_names,
+)
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
@@ -20,6 +29,7 @@ from omni_operator.status.observation import (
     ObservedRayCluster,
     ObservedRayJob,
     PodGroup,
+    PoolSize,
     TerminatedContainer,
     WaitingContainer,
 )
@@ -52,7 +62,7 @@ def owner_of(body: Body) -> Owner | None:
 def parse_rayjob(body: Body) -> ObservedRayJob:
     """Parse a RayJob; its attempt is not known here."""
     meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
-    created = _time(meta.get("creationTimestamp"))
+    created, annotations = _time(meta.get("creationTimestamp")), _map(meta.get("annotations"))
     return ObservedRayJob(
         name=meta["name"],
         uid=meta["uid"],
@@ -60,7 +70,8 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         created=created,
         deleting=bool(meta.get("deletionTimestamp")),
         suspended=bool(spec.get("suspend")),
-        digest=str(_map(meta.get("annotations")).get(RENDERED_ANNOTATION, "")),
+        digest=str(annotations.get(RENDERED_ANNOTATION, "")),
+        pools=_pool_sizes(str(annotations.get(PODS_ANNOTATION, ""))[:TEXT_LIMIT]),
         deployment=_text(status.get("jobDeploymentStatus")),
         job=_text(status.get("jobStatus")),
         reason=_text(status.get("reason")),
@@ -70,6 +81,23 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         # `startTime` is when KubeRay began to create the cluster; the job's own start is in `rayJobInfo`, if known.
         started=_not_before(created, _job_started(status)),
         ended=_not_before(created, parse_timestamp(status.get("endTime"))),
+    )
+
+
+@lru_cache(maxsize=256)  # thousands of jobs have few different sizes, and share them
+def _pool_sizes(text: str) -> tuple[PoolSize, ...]:
+    """The pods that an attempt was created with; none where the annotation is missing or says nothing of a trainer."""
+    try:
+        given = _map(json.loads(text))
+    except (ValueError, RecursionError):
+        return ()
+    sizes = {group: given.get(group) for group in (TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP)}
+    if not isinstance(sizes[TRAINER_GROUP], Mapping):
+        return ()
+    return tuple(
+        PoolSize(group, _count(size.get("pods")), _count(size.get("accelerators")), _count(size.get("least")))
+        for group, size in sizes.items()
+        if isinstance(size, Mapping)
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
 from omni_operator.api.names import (
     JOB_ANNOTATION,
     OVERRIDES_ANNOTATION,
+    PODS_ANNOTATION,
     RENDERED_ANNOTATION,
     REWARD_GROUP,
     ROLLOUT_GROUP,
@@ -19,7 +21,7 @@ from .digest import compute_digest
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
-from .pools import follows_judges, follows_replicas
+from .pools import follows_judges, follows_replicas, pools_of
 from .rayjob import render_ray_job
 from .rolled_fields import without_rolled
 from .yaml_writer import dump_yaml
@@ -43,12 +45,14 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     """The RayJob of an attempt, which is created once and never changed.
 
     The job and its overrides are annotations of the trainer pods, which mount them as files: an attempt is one object.
-    The digest leaves them out, because fields of the job that do not concern pods may change while they run.
+    The digest leaves them out, because fields of the job that do not concern pods may change while they run. The
+    numbers of pods and accelerators are an annotation, too: the job may be edited, and the attempt keeps them.
     """
     made, layout = resolve_for_pods(job)
     body = _render_pods(job, attempt, settings, render_entrypoint(made, layout))
     changes = _without_live(job) is not job
     _add_digest(body, digest_attempt(job, attempt, settings) if changes else compute_digest(body))
+    body["metadata"]["annotations"][PODS_ANNOTATION] = json.dumps(_count_pods(job))
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     document = {
         "apiVersion": API_VERSION,
@@ -63,6 +67,18 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(made, layout)),
     }
     return body
+
+
+def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:
+    """What the status needs of the pods that an attempt was created with; `cluster/object_parser.py` reads it."""
+    counted = job.spec.uses_accelerators
+    made = {
+        pool.group: {"pods": pool.replicas, "accelerators": pool.accelerator.count if counted else 0}
+        for pool in pools_of(job)
+    }
+    if ROLLOUT_GROUP in made:
+        made[ROLLOUT_GROUP]["least"] = job.spec.rollout.min_replicas or 1
+    return made
 
 
 def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:

@@ -238,7 +238,7 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
 def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
     """Rollout and reward pods come and go: the job is ready as long as the trainer need not wait for them."""
     attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollouts.pods
-    trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer_pods
+    trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer.pods
     judges, all_judges = observed.ready_pods(attempt, REWARD_GROUP), facts.judges.pods
     if not cluster.head_ready or trainers < all_trainers or (all_judges and not judges):
         head = "ready" if cluster.head_ready else "not ready"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 
 from .reasons import Action, FailureReason
 
@@ -41,7 +41,7 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """The rollout or the reward pods of a job.
+    """The trainer's, the rollout or the reward pods of a job.
 
     Attributes:
         group: name of the worker group.
@@ -81,12 +81,13 @@ class RollingUpdate:
 class JobFacts:
     """Facts about a job, from its metadata and spec.
 
+    A running attempt keeps what it was created with; `running_pods.as_running` has the facts about its pods.
+
     Attributes:
         deleting: `metadata.deletionTimestamp`.
         has_finalizer: the job has the finalizer of an earlier version of the operator.
         grace: how long a suspension waits for a checkpoint; None: it requests none.
-        accelerators: accelerators of a running attempt.
-        trainer_pods: number of the trainer's pods.
+        trainer: the trainer's pods.
         rollouts, judges: the pods that a running attempt may gain and lose.
         least_rollout_pods: with fewer, the trainer waits.
         rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
@@ -111,8 +112,7 @@ class JobFacts:
     rules: tuple[Rule, ...] = ()
     ttl: timedelta | None = None
     retain: bool = False
-    accelerators: int = 0
-    trainer_pods: int = 1
+    trainer: PoolFacts = PoolFacts(group=TRAINER_GROUP, pods=1)
     rollouts: PoolFacts = PoolFacts(group=ROLLOUT_GROUP)
     judges: PoolFacts = PoolFacts(group=REWARD_GROUP)
     least_rollout_pods: int = 0

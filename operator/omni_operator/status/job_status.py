@@ -33,9 +33,10 @@ from .conditions import (
 )
 from .job_facts import JobFacts
 from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
-from .progress import update_checkpoint, update_progress, update_usage, update_weights
+from .progress import Counting, update_checkpoint, update_progress, update_usage, update_weights
 from .rolling import ROLLING_REASONS, count_updated, review_rolling
-from .scaling import as_scaled, review_scaling
+from .running_pods import as_running, count_accelerators
+from .scaling import review_scaling
 from .situation import (
     CHECKPOINT_REQUESTED,
     Active,
@@ -85,7 +86,7 @@ def derive_status(
     if isinstance(situation, Finished):
         return _finished(facts, observed, previous)
     now, attempt = context.now, max(previous.attempts, observed.newest)
-    facts = as_scaled(facts, observed.cluster(attempt))
+    facts = as_running(facts, observed, attempt)
     if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
         situation = Active(situation.attempt, InProgress(Stage.STARTING))
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
@@ -108,11 +109,8 @@ def derive_status(
         # An earlier process received the last report: its result stays until the next report.
         table = {**table, "WeightsInSync": ConditionValue(weights.status, weights.reason, weights.message)}
     running = _running_since(base, observed, attempt, situation, now)
-    runs = running is not None and _is_running(situation)
-    if not runs:
-        until = situation.at if isinstance(situation, Succeeding) else now if base.running_time else None
-    else:
-        until = report.at if report else None  # the next write continues from the heartbeat in this one
+    accelerators = count_accelerators(facts, observed.cluster(attempt))
+    counting = _counting(base, situation, report, running, accelerators, now)
     made = base.model_copy(
         update={
             "observed_generation": facts.generation,
@@ -122,11 +120,11 @@ def derive_status(
             "weights": update_weights(base.weights, report),
             "checkpoint": update_checkpoint(base.checkpoint, report),
             "warnings": report.warnings if report and report.warnings else base.warnings,
-            "usage": update_usage(base, report, running or parse_timestamp(base.running_time), until, facts),
+            "usage": update_usage(base, report, counting),
             "children": _children(observed, attempt, base.children),
             "rollout": _rollout(observed, attempt, facts),
             "reward": _reward(observed, attempt, facts),
-            "running_time": format_timestamp(running) if running and runs else None,
+            "running_time": format_timestamp(running) if running and counting.runs else None,
             **_times(base, observed, attempt, situation, now),
         }
     )
@@ -146,7 +144,7 @@ def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None
 
 def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Status:
     """Status after the end: only the last report, remaining pods and the observed generation can still change."""
-    report = observed.report_of(previous.attempts)
+    report, facts = observed.report_of(previous.attempts), as_running(facts, observed, previous.attempts)
     made = previous.model_copy(
         update={
             "observed_generation": facts.generation,
@@ -171,6 +169,7 @@ def _new_attempt(previous: Status) -> Status:
             "progress": progress,
             "weights": Weights(),
             "running_time": None,
+            "usage": previous.usage.model_copy(update={"accelerators": None, "counted_time": None}),
             "warnings": (),
             "children": Children(),
         }
@@ -187,6 +186,32 @@ def _running_since(
     if isinstance(situation, Active) and situation.going.stage is not Stage.RUNNING:
         return None
     return parse_timestamp(status.running_time)
+
+
+def _counting(
+    status: Status,
+    situation: Situation,
+    report: TrainerReport | None,
+    running: datetime | None,
+    accelerators: int,
+    now: datetime,
+) -> Counting:
+    """Which seconds of the attempt a pass counts; `running` is the start of its trainer, as far as it is known."""
+    kept, runs = status.usage.accelerators, running is not None and _is_running(situation)
+    if not runs:
+        until = situation.at if isinstance(situation, Succeeding) else now if status.running_time else None
+    elif kept not in (None, accelerators):
+        until = now  # the seconds before the change count at the number before it
+    else:
+        until = report.at if report else None
+    return Counting(
+        running=running or parse_timestamp(status.running_time),
+        until=until,
+        runs=runs,
+        held=accelerators if kept is None else kept,
+        accelerators=accelerators if _is_running(situation) else None,
+        now=now,
+    )
 
 
 def _is_running(situation: Situation) -> bool:
@@ -253,7 +278,7 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     cluster = observed.cluster(attempt)
     if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)
-    desired, ready = facts.trainer_pods, cluster.ready_workers if cluster else 0
+    desired, ready = facts.trainer.pods, cluster.ready_workers if cluster else 0
     if facts.judges.pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
     ready = min(ready, desired)

@@ -15,12 +15,29 @@ from .reasons import FailureReason
 HEAD = "head"
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Pods of a worker group that an attempt was created with.
+
+    Attributes:
+        group: name of the worker group.
+        accelerators: of one pod.
+        least: number of pods with fewer of which the trainer waits.
+    """
+
+    group: str
+    pods: int
+    accelerators: int
+    least: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRayJob:
     """An attempt's RayJob.
 
     Attributes:
         digest: digest of the rendered object at its creation.
+        pools: pods at its creation, the trainer's first; empty if an earlier version of the operator created it.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
         job: `status.jobStatus`, Ray's status of the job.
         reason: `status.reason`, KubeRay's reason of a failure.
@@ -35,6 +52,7 @@ class ObservedRayJob:
     deleting: bool = False
     suspended: bool = False
     digest: str = ""
+    pools: tuple[PoolSize, ...] = ()
     deployment: str = ""
     job: str = ""
     reason: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.api.status import COUNT_LIMIT, SECONDS_LIMIT, CheckpointStatus, Progress, Status, Usage, Weights
@@ -67,26 +68,62 @@ def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) 
     )
 
 
-def update_usage(
-    previous: Status, report: TrainerReport | None, running: datetime | None, until: datetime | None, facts: JobFacts
-) -> Usage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """Which seconds of an attempt to count.
+
+    Attributes:
+        running: start of the attempt's trainer; None if it did not run.
+        until: end of the seconds to count; None if there are none to add.
+        runs: whether seconds after `until` will count.
+        held: accelerators that the attempt had until now.
+        accelerators: those that it has from now on; None: it has ended.
+    """
+
+    running: datetime | None
+    until: datetime | None
+    runs: bool
+    held: int
+    accelerators: int | None
+    now: datetime
+
+
+def update_usage(previous: Status, report: TrainerReport | None, counting: Counting) -> Usage:
     """Accelerator seconds and samples, summed over all attempts.
 
     Times are counted in whole seconds, as the status has them, so that nothing is lost or counted twice between writes.
+    Seconds count at the number of accelerators in the last written status, because the attempt had it in that time. So
+    a change counts from the pass that found it on, also after a restart of the operator.
 
     Args:
-        previous: the last written status; it counts seconds up to its heartbeat.
-        running: start of the attempt's trainer; None if it did not run.
-        until: end of the seconds to count; None if there are none to add.
+        previous: the last written status.
     """
-    seconds = previous.usage.accelerator_seconds
-    if running is not None and until is not None:
-        counted = parse_timestamp(previous.progress.heartbeat_time) if previous.running_time else None
-        since = max(running, counted) if counted else running
-        seconds += facts.accelerators * max(0, int(until.timestamp()) - int(since.timestamp()))
-        seconds = min(seconds, SECONDS_LIMIT)
-    samples = previous.usage.samples
+    usage, until, counted = previous.usage, counting.until, _counted(previous)
+    seconds = usage.accelerator_seconds
+    if counting.running is not None and until is not None:
+        since = max(counting.running, counted) if counted else counting.running
+        if since > counting.now:  # from before the clock was set back
+            since = until
+        until = max(since, until)
+        seconds += counting.held * (int(until.timestamp()) - int(since.timestamp()))
+        seconds, counted = min(seconds, SECONDS_LIMIT), until
+    samples = usage.samples
     if report and report.samples is not None:
         samples = min(samples + max(0, report.samples - (previous.progress.samples or 0)), COUNT_LIMIT)
     price = round(seconds * 1000 / samples, 1) if samples and seconds else None
-    return Usage(accelerator_seconds=round(seconds, 1), samples=samples, accelerator_seconds_per_thousand_samples=price)
+    return Usage(
+        accelerator_seconds=round(seconds, 1),
+        accelerators=counting.accelerators,
+        counted_time=format_timestamp(counted) if counted and counting.runs else None,
+        samples=samples,
+        accelerator_seconds_per_thousand_samples=price,
+    )
+
+
+def _counted(status: Status) -> datetime | None:
+    """Time up to which the running attempt is counted; earlier versions of the operator counted to the heartbeat."""
+    if status.running_time is None:
+        return None
+    if status.usage.accelerators is None:
+        return parse_timestamp(status.progress.heartbeat_time)
+    return parse_timestamp(status.usage.counted_time)

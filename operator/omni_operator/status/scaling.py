@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
@@ -105,7 +105,7 @@ def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, st
 
 
 def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> Table:
-    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` are those of `as_scaled`."""
+    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` are those of `as_running`."""
     return {QUEUES[pool.group].condition: _review_pool(pool, observed, attempt, now) for pool in facts.pools}
 
 
@@ -123,22 +123,6 @@ def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: date
         found = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
         return false_because("AtMaximum", f"{found}; {text.field}.maxReplicas is {policy.most}")
     return true_because("WithinLimits", f"{pool.pods} {pool.group} pods")
-
-
-def as_scaled(facts: JobFacts, cluster: ObservedRayCluster | None) -> JobFacts:
-    """The facts of a job whose pods are as many as autoscaling has made them."""
-    rollouts, judges = (_as_scaled(pool, cluster) for pool in facts.pools)
-    added = sum(
-        (new.pods - old.pods) * old.accelerators for new, old in zip((rollouts, judges), facts.pools, strict=True)
-    )
-    return replace(facts, rollouts=rollouts, judges=judges, accelerators=facts.accelerators + added)
-
-
-def _as_scaled(pool: PoolFacts, cluster: ObservedRayCluster | None) -> PoolFacts:
-    group = cluster.group(pool.group) if cluster is not None else None
-    if pool.autoscaling is None or not pool.live or group is None:
-        return pool
-    return replace(pool, pods=group.replicas)
 
 
 def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,62 @@ def test_assignments_replace_values_and_are_named_in_errors() -> None:
 def test_text_that_is_not_a_job_is_refused(text: str, said: str) -> None:
     (found,) = problems(text)
     assert said in found
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("2001-99-99", "'2001-99-99' is not a valid value of !!timestamp"),
+        ("2001-01-01 25:00:00", "'2001-01-01 25:00:00' is not a valid value of !!timestamp"),
+        ("9" * 5000, f"'{'9' * 40}' is not a valid value of !!int"),
+        ("0x" + "f" * 5000, "a number with too many digits"),
+        ("!!int abc", "'abc' is not a valid value of !!int"),
+        ("!!int _", "'_' is not a valid value of !!int"),
+        ("!!float abc", "'abc' is not a valid value of !!float"),
+        ("!!bool abc", "'abc' is not a valid value of !!bool"),
+        ("&a {<<: *a}", "an alias stands for a value that contains the alias"),
+        ("&a [1, {b: *a}]", "an alias stands for a value that contains the alias"),
+        ("[" * 500 + "]" * 500, "nested more than 64 levels deep"),
+        ("{a: " * 500 + "}" * 500, "nested more than 64 levels deep"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_refused_with_its_place(value: str, said: str) -> None:
+    (found,) = problems(GOOD + f"  seed: {value}\n")
+    assert found == f"job.yaml:15: not valid YAML: {said}"
+    (found,) = problems(GOOD, f"spec.seed={value}")
+    assert found == f"--set spec.seed={value}: the value is not valid YAML: {value!r}: {said}"
+
+
+def test_aliases_are_read_and_64_levels_too() -> None:
+    deep = "[" * 60 + "]" * 60
+    text = GOOD + f"  seed: &seed 3\n  rollout: {{samplesPerPrompt: *seed}}\n  head: {{podTemplate: {{a: {deep}}}}}\n"
+    assert all("YAML" not in found for found in problems(text))
+    assert read_job(text.partition("  head")[0], "job.yaml").job.spec.rollout.samples_per_prompt == 3
+
+
+@pytest.mark.parametrize("name", ["spec.²", "spec." + "9" * 5000])
+def test_a_field_that_is_no_place_of_a_list_is_unknown(name: str) -> None:
+    (found,) = problems(GOOD, f"{name}=:²")
+    assert "unknown field; valid fields: model" in found
+
+
+def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(JobError, match=r"^<stdin>: standard input is closed"):
+        load_job(Path("-"))
+
+
+def test_a_missing_field_is_described_in_its_own_words() -> None:
+    assert "apiVersion: must be given: API version: diffusionrl.io/v1alpha1" in problems("kind: a\n")[0]
+    assert "metadata: must be given: name" in "".join(problems("kind: a\n")).lower()
+
+
+@given(st.text(st.sampled_from("ab1_-.: \n[]{}&*<!'\"#|>%?,~0xe²\t"), max_size=40))
+@settings(max_examples=50, deadline=None)
+def test_any_text_is_a_job_or_gives_explained_problems(text: str) -> None:
+    for whole, assignments in ((text, []), (f"{GOOD}  seed: {text}", []), (GOOD, [f"spec.{text}"])):
+        with contextlib.suppress(JobError):
+            read_job(whole, "job.yaml", assignments)
 
 
 def test_a_missing_file_and_a_binary_file_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,10 +18,14 @@ from e2e import metrics_page, prometheus
 from e2e.cluster import deadlines
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
+from omni_operator import plan
+from omni_operator.api import load_job
+from omni_operator.plan import ClusterSettings
 
 Rule = dict[str, Any]
 RULES = tool.CHART / "monitoring" / "alerts.yaml"
-PAGE = Path(__file__).parents[3] / "docs" / "alerts.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "alerts.md"
 UNIT_TESTS = Path(__file__).with_name("alerts.test.yaml")
 WANTED = {
     "AttemptsExhausted",
@@ -58,6 +64,22 @@ def test_every_alert_has_a_severity_a_summary_and_a_section() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+
+
+def test_runbooks_read_the_log_of_the_pods_that_the_training_program_runs_in() -> None:
+    job = load_job(ROOT / "tests" / "golden" / "two-pools" / "job.yaml").job
+    spec = plan.render_attempt(job, 1, ClusterSettings(image="i"))["spec"]
+    needed = set(json.loads(spec["entrypointResources"]))
+    (role,) = (
+        group["groupName"]
+        for group in spec["rayClusterSpec"]["workerGroupSpecs"]
+        if needed <= group["resources"].keys()
+    )
+    text = PAGE.read_text(encoding="utf-8")
+    for command in re.findall(r"`kubectl logs ([^`]*diffusionrl.io/job[^`]*)`", text):
+        assert f"ray.io/group={role}" in command, command
+    _, _, stalled = text.partition("## ProgressStalled")
+    assert "`drl logs JOB --tail 50`" in stalled.partition("## ")[0], "which prints the output of these pods"
 
 
 def test_every_alert_uses_metrics_of_the_reference_only() -> None:

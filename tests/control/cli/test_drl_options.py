@@ -215,6 +215,18 @@ def test_validate_prints_json(write_job: WriteJob, tmp_path: Path) -> None:
     assert "did you mean 'jpeg'?" in problem["text"]
 
 
+def test_a_file_that_cannot_be_read_as_yaml_hides_no_other_verdict(write_job: WriteJob, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    right = write_job()
+    wrong.write_text(right.read_text() + "  seed: 2001-99-99\n")
+    result = drl("validate", "--json", wrong, right)
+    assert result.exit_code == 2
+    first, second = json.loads(result.stdout)["jobs"]
+    assert "'2001-99-99' is not a valid value of !!timestamp" in first["problems"][0]["text"] and second["valid"]
+    result = drl("validate", wrong, right)
+    assert (result.exit_code, result.stdout) == (2, f"{right}: a-job is valid\n")
+
+
 def test_render_prints_json(write_job: WriteJob) -> None:
     job = write_job()
     found = json.loads(drl("render", "--json", job).stdout)

@@ -104,6 +104,27 @@ def test_the_number_of_series_is_bounded_and_running_jobs_come_first() -> None:
     assert len(re.findall(r"^diffusionrl_job_", text, re.MULTILINE)) < 5 * 60
 
 
+def test_beyond_the_limit_the_newest_failures_are_shown_before_any_success() -> None:
+    cache = ObjectCache()
+    for number in range(8):
+        # By their names, the successes come first, and the older failures before the newer ones.
+        ended = {"completionTime": f"2026-01-01T00:00:{(number * 3) % 8:02d}Z"}
+        status = {"conditions": [{"type": "Failed" if number >= 4 else "Succeeded", "status": "True", "reason": "x"}]}
+        cache.put(JOBS, job(number, **status, **ended))
+    cache.put(JOBS, job(8, conditions=[{"type": "Failed", "status": "True", "reason": "x"}], completionTime="soon"))
+    cache.put(JOBS, job(9, state="Running"))
+    cache.put(JOBS, job(91, state="Queued"))
+    shown = []
+    for limit in range(1, 12):
+        _, families = page_of(cache, limit)
+        (new,) = {sample.labels["name"] for sample in families["diffusionrl_job_info"]} - set(shown)
+        shown.append(new)
+    failed, succeeded = ["job-5", "job-7", "job-4", "job-6", "job-8"], ["job-2", "job-1", "job-3", "job-0"]
+    ends = {number: (number * 3) % 8 for number in range(8)}
+    assert [ends[int(name[-1])] for name in failed[:4]] == [7, 5, 4, 2]
+    assert shown == ["job-9", "job-91", *failed, *succeeded]
+
+
 async def test_only_the_replica_that_leads_has_metrics_of_jobs() -> None:
     cache, leads = ObjectCache(), [False]
     cache.put(JOBS, job(1))

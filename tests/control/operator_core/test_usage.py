@@ -1,4 +1,4 @@
-"""Accelerator seconds: exact for any sequence of passes, reports and restarts, and with few writes."""
+"""Accelerator seconds: exact for any sequence of passes, reports, edits, scales and restarts, and with few writes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_operator.cluster.kinds import RAYJOBS
+from control.operator_core.pools import CLUSTER
+from e2e.faulty_cluster import Fault
+from omni_operator.api.names import PODS_ANNOTATION
+from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 
 KEY = ("team-a", "red")
 ACCELERATORS = 2
 ACTIONS = st.tuples(st.sampled_from(["report", "heartbeat", "pass", "restart"]), st.floats(0.001, 400.0))
+# The trainer's accelerators, which only the next attempt gets, and the rollout pods, which a running one follows.
+EDITS = st.tuples(st.sampled_from(["count", "replicas"]), st.sampled_from([1, 2, 4]))
+STEPS = st.lists(st.tuples(ACTIONS, st.none() | EDITS), max_size=8)
 ENDS = st.sampled_from(["succeed", "fail", "suspend", "suspend at once", "queue"])
 ATTEMPTS = st.lists(st.tuples(st.lists(ACTIONS, max_size=10), ENDS), min_size=1, max_size=3)
 
@@ -85,6 +91,149 @@ def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any])
         assert math.isclose(written, expected, abs_tol=len(attempts)), "what ended is not counted again"
 
     asyncio.run(run())
+
+
+def separate(count: int, replicas: int) -> dict[str, Any]:
+    """Parts of a spec: one trainer pod with so many accelerators, and rollout pods with one each."""
+    accelerator = {"vendor": "NVIDIA", "count": count}
+    own = {"placement": "Separate", "replicas": replicas, "accelerator": {"vendor": "NVIDIA", "count": 1}}
+    return {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": own}
+
+
+def run_pools(simulation: Any, attempt: int) -> None:
+    """Ray runs the attempt's program, in a cluster with the groups of its RayJob."""
+    simulation.run(attempt)
+    groups = simulation.cluster.get(RAYJOBS, KEY[0], f"red-a{attempt:02d}")["spec"]["rayClusterSpec"]
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], f"red-a{attempt:02d}-x1", spec=groups)
+
+
+@pytest.mark.slow
+@given(st.lists(STEPS, min_size=1, max_size=3))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_accelerator_seconds_are_exact_with_edits_of_the_next_attempt_and_scales(
+    new_simulation: Any, attempts: list[Any]
+) -> None:
+    async def run() -> None:
+        simulation, expected, rounded = new_simulation(), 0.0, 0
+        asked = {"count": 2, "replicas": 3}
+        simulation.submit(backoffLimit=9, **separate(**asked))
+        await simulation.settle()
+        for attempt, steps in enumerate(attempts, start=1):
+            await simulation.after(1000.5)
+            count = asked["count"]
+            run_pools(simulation, attempt)
+            await simulation.settle()
+            for (what, seconds), change in steps:
+                await simulation.after(seconds)
+                expected += seconds * (count + asked["replicas"])
+                await act(simulation, what, attempt)
+                if change is not None:
+                    asked |= dict([change])
+                    simulation.edit(**separate(**asked))
+                await simulation.settle()
+                rounded += 8
+            simulation.end(attempt, "FAILED", "AppFailed", "exit code 1")
+            await simulation.settle()
+            simulation.cluster.collect()
+            assert abs(simulation.status().usage.accelerator_seconds - expected) <= rounded + 8 * attempt
+        assert simulation.status().usage.accelerators in (None, asked["count"] + asked["replicas"])
+
+    asyncio.run(run())
+
+
+async def test_the_status_of_a_running_attempt_keeps_its_pods_after_an_edit(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=1)
+    await simulation.after(1000)
+    more = {"trainer": {"totalSteps": 10, "replicas": 4, "accelerator": {"vendor": "NVIDIA", "count": 8}}}
+    simulation.edit(**more, rollout={"replicas": 32})
+    simulation.start_operator()
+    await simulation.after(300)
+    simulation.report(step=1)
+    await simulation.settle()
+    status = simulation.status()
+    assert simulation.condition("Updated").reason == "NextAttempt"
+    assert (status.rollout.summary, status.rollout.desired, status.rollout.updated) == ("1/1", 1, 1)
+    assert (status.usage.accelerators, status.usage.accelerator_seconds) == (2, 2 * 1300)
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.after(3600)
+    status = simulation.status()
+    assert (status.rollout.summary, status.usage.accelerators) == ("0/4", 32), "the next attempt has the new ones"
+
+
+async def test_a_job_with_rollout_pods_stays_ready_when_only_the_next_attempt_gets_more_trainers(
+    simulation: Any, pools: Any
+) -> None:
+    await pools.run()
+    before = simulation.condition("Ready")
+    for changed in ({"replicas": 2}, {"accelerator": {"vendor": "NVIDIA", "count": 4}}):
+        simulation.edit(trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}, **changed})
+        await simulation.after(60)
+        assert simulation.condition("Updated").reason == "NextAttempt"
+        assert simulation.condition("Ready") == before.model_copy(
+            update={"observed_generation": simulation.status().observed_generation}
+        )
+    rollout = {"placement": "Separate", "replicas": 3, "minReplicas": 3}
+    simulation.edit(rollout=rollout)
+    simulation.cluster.remove(PODS, KEY[0], f"{CLUSTER}-rollout-4")
+    await simulation.settle()
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("True", "RolloutsMissing"), "its trainer waits with fewer than 2"
+    simulation.edit(rollout={"placement": "Colocated", "replicas": 8, "minReplicas": None})
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "NextAttempt"
+    assert simulation.status().rollout.summary == "2/3", "it keeps its rollout pods"
+
+
+async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_attempt_changes_no_count(
+    simulation: Any,
+) -> None:
+    simulation.fault = lambda write: Fault.KILLED_BEFORE if write.startswith("apply_status") else None
+    simulation.submit()
+    with pytest.raises(AssertionError):
+        await simulation.settle(3)
+    assert (simulation.attempts(), simulation.status().attempts) == (["red-a01"], 0)
+    simulation.edit(
+        trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 8}}, rollout={"replicas": 8}
+    )
+    simulation.fault = lambda write: None
+    simulation.start_operator()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.after(100)
+    simulation.report(step=1)
+    await simulation.settle()
+    assert simulation.status().usage.accelerator_seconds == 2 * 100
+
+
+@pytest.mark.parametrize(
+    "forged", ["7", "[" * 5000, "{}", '{"trainer": 1}', '{"rollout": {"pods": 9, "accelerators": 9}}']
+)
+async def test_an_annotation_that_the_operator_did_not_write_is_ignored(simulation: Any, forged: str) -> None:
+    await simulation.submit_running()
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {PODS_ANNOTATION: forged}})
+    await simulation.after(100)
+    simulation.end(1)
+    await simulation.settle()
+    assert (simulation.status().rollout.desired, simulation.status().usage.accelerator_seconds) == (1, 200)
+
+
+async def test_an_attempt_of_an_earlier_version_is_counted_on_from_its_heartbeat(simulation: Any) -> None:
+    await simulation.submit_running()
+    await simulation.after(100)
+    simulation.report(step=1)
+    await simulation.settle()
+    await simulation.after(50)
+    usage = {"acceleratorSeconds": 200.0, "accelerators": None, "countedTime": None}
+    simulation.cluster.change(JOBS, *KEY, status={"usage": usage})
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {PODS_ANNOTATION: None}})
+    simulation.start_operator()
+    await simulation.settle()
+    simulation.report(step=2)
+    await simulation.settle()
+    await simulation.after(10)
+    simulation.end(1)
+    await simulation.settle()
+    assert simulation.status().usage.accelerator_seconds == 2 * 160
 
 
 async def test_a_silent_job_causes_few_writes(simulation: Any) -> None:

@@ -12,6 +12,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.cluster.job_parser import parse_job_facts
+from omni_operator.status.running_pods import count_accelerators
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
@@ -63,7 +64,7 @@ def test_reward_pods_are_a_worker_group_that_is_pinned_and_counted(make_job: Mak
     facts = parse_job_facts(
         {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}}, job.spec
     )
-    assert (facts.accelerators, facts.trainer_pods, facts.judges.pods) == (8 + 12, 1, 3)
+    assert (count_accelerators(facts, None), facts.trainer.pods, facts.judges.pods) == (8 + 12, 1, 3)
 
 
 def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(make_job: MakeJob) -> None:

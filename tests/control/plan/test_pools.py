@@ -11,6 +11,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.job_parser import parse_job_facts
+from omni_operator.status.running_pods import count_accelerators
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
@@ -200,7 +201,7 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
     for assignments in (SEPARATE, (), ("spec.rollout.placement=Separate", "spec.trainer.accelerator.vendor=CPU")):
         job = make_job(*assignments)
         facts = parse_job_facts({"metadata": {"name": "a"}}, job.spec)
-        found.append((facts.trainer_pods, facts.rollouts.pods, facts.accelerators))
+        found.append((facts.trainer.pods, facts.rollouts.pods, count_accelerators(facts, None)))
     assert found == [(1, 3, 8 + 3 * 4), (1, 0, 1), (1, 1, 0)]
 
 

@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.status.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observation import Observation, ObservedRayCluster, PodGroup
 from omni_operator.status.queue_history import PEAKS_KEPT, QueueHistory, add_peak
-from omni_operator.status.scaling import as_scaled, recommend, review_scaling, scale
+from omni_operator.status.running_pods import as_running, count_accelerators
+from omni_operator.status.scaling import recommend, review_scaling, scale
 from omni_operator.status.trainer_report import merge_event, parse_event
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,7 +104,7 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
     spec = {ROLLOUT_GROUP: rollouts, REWARD_GROUP: judges}
     pools = [pool(group, policies[group], pods) for group, pods in spec.items()]
     facts = JobFacts(
-        uid="j", generation=1, created=START, accelerators=1 + 2 * rollouts + 3 * judges,
+        uid="j", generation=1, created=START, trainer=PoolFacts(group=TRAINER_GROUP, pods=1, accelerators=1),
         rollouts=pools[0], judges=pools[1],
     )  # fmt: skip
     cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=START, groups=tuple(
@@ -125,9 +126,11 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
             if policy := policies[group]:
                 expected[group] = recommend(policy, histories[group], expected[group], now)
         assert {group.name: group.replicas for group in cluster.groups} == expected
-        actual = as_scaled(facts, cluster)
+        actual = as_running(facts, Observation(clusters=(cluster,)), 1)
         assert [found.pods for found in actual.pools] == list(expected.values())
-        assert actual.accelerators == 1 + sum(ACCELERATORS[group] * pods for group, pods in expected.items())
+        assert count_accelerators(actual, cluster) == 1 + sum(
+            ACCELERATORS[group] * pods for group, pods in expected.items()
+        )
         conditions = review_scaling(actual, observed, 1, now)
         for name, group in (("RolloutsScaled", ROLLOUT_GROUP), ("RewardsScaled", REWARD_GROUP)):
             assert (conditions[name].reason == "NotAutoscaled") is (policies[group] is None)

@@ -1,0 +1,68 @@
+"""PURE: pods and accelerators of an attempt, which keeps what it was created with when the job is edited.
+
+Their source is the RayJob, which has what the attempt was created with as an annotation, and the RayCluster, which has
+the groups as they were scaled since. The status is none: between the creation of a RayJob and the write of the status
+the operator may restart, and the job may be edited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from omni_operator.api.names import ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.status import COUNT_LIMIT
+
+from .job_facts import JobFacts, PoolFacts
+from .observation import Observation, ObservedRayCluster, PoolSize
+
+
+def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts:
+    """The facts with the pods of an attempt instead of those of the spec.
+
+    Where the attempt follows `replicas`, their number is that of the spec, which the status calls desired. Without a
+    RayJob, or with one of an earlier version of the operator, all is as in the spec but what autoscaling has changed.
+    """
+    rayjob, cluster = observed.rayjob(attempt), observed.cluster(attempt)
+    sizes = {size.group: size for size in rayjob.pools} if rayjob else {}
+    if not sizes:
+        rollouts, judges = (_as_scaled(pool, cluster) for pool in facts.pools)
+        return replace(facts, rollouts=rollouts, judges=judges)
+    trainer = sizes[TRAINER_GROUP]
+    rollouts, judges = (_as_created(pool, sizes.get(pool.group), cluster) for pool in facts.pools)
+    least = sizes[ROLLOUT_GROUP].least if ROLLOUT_GROUP in sizes else 0
+    return replace(
+        facts,
+        trainer=replace(facts.trainer, pods=trainer.pods, accelerators=trainer.accelerators),
+        rollouts=rollouts,
+        judges=judges,
+        least_rollout_pods=min(least, rollouts.pods),
+    )
+
+
+def count_accelerators(facts: JobFacts, cluster: ObservedRayCluster | None) -> int:
+    """Accelerators of an attempt: those of the pods that its RayCluster asks for.
+
+    Args:
+        facts: those of `as_running`.
+    """
+    total = facts.trainer.pods * facts.trainer.accelerators
+    for pool in facts.pools:
+        group = cluster.group(pool.group) if cluster else None
+        total += (group.replicas if group else pool.pods) * pool.accelerators
+    return min(total, COUNT_LIMIT)
+
+
+def _as_created(pool: PoolFacts, size: PoolSize | None, cluster: ObservedRayCluster | None) -> PoolFacts:
+    if size is None:
+        return replace(pool, pods=0, accelerators=0)
+    group = cluster.group(pool.group) if cluster else None
+    follows = pool.live and pool.autoscaling is None
+    pods = pool.pods if follows else group.replicas if group else size.pods
+    return replace(pool, pods=pods, accelerators=size.accelerators)
+
+
+def _as_scaled(pool: PoolFacts, cluster: ObservedRayCluster | None) -> PoolFacts:
+    group = cluster.group(pool.group) if cluster else None
+    if pool.autoscaling is None or not pool.live or group is None:
+        return pool
+    return replace(pool, pods=group.replicas)
