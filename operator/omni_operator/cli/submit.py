@@ -47,10 +47,10 @@ def submit(
     if and_watch and dry_run:
         console.refuse("--watch has no effect with --dry-run, which creates no job")
     loaded = console.load_or_refuse(file, assignments or ())
-    own = loaded.job.metadata.namespace
-    if own and namespace and own != namespace:
+    own = loaded.job.metadata.namespace or None
+    if own and namespace is not None and own != namespace:
         console.refuse(f"{loaded.document.source}: metadata.namespace is {own}, and --namespace is {namespace}")
-    with cluster_client(namespace or own, context, kubeconfig) as client:
+    with cluster_client(own if namespace is None else namespace, context, kubeconfig) as client:
         _check(loaded, cluster_view(settings, None) if settings else _read_view(client))
         done = client.submit(loaded.document.plain(), dry_run=dry_run)
         if as_json:
