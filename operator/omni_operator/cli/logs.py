@@ -41,7 +41,7 @@ def logs(
         job = client.get(name)
         state = job.status.state or "not seen by an operator"
         try:
-            pods = select_pods(find_pods(client, name), pod)
+            pods = select_pods(find_pods(client, job), pod)
             if not pods and (job.status.finished or not follow):
                 place = run_place(job.body)
                 said = place.describe_log() if job.status.attempts and place else f"run drl why {name}"

@@ -82,7 +82,7 @@ def _source_pod(
     client: Client, job: Job, place: RunPlace, image: str | None, note: Callable[[str], None]
 ) -> Iterator[str]:
     """The name of a pod that has the run folder; one that was made for it is deleted at the end."""
-    running = [pod for pod in find_pods(client, job.name) if pod.role == TRAINER_GROUP and pod.runs]
+    running = [pod for pod in find_pods(client, job) if pod.role == TRAINER_GROUP and pod.runs]
     if running:
         yield running[0].name
         return

@@ -129,6 +129,13 @@ def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, 
     assert [path.name for path in to.parent.iterdir()] == ["blue"]
 
 
+def test_no_command_runs_in_a_pod_of_another_ray_cluster(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.objects[PODS][1]["items"].insert(0, pod("a-stray", attempt=7, cluster="other"))
+    running.sockets[f"{PODS}/a-stray/exec"] = sends(archive(("stray", b"")))
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, names(tmp_path / "a")) == (0, RESULTS), said.output
+
+
 def test_files_of_others_are_not_overwritten(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "report.html").write_text("mine")
