@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from control.client.fake_server import FakeServer, drl
 from control.client.fake_websocket import FakeWebSocket
@@ -83,6 +87,15 @@ def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:
             else:
                 content.name = name
                 made.addfile(content)
+    return file.getvalue()
+
+
+def with_headers(headers: dict[str, str]) -> bytes:
+    """An archive with a file that has extended headers of the PAX format."""
+    file, info = io.BytesIO(), tarfile.TarInfo("a")
+    info.size, info.pax_headers = 1, headers
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as made:
+        made.addfile(info, io.BytesIO(b"x"))
     return file.getvalue()
 
 
@@ -215,7 +228,22 @@ BAD = {
     "pipe": archive(("a", special(tarfile.FIFOTYPE))),
     "folder": archive(("a", special(tarfile.DIRTYPE))),
     "twice": archive(("a", b"1"), ("a", b"2")),
+    "twice by another spelling": archive(("a/b", b"1"), ("a/./b", b"2")),
     "marker": archive((MARKER, b"{}")),
+    "marker by another spelling": archive((f"./{MARKER}", b"{}")),
+    "folder of the marker's name": archive((f"{MARKER}/x", b"a")),
+    "no name": archive((".", b"a")),
+    "deep": archive(("a/" * 5000 + "x", b"a")),
+}
+BROKEN = {
+    "file as a folder": archive(("a", b"1"), ("a/b", b"2")),
+    "folder as a file": archive(("a/b", b"1"), ("a", b"2")),
+    "sparse map": with_headers({"GNU.sparse.map": "a,b"}),
+    "sparse size": with_headers({"GNU.sparse.size": "zz"}),
+    "sparse data": with_headers({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+    "time too large": with_headers({"mtime": "1e300"}),
+    "time that is no number": with_headers({"mtime": "nan"}),
+    "name with a null byte": with_headers({"path": "a\0b"}),
 }
 
 
@@ -226,6 +254,55 @@ def test_an_unsafe_archive_leaves_nothing(name: str, running: FakeServer, kubeco
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
     assert (said.exit_code, "unsafe archive, nothing was kept" in said.stderr) == (1, True), said.output
     assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_malformed_archive_leaves_nothing(name: str, running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(BROKEN[name])
+    before = names(tmp_path)
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
+    assert (said.exit_code, said.stderr.startswith("pod blue-a01-w0: the archive ")) == (1, True), said.output
+    assert names(tmp_path) == before
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=8), st.sampled_from([*BROKEN])
+)
+def test_any_bytes_are_an_archive_or_an_error_of_one(changes: list[tuple[int, int]], name: str) -> None:
+    data = bytearray(BROKEN[name])
+    for place, value in changes:
+        data[place % len(data)] = value
+    for start in range(0, len(data), tarfile.BLOCKSIZE):  # with the checksum that a header needs
+        block = data[start : start + tarfile.BLOCKSIZE]
+        if block[257:262] == b"ustar":
+            data[start + 148 : start + 156] = b"%06o\0 " % tarfile.calc_chksums(block)[0]
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UnsafeArchive, BrokenArchive):
+        unpack(io.BytesIO(data), Path(folder))
+
+
+def test_files_are_told_apart_in_time_that_grows_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+    equal = PurePosixPath.__eq__
+
+    def count(one: PurePosixPath, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(PurePosixPath, "__eq__", count)
+    files = 300
+    assert len(unpack(io.BytesIO(archive(*((f"{number}", b"") for number in range(files)))), tmp_path)) == files
+    assert compared < files
+
+
+def test_a_name_that_is_not_utf_8_is_printed(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("./a\udcff\x1b", b"x")))
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}", "--json")
+    assert said.exit_code == 0, said.output
+    assert said.stdout.isascii() and said.stdout.rstrip("\n").isprintable()
+    assert json.loads(said.stdout)["files"] == ["a\udcff\x1b"]
 
 
 @pytest.mark.parametrize("end", [0, 100, 512, 600, 1024])
