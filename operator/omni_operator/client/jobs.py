@@ -32,6 +32,10 @@ class JobDeleted(ClusterError):
     """The job was deleted while it was followed."""
 
 
+class JobFinished(ClusterError):
+    """The job has succeeded or finally failed, so the change would have no effect."""
+
+
 class JobExists(Conflict):
     """The namespace has another job of that name, or one that is being deleted."""
 
@@ -151,8 +155,10 @@ class Client:
 
         Raises:
             JobNotFound: the message has the nearest name.
+            JobFinished: the job has ended.
         """
-        if bool(self.get(name).body["spec"].get("suspend")) is suspended:
+        job = self._get_unfinished(name, "suspend" if suspended else "resume")
+        if bool(job.body["spec"].get("suspend")) is suspended:
             return False
         self._send("PATCH", self._path(name), {"spec": {"suspend": suspended}})
         return True
@@ -162,8 +168,10 @@ class Client:
 
         Raises:
             JobNotFound: the message has the nearest name.
+            JobFinished: the job has ended.
         """
-        before = int((self.get(name).body["spec"].get("rollout") or {}).get("replicas") or 1)
+        job = self._get_unfinished(name, "scale")
+        before = int((job.body["spec"].get("rollout") or {}).get("replicas") or 1)
         if before != replicas:
             self._send("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
         return before
@@ -222,6 +230,12 @@ class Client:
             raise ClusterError(f"the cluster's answer about {name} has no uid: nothing was deleted")
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         self._send("DELETE", self._path(name), options)
+
+    def _get_unfinished(self, name: str, verb: str) -> Job:
+        job = self.get(name)
+        if job.status.finished:
+            raise JobFinished(f"{name} is {job.status.state}: nothing to {verb}")
+        return job
 
     def _read_again(self, job: Job, poll: float) -> Job:
         end = time.monotonic() + PATIENCE_SECONDS

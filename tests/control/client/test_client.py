@@ -41,6 +41,20 @@ def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Pa
     assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
 
 
+@pytest.mark.parametrize("state", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("command", [("suspend",), ("resume",), ("scale", "--replicas=4")], ids=lambda words: words[0])
+def test_a_job_that_has_ended_is_not_changed(
+    state: str, command: tuple[str, ...], server: FakeServer, kubeconfig: Path
+) -> None:
+    server.jobs["blue"]["status"] = {
+        "state": state, "conditions": [{"type": state, "status": "True", "reason": "R"}],
+    }  # fmt: skip
+    server.jobs["blue"]["spec"]["suspend"] = command[0] == "resume"
+    said = drl(kubeconfig, *command, "blue")
+    assert (said.exit_code, said.stderr) == (2, f"blue is {state}: nothing to {command[0]}\n")
+    assert (said.stdout, server.patches) == ("", [])
+
+
 def test_scale_changes_the_number_of_rollout_pods_once(server: FakeServer, kubeconfig: Path) -> None:
     said = [drl(kubeconfig, "scale", "blue", "--replicas=4").stdout for _ in range(2)]
     assert said == ["blue: spec.rollout.replicas is 4, was 2\n", "blue: spec.rollout.replicas is already 4\n"]
