@@ -22,7 +22,9 @@ def fetch(
     image: Annotated[
         str | None,
         typer.Option(
-            "--image", help="Image of the pod that reads the claim; default: that of the job.", metavar="IMAGE"
+            "--image",
+            help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
+            metavar="IMAGE",
         ),
     ] = None,
     as_json: Json = False,

@@ -62,14 +62,19 @@ def submit(
 
 
 def _read_view(client: Client) -> ClusterView:
-    """The settings of the cluster's operator; the default ones if they cannot be read."""
-    from omni_operator.client.operator_settings import SettingsUnreadable, read_operator_settings
+    """The settings of the cluster's operator; the default ones if they cannot be read. Exits if it may be several."""
+    from omni_operator.client.operator_settings import AmbiguousOperator, SettingsUnreadable, read_operator_settings
 
     try:
         return ClusterView(read_operator_settings(client.connection, client.namespace), placeholder=False)
     except SettingsUnreadable as error:
         console.note(f"checked without the operator's policy and image: {error}")
         return cluster_view(None, None)
+    except AmbiguousOperator as error:
+        console.refuse(
+            f"{error}; give the operator's settings with --settings FILE.yaml (docs/cli.md), or delete what is not the "
+            "operator"
+        )
 
 
 def _check(loaded: LoadedJob, view: ClusterView) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from control.client.fake_server import FakeServer, drl
 from control.client.fake_websocket import FakeWebSocket
 from control.client.test_logs import full_job, pod
+from control.client.test_submit import deployment
 from omni_operator.client import results
 from omni_operator.client.archive import MARKER, BrokenArchive, UnsafeArchive, unpack
 from omni_operator.client.fetch_pod import render_fetch_pod
@@ -176,6 +177,64 @@ def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(
     server.sockets[f"{MADE}/exec"] = sends(b"", b'{"status": "Failure", "message": "exit code 1"}')
     assert drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'b'}", "--image=rollout:1").exit_code == 1
     assert len(server.deletions) == 2, "deleted after a failure too"
+
+
+RAYJOB = "/apis/ray.io/v1/namespaces/team/rayjobs/blue-a01"
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+
+
+def rayjob(image: str, owner: str = "u") -> dict[str, Any]:
+    """The RayJob of an attempt, whose trainer pods run this image."""
+    groups = [
+        {
+            "groupName": group,
+            "template": {"spec": {"containers": [{"name": "sidecar"}, {"name": "ray", "image": found}]}},
+        }
+        for group, found in (("rollout", "other:1"), ("trainer", image))
+    ]
+    meta = {"name": "blue-a01", "ownerReferences": [{"kind": "DiffusionRLJob", "uid": owner, "controller": True}]}
+    return {"metadata": meta, "spec": {"rayClusterSpec": {"workerGroupSpecs": groups}}}
+
+
+def test_the_pod_runs_the_image_of_the_job_of_its_attempt_or_of_its_operator(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path, run_folder: Path
+) -> None:
+    server.jobs["blue"] = full_job({**DONE, "children": {"rayJob": "blue-a01"}})
+    server.objects[PODS] = 200, {"items": []}
+    server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.sockets[f"{MADE}/exec"] = program(run_folder)
+
+    def fetched(*options: str) -> str:
+        said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", *options)
+        image = str(server.posts[-1]["spec"]["containers"][0]["image"])
+        assert (said.exit_code, f"pod blue-fetch-x with image {image} mounts the claim" in said.stderr) == (0, True), (
+            said.output
+        )
+        return image
+
+    server.objects[DEPLOYMENTS] = 200, {"items": [deployment("omni", IMAGE="operator:1")]}
+    server.objects[RAYJOB] = 200, rayjob("attempt:1")
+    assert fetched() == "attempt:1"
+    server.objects[RAYJOB] = 200, rayjob("attempt:1", owner="another")
+    assert fetched() == "operator:1"
+    server.objects[RAYJOB] = 403, {"message": "User u cannot get rayjobs"}
+    assert fetched() == "operator:1"
+    server.jobs["blue"]["spec"]["runtime"] = {"image": "job:1", "rayVersion": "2.60.0"}
+    assert fetched() == "job:1"
+    assert fetched("--image=given:1") == "given:1"
+
+
+def test_no_pod_runs_an_image_of_what_may_not_be_the_operator(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    server.jobs["blue"] = full_job(DONE)
+    server.objects[PODS] = 200, {"items": []}
+    there = [deployment("a-tenant", IMAGE="evil:1"), deployment("omni-system", IMAGE="operator:1")]
+    server.objects[DEPLOYMENTS] = 200, {"items": there}
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, server.posts) == (1, []), said.output
+    assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in said.stderr
+    assert "give --image IMAGE" in said.stderr
 
 
 def test_a_pod_that_does_not_start_is_deleted_and_told(
