@@ -10,8 +10,10 @@ import pytest
 
 from control.client.fake_server import CLUSTER, FakeServer, drl, make_job, owners
 from omni_operator.api import load_job
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.client import logs as logs_module
 from omni_operator.client.pods import parse_pods, run_place
+from omni_operator.status.observation import HEAD
 
 PODS = "/api/v1/namespaces/team/pods"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
@@ -112,7 +114,7 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
 
 
 def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfig: Path) -> None:
-    """Others have the same labels: those of a deleted job of the same name, or any pod of somebody in the namespace."""
+    """Others have the same labels: those of a deleted job of the same name, or any other pod of the namespace."""
     others = [pod("stray", attempt=7, cluster="other"), pod("before", cluster="deleted")]
     others.append(
         {**pod("loose", attempt=9), "metadata": {**pod("loose", attempt=9)["metadata"], "ownerReferences": []}}
@@ -127,6 +129,14 @@ def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfi
     pods.jobs["blue"]["status"] = {"state": "Starting", "attempts": 1}
     unseen = drl(kubeconfig, "logs", "blue")
     assert (unseen.exit_code, "blue is Starting and has no pods" in unseen.stderr) == (1, True), unseen.output
+
+
+def test_help_and_docs_name_every_role(kubeconfig: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| `--pod NAME`"))
+    said = drl(kubeconfig, "logs", "--help").stdout.partition("--pod")[2].partition("--tail")[0]
+    for role in (HEAD, TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP):
+        assert (role in said, f"`{role}`" in row) == (True, True), role
 
 
 def test_the_head_is_the_last_of_the_pods() -> None:
