@@ -160,10 +160,14 @@ def test_why_names_a_pod_that_no_node_can_run_and_the_right_that_is_missing(
 ) -> None:
     job = JobOnPlane(api, namespace)
     job.start()
-    labels = api.get(job.ray("rayclusters", f"{job.attempt(1)}-x1"))["metadata"]["labels"]
+    cluster = api.get(job.ray("rayclusters", f"{job.attempt(1)}-x1"))["metadata"]
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
     limits = {"resources": {"limits": {"nvidia.com/gpu": "99"}}}
     api.post(f"/api/v1/namespaces/{namespace}/pods", {
-        "metadata": {"name": f"{job.attempt(1)}-x1-big", "labels": labels},
+        "metadata": {
+            "name": f"{job.attempt(1)}-x1-big", "labels": cluster["labels"],
+            "ownerReferences": [{**owner, "controller": True}],
+        },
         "spec": {"containers": [{"name": "ray", "image": "rollout:1", **limits}]},
     })  # fmt: skip
     deadlines.wait_until("the scheduler's verdict", JOB_SEEN, lambda: "Unschedulable: " in drl("why", "red").stdout)

@@ -30,13 +30,13 @@ Kubeconfig = Annotated[
 def cluster_client(namespace: str | None, context: str | None, kubeconfig: str | None) -> Iterator[Client]:
     """A client of the cluster; its errors are printed and end the command."""
     try:
-        from omni_operator.client import Client, JobExists, JobNotFound, UnusableKubeconfig
+        from omni_operator.client import Client, InvalidName, JobExists, JobFinished, JobNotFound, UnusableKubeconfig
         from omni_operator.cluster.errors import ClusterError, KindAbsent
     except ModuleNotFoundError as error:
         console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
     try:
         yield Client.from_kubeconfig(kubeconfig, context, namespace)
-    except (UnusableKubeconfig, JobNotFound, JobExists, KindAbsent) as error:
+    except (UnusableKubeconfig, InvalidName, JobNotFound, JobExists, JobFinished, KindAbsent) as error:
         console.refuse(str(error))
     except ClusterError as error:
         console.refuse(str(error), console.FAILED)

@@ -22,7 +22,9 @@ def fetch(
     image: Annotated[
         str | None,
         typer.Option(
-            "--image", help="Image of the pod that reads the claim; default: that of the job.", metavar="IMAGE"
+            "--image",
+            help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
+            metavar="IMAGE",
         ),
     ] = None,
     as_json: Json = False,
@@ -51,7 +53,8 @@ def fetch(
         except KeyboardInterrupt:
             raise typer.Exit(console.INTERRUPTED) from None
         if as_json:
-            console.say(json.dumps({"folder": str(done.folder), "files": list(done.files)}, ensure_ascii=False))
+            # In ASCII: names of files need not be valid UTF-8, and such text cannot be printed.
+            console.say(json.dumps({"folder": str(done.folder), "files": list(done.files)}))
             return
         console.say(f"{len(done.files)} files of {name} in {done.folder}")
         if "report.html" in done.files:

@@ -20,7 +20,9 @@ def logs(
     pod: Annotated[
         str | None,
         typer.Option(
-            "--pod", help="One pod, or all of a role: head, trainer or rollout. Default: trainer.", metavar="NAME"
+            "--pod",
+            help="One pod, or all of a role: head, trainer (default), rollout or reward.",
+            metavar="NAME",
         ),
     ] = None,
     tail: Annotated[
@@ -41,7 +43,7 @@ def logs(
         job = client.get(name)
         state = job.status.state or "not seen by an operator"
         try:
-            pods = select_pods(find_pods(client, name), pod)
+            pods = select_pods(find_pods(client, job), pod)
             if not pods and (job.status.finished or not follow):
                 place = run_place(job.body)
                 said = place.describe_log() if job.status.attempts and place else f"run drl why {name}"

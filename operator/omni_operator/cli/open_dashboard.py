@@ -33,7 +33,7 @@ def open_dashboard(
         from omni_operator.client.port_forward import PortForwarder
 
         job = client.get(name)
-        dashboard = find_dashboard(find_pods(client, name))
+        dashboard = find_dashboard(find_pods(client, job))
         if dashboard is None:
             state = job.status.state or "not seen by an operator"
             console.refuse(f"{name} is {state} and has no ready head pod; run drl why {name}", console.FAILED)

@@ -47,10 +47,10 @@ def submit(
     if and_watch and dry_run:
         console.refuse("--watch has no effect with --dry-run, which creates no job")
     loaded = console.load_or_refuse(file, assignments or ())
-    own = loaded.job.metadata.namespace
-    if own and namespace and own != namespace:
+    own = loaded.job.metadata.namespace or None
+    if own and namespace is not None and own != namespace:
         console.refuse(f"{loaded.document.source}: metadata.namespace is {own}, and --namespace is {namespace}")
-    with cluster_client(namespace or own, context, kubeconfig) as client:
+    with cluster_client(own if namespace is None else namespace, context, kubeconfig) as client:
         _check(loaded, cluster_view(settings, None) if settings else _read_view(client))
         done = client.submit(loaded.document.plain(), dry_run=dry_run)
         if as_json:
@@ -62,14 +62,19 @@ def submit(
 
 
 def _read_view(client: Client) -> ClusterView:
-    """The settings of the cluster's operator; the default ones if they cannot be read."""
-    from omni_operator.client.operator_settings import SettingsUnreadable, read_operator_settings
+    """The settings of the cluster's operator; the default ones if they cannot be read. Exits if it may be several."""
+    from omni_operator.client.operator_settings import AmbiguousOperator, SettingsUnreadable, read_operator_settings
 
     try:
         return ClusterView(read_operator_settings(client.connection, client.namespace), placeholder=False)
     except SettingsUnreadable as error:
         console.note(f"checked without the operator's policy and image: {error}")
         return cluster_view(None, None)
+    except AmbiguousOperator as error:
+        console.refuse(
+            f"{error}; give the operator's settings with --settings FILE.yaml (docs/cli.md), or delete what is not the "
+            "operator"
+        )
 
 
 def _check(loaded: LoadedJob, view: ClusterView) -> None:

@@ -3,8 +3,9 @@
 from .connection import UnusableKubeconfig
 from .events import Event
 from .explanation import explain
-from .jobs import Client, Job, JobDeleted, JobExists, JobNotFound, Submitted
+from .jobs import Client, Job, JobDeleted, JobExists, JobFinished, JobNotFound, Submitted
 from .logs import LogLine, find_pods, follow_logs, read_logs
+from .names import InvalidName
 from .pods import JobPod, find_dashboard
 from .port_forward import PortForwarder
 from .results import CannotFetch, Fetched, fetch
@@ -15,9 +16,11 @@ __all__ = [
     "Client",
     "Event",
     "Fetched",
+    "InvalidName",
     "Job",
     "JobDeleted",
     "JobExists",
+    "JobFinished",
     "JobNotFound",
     "JobPod",
     "LogLine",

@@ -6,16 +6,17 @@ import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 MARKER = ".fetched.json"
+DEPTH_LIMIT = 64  # folders of a path; run folders have 5
 
 
 class UnsafeArchive(Exception):
-    """The archive has an entry that could write outside of its folder, or that is no regular file."""
+    """The archive has an entry that could write outside of its folder, is no regular file, or is there twice."""
 
 
 class BrokenArchive(Exception):
@@ -78,29 +79,38 @@ def unpack(source: Readable, folder: Path) -> list[str]:
     """Write the files of a tar archive into an empty folder, and return their names.
 
     Raises:
-        UnsafeArchive: an entry has an absolute path, leaves the folder, is a link or special file, or is there twice.
+        UnsafeArchive: an entry is no regular file, is not below the folder, is too deep in it, or is there twice.
         BrokenArchive: the archive is malformed or incomplete.
     """
-    names: list[str] = []
+    found: dict[PurePosixPath, None] = {}  # in the order of the archive
     try:
         # A stream is only read, so this is all that tarfile needs of a file.
         with tarfile.open(fileobj=cast("Any", source), mode="r|") as archive:
             for member in archive:
-                _check(member, names)
+                path = _checked_path(member, found)
                 # The filter also refuses what leads out of the folder, and drops set-uid bits and owners.
                 archive.extract(member, folder, filter="data")
-                names.append(member.name)
+                found[path] = None
     except tarfile.FilterError as error:
         raise UnsafeArchive(str(error)) from error
-    except (tarfile.TarError, EOFError) as error:
+    except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        # The folder was empty, so it is the archive that has a file where another entry needs a folder.
+        raise BrokenArchive(f"the archive has a file that is a folder of another file: {error}") from error
+    except (tarfile.TarError, EOFError, ValueError, ArithmeticError) as error:
+        # ValueError and ArithmeticError: numbers and names in a header that tarfile passes on as they are.
         raise BrokenArchive(f"the archive is malformed or incomplete: {error}") from error
-    return names
+    return [str(path) for path in found]
 
 
-def _check(member: tarfile.TarInfo, names: list[str]) -> None:
-    if not member.isreg():
+def _checked_path(member: tarfile.TarInfo, found: Container[PurePosixPath]) -> PurePosixPath:
+    """The relative path of a file, without `.` and empty parts."""
+    path = PurePosixPath(member.name)
+    if not member.isreg() or member.issparse():
         raise UnsafeArchive(f"{member.name!r} is a link, a folder or a special file")
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        raise UnsafeArchive(f"{member.name!r} leads out of the folder")
-    if member.name in names or member.name == MARKER:
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise UnsafeArchive(f"{member.name!r} is not below the folder")
+    if len(path.parts) > DEPTH_LIMIT:
+        raise UnsafeArchive(f"{path.name!r} is in more than {DEPTH_LIMIT - 1} folders")
+    if path in found or path.parts[0] == MARKER:
         raise UnsafeArchive(f"{member.name!r} must not be in the archive (again)")
+    return path

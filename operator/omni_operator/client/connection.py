@@ -126,4 +126,6 @@ def connect(
             f"cannot use the kubeconfig: user {user!r} has no credentials; if it has an exec plug-in, run its command "
             "to see why it fails"
         )
-    return Connection(client), namespace or chosen["context"].get("namespace") or "default"
+    # An empty one is no default: in a script it is a variable that is not set.
+    given = chosen["context"].get("namespace") or "default" if namespace is None else namespace
+    return Connection(client), given

@@ -15,6 +15,7 @@ from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect
 from .events import Event, sort_events
+from .names import check_job_name, check_namespace
 from .submission import find_differences
 
 POLL_SECONDS = 5.0
@@ -29,6 +30,10 @@ class JobNotFound(ClusterError):
 
 class JobDeleted(ClusterError):
     """The job was deleted while it was followed."""
+
+
+class JobFinished(ClusterError):
+    """The job has succeeded or finally failed, so the change would have no effect."""
 
 
 class JobExists(Conflict):
@@ -75,10 +80,14 @@ class Submitted:
 
 
 class Client:
-    """Jobs of one namespace. Every method raises a ClusterError if the API server refuses or does not answer."""
+    """Jobs of one namespace. Every method raises a ClusterError if the API server refuses or does not answer.
+
+    Raises:
+        InvalidName: no namespace can have this name. Every method with the name of a job raises it for that name.
+    """
 
     def __init__(self, connection: Connection, namespace: str) -> None:
-        self.connection, self.namespace = connection, namespace
+        self.connection, self.namespace = connection, check_namespace(namespace)
 
     @classmethod
     def from_kubeconfig(
@@ -93,6 +102,7 @@ class Client:
 
         Raises:
             UnusableKubeconfig: the message says why.
+            InvalidName: no namespace can have this name.
         """
         return cls(*connect(kubeconfig, context, namespace))
 
@@ -108,7 +118,7 @@ class Client:
             JobNotFound: the message has the nearest name.
         """
         try:
-            return _job(self._send("GET", JOBS.path(self.namespace, name)))
+            return _job(self._send("GET", self._path(name)))
         except NotFound as error:
             raise self._not_found(name) from error
 
@@ -122,7 +132,7 @@ class Client:
         Raises:
             JobExists: another job has the name; the message has the fields that differ.
         """
-        name = str(body["metadata"]["name"])
+        name = check_job_name(str(body["metadata"]["name"]))
         sent = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
         # Strict: a cluster with an older format of jobs would drop fields that it does not have.
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
@@ -145,10 +155,12 @@ class Client:
 
         Raises:
             JobNotFound: the message has the nearest name.
+            JobFinished: the job has ended.
         """
-        if bool(self.get(name).body["spec"].get("suspend")) is suspended:
+        job = self._get_unfinished(name, "suspend" if suspended else "resume")
+        if bool(job.body["spec"].get("suspend")) is suspended:
             return False
-        self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"suspend": suspended}})
+        self._send("PATCH", self._path(name), {"spec": {"suspend": suspended}})
         return True
 
     def scale(self, name: str, replicas: int) -> int:
@@ -156,10 +168,12 @@ class Client:
 
         Raises:
             JobNotFound: the message has the nearest name.
+            JobFinished: the job has ended.
         """
-        before = int((self.get(name).body["spec"].get("rollout") or {}).get("replicas") or 1)
+        job = self._get_unfinished(name, "scale")
+        before = int((job.body["spec"].get("rollout") or {}).get("replicas") or 1)
         if before != replicas:
-            self._send("PATCH", JOBS.path(self.namespace, name), {"spec": {"rollout": {"replicas": replicas}}})
+            self._send("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
         return before
 
     def follow(self, name: str, *, poll: float = POLL_SECONDS, seconds: float | None = None) -> Iterator[Job]:
@@ -212,14 +226,22 @@ class Client:
             Conflict: the job was deleted and created again in the meantime.
         """
         uid = self.get(name).body["metadata"].get("uid")
+        if not uid:  # without it, the request would delete whatever has the name by then
+            raise ClusterError(f"the cluster's answer about {name} has no uid: nothing was deleted")
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        self._send("DELETE", JOBS.path(self.namespace, name), options)
+        self._send("DELETE", self._path(name), options)
+
+    def _get_unfinished(self, name: str, verb: str) -> Job:
+        job = self.get(name)
+        if job.status.finished:
+            raise JobFinished(f"{name} is {job.status.state}: nothing to {verb}")
+        return job
 
     def _read_again(self, job: Job, poll: float) -> Job:
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                found = _job(self._send("GET", JOBS.path(self.namespace, job.name)))
+                found = _job(self._send("GET", self._path(job.name)))
             except NotFound as error:
                 raise JobDeleted(f"{job.name} was deleted") from error
             except Unavailable:
@@ -230,6 +252,9 @@ class Client:
             if found.uid != job.uid:
                 raise JobDeleted(f"{job.name} was deleted, and created again")
             return found
+
+    def _path(self, name: str) -> str:
+        return JOBS.path(self.namespace, check_job_name(name))
 
     def _not_found(self, name: str) -> JobNotFound:
         near = did_you_mean(name, [job.name for job in self.list()])

@@ -14,8 +14,8 @@ from omni_operator.cluster.errors import ClusterError, NotFound, Refused, Unavai
 from omni_operator.cluster.kinds import PODS
 from omni_operator.plan.containers import CONTAINER
 
-from .jobs import Client
-from .pods import JobPod, latest_pods
+from .jobs import Client, Job
+from .pods import JobPod, parse_pods, select_pod_bodies
 
 SILENCE_SECONDS = 300.0
 POLL_SECONDS = 2.0
@@ -35,14 +35,15 @@ class LogLine:
     is_note: bool = False
 
 
-def find_pods(client: Client, name: str) -> tuple[JobPod, ...]:
-    """The pods of the newest attempt of a job that has any."""
-    path, selector = PODS.path(client.namespace), f"{JOB_LABEL}={name}"
-    return latest_pods(client.connection.send("GET", path, labelSelector=selector)["items"])
+def find_pods(client: Client, job: Job) -> tuple[JobPod, ...]:
+    """The pods of a job's newest attempt; none before its status has the uid of the attempt's RayCluster."""
+    path, selector = PODS.path(client.namespace), f"{JOB_LABEL}={job.name}"
+    found = client.connection.send("GET", path, labelSelector=selector)["items"]
+    return parse_pods(select_pod_bodies(found, job.status.children.ray_cluster_uid))
 
 
 def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, ...]:
-    """The trainer pods; or the pod of a name, or those of the role `head` or `rollout`.
+    """The trainer pods; or the pod of a name, or those of a role: `head`, `rollout` or `reward`.
 
     Raises:
         PodNotFound: there are pods, and none is of that name.
@@ -81,7 +82,7 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
     stop, readers = threading.Event(), dict[str, threading.Thread]()
     try:
         for job in client.follow(name, poll=POLL_SECONDS / 4):
-            for pod in select_pods(find_pods(client, name), wanted):
+            for pod in select_pods(find_pods(client, job), wanted):
                 if pod.name not in readers and pod.phase != "Pending":
                     reader = _Reader(client, pod, tail, lines.put, stop)
                     readers[pod.name] = threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}")

@@ -12,11 +12,17 @@ from omni_operator.settings import PREFIX, SettingsError, from_environ
 from .connection import Connection
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
-SELECTOR = "app.kubernetes.io/name=omni-operator"
+SELECTOR = "diffusionrl.io/component=operator"
+# Charts up to 0.1.0 have only this label. Where such an operator is not found, any other Deployment would replace it.
+EARLIER_SELECTOR = "app.kubernetes.io/name=omni-operator"
 
 
 class SettingsUnreadable(Exception):
     """The settings cannot be read; the message says why."""
+
+
+class AmbiguousOperator(Exception):
+    """Several Deployments may be the operator; the message names them."""
 
 
 def read_operator_settings(connection: Connection, namespace: str) -> ClusterSettings:
@@ -24,30 +30,48 @@ def read_operator_settings(connection: Connection, namespace: str) -> ClusterSet
 
     Raises:
         SettingsUnreadable: users without the right to list Deployments of all namespaces get this.
+        AmbiguousOperator: several Deployments may be that operator.
     """
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
     try:
-        found = connection.send("GET", DEPLOYMENTS, labelSelector=SELECTOR)["items"]
+        for selector in (SELECTOR, EARLIER_SELECTOR):
+            for body in connection.send("GET", DEPLOYMENTS, labelSelector=selector)["items"]:
+                found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
     except ClusterError as error:
         raise SettingsUnreadable(str(error)) from error
-    try:
-        return select_settings(found, namespace)
-    except SettingsError as error:
-        raise SettingsUnreadable(f"its version is not that of drl: {error}") from error
+    return select_settings(found.values(), namespace)
 
 
 def select_settings(deployments: Iterable[Mapping[str, Any]], namespace: str) -> ClusterSettings:
-    """The settings of the first of these Deployments that watches a namespace.
+    """The settings of the only one of these Deployments that watches a namespace.
+
+    Anyone who may create Deployments in any namespace can give one the label and the variables of an operator, so none
+    is preferred: neither the first one, nor one whose variables can be read.
 
     Raises:
-        SettingsUnreadable: none of them does.
-        SettingsError: its environment variables are not those of this version.
+        SettingsUnreadable: none of them does, or the environment variables are not those of this version.
+        AmbiguousOperator: several do, or may do.
     """
+    candidates: dict[str, ClusterSettings | SettingsError] = {}
     for deployment in deployments:
+        meta = deployment["metadata"]
         for container in deployment["spec"]["template"]["spec"]["containers"]:
             given = {entry["name"]: entry["value"] for entry in container.get("env", ()) if "value" in entry}
             if not any(name.startswith(PREFIX) for name in given):
                 continue
-            settings = from_environ(given, deployment["metadata"]["namespace"])
+            name = f"{meta['namespace']}/{meta['name']}"
+            try:
+                settings = from_environ(given, meta["namespace"])
+            except SettingsError as error:
+                candidates[name] = error
+                continue
             if not settings.namespaces or namespace in settings.namespaces:
-                return settings.cluster
+                candidates[name] = settings.cluster
+    if len(candidates) > 1:
+        names = ", ".join(sorted(candidates))
+        raise AmbiguousOperator(f"{len(candidates)} Deployments may be the operator of namespace {namespace}: {names}")
+    for name, found in candidates.items():
+        if isinstance(found, SettingsError):
+            raise SettingsUnreadable(f"the version of Deployment {name} is not that of drl: {found}") from found
+        return found
     raise SettingsUnreadable(f"no Deployment with the label {SELECTOR} watches namespace {namespace}")

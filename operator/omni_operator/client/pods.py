@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import ATTEMPT_LABEL, TRAINER_GROUP
+from omni_operator.api.names import TRAINER_GROUP
+from omni_operator.cluster.object_parser import owner_of
 from omni_operator.plan.entrypoint import LOG
 from omni_operator.plan.head import DASHBOARD
 from omni_operator.plan.storage import run_folder_path
@@ -23,13 +24,12 @@ class JobPod:
     """A pod of a job.
 
     Attributes:
-        role: `head`, or its worker group: `trainer` or `rollout`. attempt: its number. phase: as in the pod's status.
+        role: `head`, or its worker group: `trainer`, `rollout` or `reward`. phase: as in the pod's status.
         body: the whole object.
     """
 
     name: str
     role: str
-    attempt: int
     phase: str
     body: Mapping[str, Any]
 
@@ -65,11 +65,20 @@ class RunPlace:
         return f"the trainer's output is in {self.path}/{LOG} on the claim {self.claim}; drl fetch copies it"
 
 
-def latest_pods(bodies: Iterable[Mapping[str, Any]]) -> tuple[JobPod, ...]:
-    """The pods of the newest attempt that has any, the head last."""
-    pods = [_pod(body) for body in bodies]
-    newest = max((pod.attempt for pod in pods), default=0)
-    return tuple(sorted((pod for pod in pods if pod.attempt == newest), key=lambda pod: (pod.role == HEAD, pod.name)))
+def select_pod_bodies(bodies: Iterable[dict[str, Any]], cluster: str | None) -> list[dict[str, Any]]:
+    """The pods whose controller is a RayCluster.
+
+    Labels do not tell them: other pods can have the same, such as those of a deleted job of the same name.
+
+    Args:
+        cluster: uid of the RayCluster, from the job's status; None before there is one.
+    """
+    return [body for body in bodies if cluster and (owner := owner_of(body)) and owner.uid == cluster]
+
+
+def parse_pods(bodies: Iterable[Mapping[str, Any]]) -> tuple[JobPod, ...]:
+    """The pods of one RayCluster, the head last."""
+    return tuple(sorted(map(_pod, bodies), key=lambda pod: (pod.role == HEAD, pod.name)))
 
 
 def run_place(job: Mapping[str, Any]) -> RunPlace | None:
@@ -83,11 +92,9 @@ def run_place(job: Mapping[str, Any]) -> RunPlace | None:
 
 def _pod(body: Mapping[str, Any]) -> JobPod:
     labels = body["metadata"].get("labels") or {}
-    number = str(labels.get(ATTEMPT_LABEL) or "")
     return JobPod(
         name=str(body["metadata"]["name"]),
         role=HEAD if labels.get("ray.io/node-type") == "head" else str(labels.get("ray.io/group") or TRAINER_GROUP),
-        attempt=int(number) if number.isascii() and number.isdigit() else 0,
         phase=str((body.get("status") or {}).get("phase") or "Pending"),
         body=body,
     )

@@ -16,10 +16,10 @@ from omni_operator.plan.containers import CONTAINER
 
 from .archive import BrokenArchive, UnsafeArchive, check_folder, staging, unpack
 from .explanation import find_pod_troubles
+from .fetch_image import ImageUnknown, find_image
 from .fetch_pod import render_fetch_pod
 from .jobs import Client, Job
 from .logs import find_pods
-from .operator_settings import SettingsUnreadable, read_operator_settings
 from .pods import RunPlace, run_place
 from .websockets import CommandOutput
 
@@ -46,7 +46,8 @@ def fetch(
     """Copy results of a run into a folder, from a running pod of the job or a short-lived one that mounts its claim.
 
     Args:
-        image: of the short-lived pod. None: that of the job, or the operator's default if its settings are readable.
+        image: of the short-lived pod. None: the one that the job names, or that its last attempt ran, or the operator's
+            default if its settings are readable.
         checkpoints: all complete checkpoints, with the state to resume from; else only the newest adapter.
         note: called with what takes time.
 
@@ -82,36 +83,27 @@ def _source_pod(
     client: Client, job: Job, place: RunPlace, image: str | None, note: Callable[[str], None]
 ) -> Iterator[str]:
     """The name of a pod that has the run folder; one that was made for it is deleted at the end."""
-    running = [pod for pod in find_pods(client, job.name) if pod.role == TRAINER_GROUP and pod.runs]
+    running = [pod for pod in find_pods(client, job) if pod.role == TRAINER_GROUP and pod.runs]
     if running:
         yield running[0].name
         return
     if place.claim is None:
         raise CannotFetch(f"{job.name} has no running pod, and {place.describe_log()}")
-    pod = render_fetch_pod(job.body, place, image or _find_image(client, job))
+    try:
+        image = image or find_image(client, job)
+    except ImageUnknown as error:
+        raise CannotFetch(
+            f"{job.name} has no running pod and names no image{error}; give --image IMAGE with python3 in it"
+        ) from error
+    pod = render_fetch_pod(job.body, place, image)
     made = client.connection.send("POST", PODS.path(client.namespace), pod)
     name = str(made["metadata"]["name"])
     try:
-        note(f"no pod of {job.name} runs: pod {name} mounts the claim {place.claim}")
+        note(f"no pod of {job.name} runs: pod {name} with image {image} mounts the claim {place.claim}")
         _await_running(client, name)
         yield name
     finally:
         _delete(client, name)
-
-
-def _find_image(client: Client, job: Job) -> str:
-    given = (job.body["spec"].get("runtime") or {}).get("image")
-    try:
-        found = given or read_operator_settings(client.connection, client.namespace).image
-    except SettingsUnreadable as error:
-        found, why = None, f", and the operator's default image is not known ({error})"
-    else:
-        why = ""
-    if not found:
-        raise CannotFetch(
-            f"{job.name} has no running pod and names no image{why}; give --image IMAGE with python3 in it"
-        )
-    return str(found)
 
 
 def _await_running(client: Client, name: str) -> None:

@@ -16,6 +16,7 @@ from omni_operator.cluster.object_parser import parse_pod
 from .events import Event, sort_events
 from .explanation import QueueState, Surroundings
 from .jobs import CORE_EVENTS, Client, Job
+from .pods import select_pod_bodies
 
 WORKLOADS = Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -37,7 +38,8 @@ def read_surroundings(client: Client, job: Job) -> Surroundings:
     if not attempt or job.status.finished:
         return Surroundings()
     selector = f"{JOB_LABEL}={job.name},{ATTEMPT_LABEL}={attempt}"
-    pods = tuple(map(parse_pod, listed("pods", PODS, labelSelector=selector)))
+    bodies = select_pod_bodies(listed("pods", PODS, labelSelector=selector), job.status.children.ray_cluster_uid)
+    pods = tuple(map(parse_pod, bodies))
     name = Names(job.name).attempt(attempt)
     events = listed("events", CORE_EVENTS, fieldSelector="type=Warning")
     queue = None

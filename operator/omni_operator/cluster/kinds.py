@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 Body: TypeAlias = dict[str, Any]
 Meta: TypeAlias = dict[str, Any]  # namespace, name, uid, resourceVersion and the rest of an object's metadata
@@ -34,10 +35,25 @@ class Kind:
         """URL path of the group and version; a GET lists the kinds that are served."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
-    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """URL path of objects; without a namespace, of all namespaces or of a cluster-scoped kind."""
-        parts = [self.root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
-        return "/".join(part for part in parts if part)
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of objects.
+
+        Args:
+            namespace: None: of all namespaces, or of a cluster-scoped kind.
+            name: None: all of them.
+
+        Raises:
+            ValueError: a part is empty, `.` or `..`, which would make it the path of other objects.
+        """
+        parts = ["namespaces", namespace, self.plural] if namespace is not None else [self.plural]
+        parts += [part for part in (name, subresource) if part is not None]
+        return "/".join([self.root, *map(_quote, parts)])
+
+
+def _quote(part: str) -> str:
+    if part in ("", ".", ".."):
+        raise ValueError(f"{part!r} is no name of an object: it would make this the path of other objects")
+    return quote(part, safe="")
 
 
 JOBS = Kind("diffusionrl.io", "v1alpha1", "diffusionrljobs", "DiffusionRLJob")

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 from e2e import helm as tool
 from omni_operator.api import crd
+from omni_operator.client.operator_settings import SELECTOR
 from omni_operator.cluster.leader_election import LeaseTimes
 from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
@@ -103,6 +104,18 @@ def test_the_deployment_has_one_replica_and_a_grace_period(chart: Render) -> Non
     assert "affinity" not in deployment["spec"]["template"]["spec"]
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > settings(chart()).stop_seconds
+
+
+@pytest.mark.parametrize("options", [(), ("--set=nameOverride=other,fullnameOverride=another",)])
+def test_drl_finds_the_deployment_by_a_label_that_no_value_changes(options: tuple[str, ...], chart: Render) -> None:
+    (deployment,) = of_kind(chart(*options), "Deployment")
+    key, _, value = SELECTOR.partition("=")
+    assert deployment["metadata"]["labels"][key] == value
+    # Selectors of Deployments are immutable: an upgrade of an earlier chart would fail with another one.
+    name = "other" if options else "omni-operator"
+    assert deployment["spec"]["selector"] == {
+        "matchLabels": {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": "omni"}
+    }
 
 
 def test_two_replicas_share_a_lease_are_spread_and_are_not_evicted_together(chart: Render) -> None:

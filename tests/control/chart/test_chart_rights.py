@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ Body = dict[str, Any]
 Render = Callable[..., list[Body]]
 Right = tuple[str, str, str]  # group, resource, verb
 NAME = "omni-omni-operator"
+PAGE = Path(__file__).parents[3] / "docs" / "install.md"
 REPORTS = {(TOKEN_REVIEWS.group, TOKEN_REVIEWS.plural, "create")}
 NAMESPACED = "--set=watch.namespaces={one,two}"
 
@@ -96,6 +98,25 @@ def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
     }
 
 
+def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Render) -> None:
+    """The row of the watched namespaces: `jobs: get, list; their status: patch; ...`."""
+    resources = {
+        "jobs": JOBS.plural, "their status": f"{JOBS.plural}/status", "their finalizers": f"{JOBS.plural}/finalizers",
+    }  # fmt: skip
+    table = PAGE.read_text(encoding="utf-8").partition("\n| watched namespaces |")[2].partition("\n| its own")[0]
+    told: dict[str, set[str]] = {}
+    for row in table.split("\n"):
+        cells = [cell.strip() for cell in row.strip("| ").split("|")]
+        for part in cells[0].split("; "):
+            names, _, verbs = part.partition(": ")
+            for name in names.split(", "):
+                told[resources.get(name, name.lower())] = {*verbs.split(", ")}
+    found: dict[str, set[str]] = {}
+    for _, resource, verb in needed():
+        found.setdefault(resource, set()).add(verb)
+    assert told == found
+
+
 def test_namespaced_permissions_match_the_requests(chart: Render) -> None:
     assert by_place(chart(NAMESPACED)) == {
         "*": REPORTS,
@@ -139,9 +160,10 @@ def test_the_cluster_roles_view_and_edit_include_jobs(chart: Render) -> None:
     assert f"{label}view" not in edit["metadata"]["labels"]
     assert {verb for _, _, verb in granted(view["rules"])} == {"get", "list", "watch"}
     assert {group for group, _, _ in granted(edit["rules"])} == {"diffusionrl.io"}
-    # Besides jobs, only what drl why reads of a queue.
-    queues = {right for right in granted(view["rules"]) if right[0] != "diffusionrl.io"}
-    assert queues == {("kueue.x-k8s.io", "workloads", "get"), ("kueue.x-k8s.io", "workloads", "list")}
+    # Besides jobs, only what drl why reads of a queue, and drl fetch of an attempt.
+    others = {right for right in granted(view["rules"]) if right[0] != "diffusionrl.io"}
+    queues = {("kueue.x-k8s.io", "workloads", "get"), ("kueue.x-k8s.io", "workloads", "list")}
+    assert others == queues | rights(RAYJOBS, "get")
     scale = {verb for _, resource, verb in granted(edit["rules"]) if resource == "diffusionrljobs/scale"}
     assert scale == {"get", "update", "patch"}, "kubectl scale"
     # Only the operator writes the status.

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import typer
+from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from omni_operator.cli.main import app
+from omni_operator.plan import ClusterSettings
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,6 +47,13 @@ def lines() -> Iterator[Any]:
         found += [(line, False) for line in INLINE.findall(BLOCK.sub("", text)) if page.name != "cli.md"]
         for line, whole in dict.fromkeys(found):
             yield pytest.param(line, whole, id=f"{page.name}-{line}")
+
+
+def test_the_settings_on_the_page_of_drl_have_the_port_of_the_chart() -> None:
+    (text,) = (block for block in blocks(ROOT / "docs" / "cli.md", "yaml") if "reportUrl:" in block)
+    values = YAML(typ="safe").load(ROOT / "charts" / "omni-operator" / "values.yaml")
+    url = ClusterSettings.model_validate(YAML(typ="safe").load(text)).report_url
+    assert str(url).rpartition(":")[2] == str(values["reports"]["port"])
 
 
 def parse(arguments: list[str]) -> None:

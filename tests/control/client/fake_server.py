@@ -16,16 +16,25 @@ from omni_operator.cli.main import app
 
 PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/team/diffusionrljobs"
 EVENTS = "/api/v1/namespaces/team/events"
+CLUSTER = "uid-cluster"  # uid of the RayCluster of each job
 
 
 def make_job(name: str) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
-    status = {"state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"}}
+    status = {
+        "state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"},
+        "children": {"rayClusterUID": CLUSTER},
+    }  # fmt: skip
     return {
         "metadata": {"name": name, "uid": f"uid-{name}"},
         "spec": {"suspend": False, "rollout": {"replicas": 2}, "checkpoint": {"claimName": "runs"}},
         "status": status,
     }
+
+
+def owners(cluster: str = CLUSTER) -> list[dict[str, Any]]:
+    """The owner references of a pod of a RayCluster."""
+    return [{"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "c", "uid": cluster, "controller": True}]
 
 
 class FakeServer(ThreadingHTTPServer):

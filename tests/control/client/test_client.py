@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from control.client.fake_server import PATH, FakeServer, drl, make_job
 from omni_operator.api.status import Condition, Status
 from omni_operator.cli.main import app
+from omni_operator.client import Client, InvalidName
 from omni_operator.client.explanation import explain
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
 
 
 def test_list_and_get_print_what_the_cluster_has(kubeconfig: Path) -> None:
@@ -36,6 +39,20 @@ def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Pa
     ]  # fmt: skip
     sent = "application/merge-patch+json"
     assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
+
+
+@pytest.mark.parametrize("state", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("command", [("suspend",), ("resume",), ("scale", "--replicas=4")], ids=lambda words: words[0])
+def test_a_job_that_has_ended_is_not_changed(
+    state: str, command: tuple[str, ...], server: FakeServer, kubeconfig: Path
+) -> None:
+    server.jobs["blue"]["status"] = {
+        "state": state, "conditions": [{"type": state, "status": "True", "reason": "R"}],
+    }  # fmt: skip
+    server.jobs["blue"]["spec"]["suspend"] = command[0] == "resume"
+    said = drl(kubeconfig, *command, "blue")
+    assert (said.exit_code, said.stderr) == (2, f"blue is {state}: nothing to {command[0]}\n")
+    assert (said.stdout, server.patches) == ("", [])
 
 
 def test_scale_changes_the_number_of_rollout_pods_once(server: FakeServer, kubeconfig: Path) -> None:
@@ -106,6 +123,67 @@ def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path, tmp_path: 
     kubeconfig.write_text(json.dumps(config))
     result = drl(kubeconfig, "list")
     assert (result.exit_code, "no answer from the cluster" in result.stderr) == (1, True)
+
+
+# Each would be the path of other objects, or a request that is none of a job.
+NO_NAMES = (
+    "",
+    ".",
+    "..",
+    "../../../api/v1/namespaces/team",
+    "blue?dryRun=All",
+    "blue/status",
+    "blue%2f..",
+    "Blue",
+    "a" * 254,
+)
+ONE_JOB: tuple[tuple[str, ...], ...] = (
+    ("get",), ("why",), ("suspend",), ("resume",), ("scale", "--replicas=2"), ("cancel", "--yes"), ("wait",),
+    ("watch",), ("logs",), ("fetch",), ("open",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ONE_JOB, ids=lambda words: words[0])
+def test_a_command_sends_nothing_for_what_is_no_name(
+    command: tuple[str, ...], server: FakeServer, kubeconfig: Path
+) -> None:
+    for name in NO_NAMES:
+        refused = drl(kubeconfig, *command, name)
+        assert (refused.exit_code, f"{name!r} is not a valid name of a job" in refused.stderr) == (2, True), name
+    nowhere = drl(kubeconfig, *command, "blue", "--namespace=")
+    assert (nowhere.exit_code, "'' is not a valid name of a namespace" in nowhere.stderr) == (2, True)
+    assert (server.queries, server.patches, server.deletions) == ([], [], [])
+
+
+def test_a_namespace_that_is_none_gets_no_job(server: FakeServer, kubeconfig: Path) -> None:
+    for command in (("list",), ("submit", str(EXAMPLE))):
+        refused = drl(kubeconfig, *command, "--namespace=team/../other")
+        assert (refused.exit_code, "is not a valid name of a namespace" in refused.stderr) == (2, True), refused.output
+    assert (server.queries, server.posts) == ([], [])
+
+
+def test_every_method_refuses_what_is_no_name(server: FakeServer, kubeconfig: Path) -> None:
+    client = Client.from_kubeconfig(str(kubeconfig))
+    methods: list[Any] = [
+        client.get, client.suspend, client.cancel, lambda name: client.scale(name, 2),
+        lambda name: next(client.follow(name)), lambda name: client.wait(name, "Running", 0.0),
+        lambda name: client.submit({"metadata": {"name": name}}),
+    ]  # fmt: skip
+    for method in methods:
+        for name in NO_NAMES:
+            with pytest.raises(InvalidName):
+                method(name)
+    for namespace in ("", "..", "team/../other", "team.x", "a" * 64):
+        with pytest.raises(InvalidName):
+            Client(client.connection, namespace)
+    assert server.queries == []
+
+
+def test_an_answer_without_uid_deletes_nothing(server: FakeServer, kubeconfig: Path) -> None:
+    del server.jobs["blue"]["metadata"]["uid"]
+    refused = drl(kubeconfig, "cancel", "blue", "--yes")
+    assert (refused.exit_code, "has no uid: nothing was deleted" in refused.stderr) == (1, True)
+    assert server.deletions == []
 
 
 def holding(state: Any, kind: str, value: Any, reason: str) -> Status:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from control.client.fake_server import FakeServer
+from control.client.fake_server import CLUSTER, FakeServer
 from control.client.test_fetch import DONE, MADE, PODS, program
+from control.client.test_logs import pod
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,15 +24,14 @@ def test_the_example_of_the_docs_runs(
     run = tmp_path / "run"
     run.mkdir()
     (run / "report.html").touch()
-    worker = {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
-    server.objects[PODS] = 200, {"items": [worker]}
+    server.objects[PODS] = 200, {"items": [pod("blue-fetch-x")]}
     server.sockets[f"{MADE}/exec"] = program(run)
     reply = server.reply
 
     def ended(target: str) -> tuple[int, dict[str, object]]:
         found = server.jobs.get("red-grpo-cluster")
         if found is not None:
-            found["metadata"]["uid"], found["status"] = "u", DONE
+            found["metadata"]["uid"], found["status"] = "u", {**DONE, "children": {"rayClusterUID": CLUSTER}}
         return reply(target)
 
     monkeypatch.setattr(server, "reply", ended)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from control.client.fake_server import FakeServer, drl
 from control.client.fake_websocket import FakeWebSocket
 from control.client.test_logs import full_job, pod
+from control.client.test_submit import deployment
 from omni_operator.client import results
 from omni_operator.client.archive import MARKER, BrokenArchive, UnsafeArchive, unpack
 from omni_operator.client.fetch_pod import render_fetch_pod
@@ -86,6 +91,15 @@ def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:
     return file.getvalue()
 
 
+def with_headers(headers: dict[str, str]) -> bytes:
+    """An archive with a file that has extended headers of the PAX format."""
+    file, info = io.BytesIO(), tarfile.TarInfo("a")
+    info.size, info.pax_headers = 1, headers
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as made:
+        made.addfile(info, io.BytesIO(b"x"))
+    return file.getvalue()
+
+
 def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo()
     info.type, info.linkname = kind, target
@@ -129,6 +143,13 @@ def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, 
     assert [path.name for path in to.parent.iterdir()] == ["blue"]
 
 
+def test_no_command_runs_in_a_pod_of_another_ray_cluster(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.objects[PODS][1]["items"].insert(0, pod("a-stray", attempt=7, cluster="other"))
+    running.sockets[f"{PODS}/a-stray/exec"] = sends(archive(("stray", b"")))
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, names(tmp_path / "a")) == (0, RESULTS), said.output
+
+
 def test_files_of_others_are_not_overwritten(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "report.html").write_text("mine")
@@ -156,6 +177,64 @@ def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(
     server.sockets[f"{MADE}/exec"] = sends(b"", b'{"status": "Failure", "message": "exit code 1"}')
     assert drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'b'}", "--image=rollout:1").exit_code == 1
     assert len(server.deletions) == 2, "deleted after a failure too"
+
+
+RAYJOB = "/apis/ray.io/v1/namespaces/team/rayjobs/blue-a01"
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+
+
+def rayjob(image: str, owner: str = "u") -> dict[str, Any]:
+    """The RayJob of an attempt, whose trainer pods run this image."""
+    groups = [
+        {
+            "groupName": group,
+            "template": {"spec": {"containers": [{"name": "sidecar"}, {"name": "ray", "image": found}]}},
+        }
+        for group, found in (("rollout", "other:1"), ("trainer", image))
+    ]
+    meta = {"name": "blue-a01", "ownerReferences": [{"kind": "DiffusionRLJob", "uid": owner, "controller": True}]}
+    return {"metadata": meta, "spec": {"rayClusterSpec": {"workerGroupSpecs": groups}}}
+
+
+def test_the_pod_runs_the_image_of_the_job_of_its_attempt_or_of_its_operator(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path, run_folder: Path
+) -> None:
+    server.jobs["blue"] = full_job({**DONE, "children": {"rayJob": "blue-a01"}})
+    server.objects[PODS] = 200, {"items": []}
+    server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.sockets[f"{MADE}/exec"] = program(run_folder)
+
+    def fetched(*options: str) -> str:
+        said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", *options)
+        image = str(server.posts[-1]["spec"]["containers"][0]["image"])
+        assert (said.exit_code, f"pod blue-fetch-x with image {image} mounts the claim" in said.stderr) == (0, True), (
+            said.output
+        )
+        return image
+
+    server.objects[DEPLOYMENTS] = 200, {"items": [deployment("omni", IMAGE="operator:1")]}
+    server.objects[RAYJOB] = 200, rayjob("attempt:1")
+    assert fetched() == "attempt:1"
+    server.objects[RAYJOB] = 200, rayjob("attempt:1", owner="another")
+    assert fetched() == "operator:1"
+    server.objects[RAYJOB] = 403, {"message": "User u cannot get rayjobs"}
+    assert fetched() == "operator:1"
+    server.jobs["blue"]["spec"]["runtime"] = {"image": "job:1", "rayVersion": "2.60.0"}
+    assert fetched() == "job:1"
+    assert fetched("--image=given:1") == "given:1"
+
+
+def test_no_pod_runs_an_image_of_what_may_not_be_the_operator(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    server.jobs["blue"] = full_job(DONE)
+    server.objects[PODS] = 200, {"items": []}
+    there = [deployment("a-tenant", IMAGE="evil:1"), deployment("omni-system", IMAGE="operator:1")]
+    server.objects[DEPLOYMENTS] = 200, {"items": there}
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert (said.exit_code, server.posts) == (1, []), said.output
+    assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in said.stderr
+    assert "give --image IMAGE" in said.stderr
 
 
 def test_a_pod_that_does_not_start_is_deleted_and_told(
@@ -208,7 +287,22 @@ BAD = {
     "pipe": archive(("a", special(tarfile.FIFOTYPE))),
     "folder": archive(("a", special(tarfile.DIRTYPE))),
     "twice": archive(("a", b"1"), ("a", b"2")),
+    "twice by another spelling": archive(("a/b", b"1"), ("a/./b", b"2")),
     "marker": archive((MARKER, b"{}")),
+    "marker by another spelling": archive((f"./{MARKER}", b"{}")),
+    "folder of the marker's name": archive((f"{MARKER}/x", b"a")),
+    "no name": archive((".", b"a")),
+    "deep": archive(("a/" * 5000 + "x", b"a")),
+}
+BROKEN = {
+    "file as a folder": archive(("a", b"1"), ("a/b", b"2")),
+    "folder as a file": archive(("a/b", b"1"), ("a", b"2")),
+    "sparse map": with_headers({"GNU.sparse.map": "a,b"}),
+    "sparse size": with_headers({"GNU.sparse.size": "zz"}),
+    "sparse data": with_headers({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+    "time too large": with_headers({"mtime": "1e300"}),
+    "time that is no number": with_headers({"mtime": "nan"}),
+    "name with a null byte": with_headers({"path": "a\0b"}),
 }
 
 
@@ -219,6 +313,55 @@ def test_an_unsafe_archive_leaves_nothing(name: str, running: FakeServer, kubeco
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
     assert (said.exit_code, "unsafe archive, nothing was kept" in said.stderr) == (1, True), said.output
     assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_malformed_archive_leaves_nothing(name: str, running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(BROKEN[name])
+    before = names(tmp_path)
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
+    assert (said.exit_code, said.stderr.startswith("pod blue-a01-w0: the archive ")) == (1, True), said.output
+    assert names(tmp_path) == before
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=8), st.sampled_from([*BROKEN])
+)
+def test_any_bytes_are_an_archive_or_an_error_of_one(changes: list[tuple[int, int]], name: str) -> None:
+    data = bytearray(BROKEN[name])
+    for place, value in changes:
+        data[place % len(data)] = value
+    for start in range(0, len(data), tarfile.BLOCKSIZE):  # with the checksum that a header needs
+        block = data[start : start + tarfile.BLOCKSIZE]
+        if block[257:262] == b"ustar":
+            data[start + 148 : start + 156] = b"%06o\0 " % tarfile.calc_chksums(block)[0]
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UnsafeArchive, BrokenArchive):
+        unpack(io.BytesIO(data), Path(folder))
+
+
+def test_files_are_told_apart_in_time_that_grows_with_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+    equal = PurePosixPath.__eq__
+
+    def count(one: PurePosixPath, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(PurePosixPath, "__eq__", count)
+    files = 300
+    assert len(unpack(io.BytesIO(archive(*((f"{number}", b"") for number in range(files)))), tmp_path)) == files
+    assert compared < files
+
+
+def test_a_name_that_is_not_utf_8_is_printed(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("./a\udcff\x1b", b"x")))
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}", "--json")
+    assert said.exit_code == 0, said.output
+    assert said.stdout.isascii() and said.stdout.rstrip("\n").isprintable()
+    assert json.loads(said.stdout)["files"] == ["a\udcff\x1b"]
 
 
 @pytest.mark.parametrize("end", [0, 100, 512, 600, 1024])

@@ -8,23 +8,27 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import FakeServer, drl, make_job
+from control.client.fake_server import CLUSTER, FakeServer, drl, make_job, owners
 from omni_operator.api import load_job
+from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.client import logs as logs_module
-from omni_operator.client.pods import latest_pods, run_place
+from omni_operator.client.pods import parse_pods, run_place
+from omni_operator.status.observation import HEAD
 
 PODS = "/api/v1/namespaces/team/pods"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
 DONE = {"state": "Succeeded", "attempts": 1, "conditions": [{"type": "Succeeded", "status": "True", "reason": "R"}]}
 
 
-def pod(name: str, node_type: str = "worker", attempt: int = 1, phase: str = "Running") -> dict[str, Any]:
+def pod(name: str, node_type: str = "worker", attempt: int = 1, cluster: str = CLUSTER) -> dict[str, Any]:
     labels = {"ray.io/node-type": node_type, "diffusionrl.io/attempt": str(attempt)}
-    return {"metadata": {"name": name, "labels": labels}, "status": {"phase": phase}}
+    meta = {"name": name, "labels": labels, "ownerReferences": owners(cluster)}
+    return {"metadata": meta, "status": {"phase": "Running"}}
 
 
 def full_job(status: dict[str, Any]) -> dict[str, Any]:
     body = load_job(EXAMPLE).document.plain()
+    status = {"children": {"rayClusterUID": CLUSTER}, **status}
     return {**body, "metadata": {**body["metadata"], "name": "blue", "uid": "u"}, "status": status}
 
 
@@ -109,10 +113,35 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
     assert [query.get("tailLines") for query in follows] == ["9", None, None]
 
 
-def test_only_pods_of_the_newest_attempt_count() -> None:
-    bodies = [pod("a", attempt=1), pod("h", "head", attempt=10), pod("b", attempt=10), pod("c", attempt=9)]
-    assert [found.name for found in latest_pods(bodies)] == ["b", "h"]
-    assert latest_pods([]) == ()
+def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfig: Path) -> None:
+    """Others have the same labels: those of a deleted job of the same name, or any other pod of the namespace."""
+    others = [pod("stray", attempt=7, cluster="other"), pod("before", cluster="deleted")]
+    others.append(
+        {**pod("loose", attempt=9), "metadata": {**pod("loose", attempt=9)["metadata"], "ownerReferences": []}}
+    )
+    second = owners()
+    second[0]["controller"] = False
+    others.append({**pod("owned"), "metadata": {**pod("owned", attempt=8)["metadata"], "ownerReferences": second}})
+    pods.objects[PODS][1]["items"] += others
+    assert drl(kubeconfig, "logs", "blue").stdout == "[blue-a01-w0] I am w0\n[blue-a01-w1] I am w1\n"
+    for name in ("stray", "before", "loose", "owned"):
+        assert drl(kubeconfig, "logs", "blue", f"--pod={name}").exit_code == 2
+    pods.jobs["blue"]["status"] = {"state": "Starting", "attempts": 1}
+    unseen = drl(kubeconfig, "logs", "blue")
+    assert (unseen.exit_code, "blue is Starting and has no pods" in unseen.stderr) == (1, True), unseen.output
+
+
+def test_help_and_docs_name_every_role(kubeconfig: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| `--pod NAME`"))
+    said = drl(kubeconfig, "logs", "--help").stdout.partition("--pod")[2].partition("--tail")[0]
+    for role in (HEAD, TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP):
+        assert (role in said, f"`{role}`" in row) == (True, True), role
+
+
+def test_the_head_is_the_last_of_the_pods() -> None:
+    bodies = [pod("h", "head"), pod("b"), pod("a")]
+    assert [found.name for found in parse_pods(bodies)] == ["a", "b", "h"]
 
 
 def test_a_job_of_another_version_has_no_known_place() -> None:

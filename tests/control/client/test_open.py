@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import FakeServer, drl
+from control.client.fake_server import CLUSTER, FakeServer, drl, owners
 from control.client.fake_websocket import FakeWebSocket
 from omni_operator.cli import open_dashboard
 from omni_operator.client import Client
-from omni_operator.client.pods import find_dashboard, latest_pods
+from omni_operator.client.pods import find_dashboard, parse_pods
 from omni_operator.client.port_forward import PortForwarder
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -23,10 +23,10 @@ TOKEN = {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": "blue-
 PORT = (8265).to_bytes(2, "little")
 
 
-def head(*env: dict[str, Any], ready: str = "True") -> dict[str, Any]:
+def head(*env: dict[str, Any], ready: str = "True", cluster: str = CLUSTER) -> dict[str, Any]:
     labels = {"ray.io/node-type": "head", "diffusionrl.io/attempt": "1"}
     return {
-        "metadata": {"name": "blue-a01-h", "labels": labels},
+        "metadata": {"name": "blue-a01-h", "labels": labels, "ownerReferences": owners(cluster)},
         "spec": {"containers": [{"name": "ray", "env": list(env)}]},
         "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
     }  # fmt: skip
@@ -97,15 +97,20 @@ def test_url_and_place_of_the_token_are_printed(
     )
     told = json.loads(drl(kubeconfig, "open", "blue", "--port=0", "--json").stdout)
     assert (told["secret"], told["key"]) == ("blue-a01-x", "auth_token")
-    dashboard = find_dashboard(latest_pods([head()]))
+    dashboard = find_dashboard(parse_pods([head()]))
     assert dashboard is not None
     assert dashboard.describe_token("team") == "it asks for no token"
 
 
-def test_a_port_in_use_and_a_missing_head_are_errors(server: FakeServer, kubeconfig: Path) -> None:
+def test_a_port_in_use_and_a_missing_head_are_errors(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_dashboard, "_wait", lambda: None)
     server.objects[PODS] = 200, {"items": [head(TOKEN, ready="False")]}
     absent = drl(kubeconfig, "open", "blue")
     assert (absent.exit_code, absent.stderr) == (1, "blue is Starting and has no ready head pod; run drl why blue\n")
+    server.objects[PODS] = 200, {"items": [head(TOKEN, cluster="other")]}
+    assert "no ready head pod" in drl(kubeconfig, "open", "blue", "--port=0").stderr, "it is a pod of something else"
     server.objects[PODS] = 200, {"items": [head(TOKEN)]}
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = drl(kubeconfig, "open", "blue", f"--port={other.getsockname()[1]}")

@@ -10,7 +10,7 @@ import pytest
 
 from control.client.fake_server import FakeServer, drl
 from omni_operator.api import load_job
-from omni_operator.client.operator_settings import SettingsUnreadable, select_settings
+from omni_operator.client.operator_settings import AmbiguousOperator, SettingsUnreadable, select_settings
 from omni_operator.client.submission import UNREADABLE, find_differences
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
@@ -24,7 +24,8 @@ def deployment(namespace: str, **settings: str) -> dict[str, Any]:
     env = [{"name": f"OMNI_OPERATOR_{name}", "value": value} for name, value in settings.items()]
     env.append({"name": "OMNI_OPERATOR_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     containers = [{"name": "sidecar"}, {"name": "operator", "env": env}]
-    return {"metadata": {"namespace": namespace}, "spec": {"template": {"spec": {"containers": containers}}}}
+    meta = {"namespace": namespace, "name": "omni"}
+    return {"metadata": meta, "spec": {"template": {"spec": {"containers": containers}}}}
 
 
 def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path) -> None:
@@ -85,6 +86,31 @@ def test_a_deployment_of_another_version_or_namespace_has_no_settings() -> None:
     with pytest.raises(SettingsUnreadable, match="watches namespace team"):
         select_settings([deployment("omni", NAMESPACES="a,b")], "team")
     assert select_settings([deployment("omni", NAMESPACES="a,team", IMAGE="i:1")], "team").image == "i:1"
+
+
+def test_a_deployment_of_another_namespace_does_not_replace_the_operator(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs.clear()
+    real = deployment("omni-system", POD_POLICY=json.dumps({"serviceAccounts": ["default"]}), IMAGE="a:1")
+    given = ("submit", str(EXAMPLE), "--set=spec.runtime.serviceAccountName=admin")
+    for other in (deployment("a-tenant", IMAGE="evil:1"), deployment("a-tenant", X="1")):
+        for there in ([other, real], [real, other]):
+            server.objects["/apis/apps/v1/deployments"] = 200, {"items": there}
+            said = drl(kubeconfig, *given)
+            assert (said.exit_code, server.posts) == (2, []), said.output
+            assert "2 Deployments may be the operator of namespace team: a-tenant/omni, omni-system/omni" in said.stderr
+            assert "--settings FILE.yaml" in said.stderr
+            with pytest.raises(AmbiguousOperator):
+                select_settings(there, "team")
+    assert select_settings([deployment("a-tenant", NAMESPACES="a-tenant"), real], "team").image == "a:1"
+
+
+def test_an_operator_of_an_earlier_chart_is_found_too(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs.clear()
+    server.objects["/apis/apps/v1/deployments"] = 200, {"items": [deployment("omni", IMAGE="a:1")]}
+    said = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (said.exit_code, said.stderr) == (0, "")
+    asked = [query["labelSelector"] for query in server.queries if "labelSelector" in query]
+    assert asked == ["diffusionrl.io/component=operator", "app.kubernetes.io/name=omni-operator"]
 
 
 def test_defaults_that_the_api_server_adds_make_no_difference() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from control.client.fake_server import EVENTS, FakeServer, drl, make_job
+from control.client.fake_server import EVENTS, FakeServer, drl, make_job, owners
 from omni_operator.api.status import Condition, Status
 from omni_operator.client.explanation import PodTrouble, QueueState, Surroundings, explain, find_pod_troubles
 from omni_operator.client.surroundings import find_queue_state, select_warnings
@@ -18,7 +18,8 @@ NO_NODE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
 def pod(name: str, **status: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": name, "creationTimestamp": AT}, "status": status}
+    meta = {"name": name, "uid": name, "creationTimestamp": AT, "ownerReferences": owners()}
+    return {"metadata": meta, "status": status}
 
 
 def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
@@ -134,5 +135,8 @@ def test_rights_that_are_missing_are_named_and_the_rest_is_told(server: FakeServ
     assert "Workload w in queue team-queue" in said
     assert len(said.splitlines()) == 1
     assert {"labelSelector": "diffusionrl.io/job=blue,diffusionrl.io/attempt=1"} in server.queries
-    server.objects[PODS] = 200, {"items": [waiting("blue-a01-x", "ErrImagePull", "no such image")]}
-    assert "Pod blue-a01-x" in drl(kubeconfig, "why", "blue").stdout
+    other = waiting("stray", "CrashLoopBackOff")
+    other["metadata"]["ownerReferences"] = owners("other")
+    server.objects[PODS] = 200, {"items": [waiting("blue-a01-x", "ErrImagePull", "no such image"), other]}
+    said = drl(kubeconfig, "why", "blue").stdout
+    assert ("Pod blue-a01-x" in said, "stray" in said) == (True, False)
