@@ -31,7 +31,7 @@ class JudgeRouter:
     Args:
         replicas: host:port of each replica.
         name: what the judge is called in errors.
-        silence: seconds in which a replica owes answers, sends none, and is given up then.
+        silence: seconds after which a replica that has requests, and answers none of them, is given up.
         wait: seconds that a request without a replica waits for one that is added; its 503 has the header `WAITING`
             then. None: none will be added.
     """

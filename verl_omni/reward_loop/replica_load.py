@@ -47,7 +47,7 @@ class ReplicaLoad:
 
 @dataclass
 class BusyClock:
-    """Seconds in which a router had requests: between two batches, a replica owes nothing that it could answer."""
+    """Seconds in which a router had requests: between two batches, a replica has none to answer."""
 
     _requests: int = field(default=0)
     _seconds: float = field(default=0.0)

@@ -210,7 +210,7 @@ async def test_a_replica_that_hangs_is_asked_less_and_given_up_in_the_end(serve:
         address = await router.start("127.0.0.1")
         await given_up(router, address, hangs, arrived)
         assert [(await post(address)).status_code for _ in range(3)] == [200] * 3
-        now = 1000.0  # nobody asks anything, as during the trainer's update
+        now = 1000.0  # no request, as during the update of the trainer
         assert await router.failed() == {}
         await router.remove(server.address, "its node is being removed")
         asking = asyncio.ensure_future(post(address))

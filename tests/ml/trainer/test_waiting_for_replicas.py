@@ -1,4 +1,4 @@
-"""Runs that wait for replicas with a step that is trained: what is saved, and what a resumed run goes on with."""
+"""Runs that wait for replicas with a step that is trained: what is saved, and how a resumed run continues."""
 
 from __future__ import annotations
 

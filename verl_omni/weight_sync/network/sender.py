@@ -41,6 +41,9 @@ from verl_omni.weight_sync.network.messages import (
 
 logger = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 10.0
+# Bytes a second. A receiver that is at least so fast may make the others wait; a slower one, for the deadline in a
+# whole update. Half of the receivers are the measure: a large model over a network that is slow for all does not fail.
+LEAST_RATE = 8 << 20
 WAIT_SHARE = 0.25  # of the deadline, which both ends have: after so long, a receiver that waits is told to
 
 
@@ -52,6 +55,7 @@ class _Peer:
     deadline: float
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     complete: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more will be sent
+    delay: float = 0.0  # seconds that it made the others wait in this update, beyond those of `LEAST_RATE`
 
     async def send(self, message: Message, content: memoryview | None = None) -> None:
         """Send a message, and the tensors of a bucket after it."""
@@ -117,7 +121,8 @@ class WeightStream:
     Args:
         host: IP address to listen on, on any free port.
         key: `handshake.token_key`.
-        deadline: seconds for all receivers to connect, for each answer, and for each `CHUNK_BYTES` of tensors.
+        deadline: seconds for all receivers to connect, for each answer, for each `CHUNK_BYTES` of tensors, and for a
+            receiver to make the others wait in the whole update, besides what `LEAST_RATE` allows.
     """
 
     def __init__(self, host: str, key: bytes, deadline: float) -> None:
@@ -226,17 +231,45 @@ class WeightStream:
             while (bucket := await filling) is not None and self._alive():
                 filling = asyncio.create_task(asyncio.to_thread(filler.fill))
                 message, content = bucket
-                raw = memoryview(content.numpy())
-                await self._send_to_all(message, raw)
+                await self._send_bucket(message, memoryview(content.numpy()))
         finally:
             if not filling.done():
                 await asyncio.wait({filling})  # its thread reads the weights, which the caller closes
 
-    async def _send_to_all(self, message: Message, content: memoryview | None = None) -> None:
-        sending = (
-            self._guarded(number, _explained(peer, peer.send(message, content))) for number, peer in self._alive()
+    async def _send_bucket(self, message: BucketMessage, content: memoryview) -> None:
+        """Send a bucket to all; a receiver that makes half of them wait for longer than its deadline leaves fails."""
+        clock, alive = asyncio.get_running_loop().time, self._alive()
+        waits: dict[int, asyncio.Timeout] = {}
+        usual, half, done = len(content) / LEAST_RATE, (len(alive) + 1) // 2, 0
+        since = 0.0
+
+        async def limited(number: int, peer: _Peer) -> None:
+            nonlocal done, since
+            try:
+                async with asyncio.timeout(None) as waits[number]:
+                    await peer.send(message, content)
+            except TimeoutError as error:
+                raise DeadlineExceeded(
+                    f"it made the other receivers wait for more than {self._deadline:g} s in this update"
+                ) from error
+            finally:
+                del waits[number]
+                done += 1
+                if done == half:
+                    since = clock()
+                    for other, wait in waits.items():
+                        wait.reschedule(since + usual + self._deadline - self._peers[other].delay)
+                elif done > half:
+                    peer.delay += max(0.0, clock() - since - usual)
+
+        await asyncio.gather(
+            *(self._guarded(number, _explained(peer, limited(number, peer))) for number, peer in alive)
         )
-        await asyncio.gather(*sending)
+
+    async def _send_to_all(self, message: Message) -> None:
+        await asyncio.gather(
+            *(self._guarded(number, _explained(peer, peer.send(message))) for number, peer in self._alive())
+        )
 
     async def _guarded(self, number: int, sending: Awaitable[None]) -> None:
         try:
