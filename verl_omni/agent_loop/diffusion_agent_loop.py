@@ -37,6 +37,7 @@ from verl_omni.utils.sample_store import SampleWriter
 SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
 # An actor runs at most 1000 calls at a time (Ray's default), and must still have room to answer whether it is alive.
 CALLS_OF_A_REWARD_WORKER = 900
+LOOPS_OF_TEXT = "verl.experimental.agent_loop."  # their classes begin so; data sets of language models name them
 SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wait here
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
@@ -196,6 +197,11 @@ class DiffusionAgentLoopWorker:
             assert name in _agent_loop_registry, (
                 f"Agent loop {name} not registered, registered agent loops: {_agent_loop_registry.keys()}"
             )
+            if str(_agent_loop_registry[name]["_target_"]).startswith(LOOPS_OF_TEXT):
+                raise ValueError(
+                    f"agent loop {name} is verl's for text; name one of images or videos in the column agent_name, or "
+                    f"leave it empty for {self.rollout_config.agent.default_agent_loop}"
+                )
             made = hydra.utils.instantiate(_agent_loop_registry[name], _partial_=True)
             self._makers[name] = partial(made.func, *made.args, **made.keywords, **self._for_loops())
         return self._makers[name]()

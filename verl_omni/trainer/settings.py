@@ -69,7 +69,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
 
 
 def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
-    """Refuse values that are missing, not supported, or do not go together.
+    """Name built-in scorers and data sets for the reference's; refuse values that are missing, or do not go together.
 
     Raises:
         SettingsError: see `load`.
@@ -218,7 +218,7 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
         import_extensions(_external_lib(overrides))
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    loss, others = resolve(overrides, registry.DEFAULT, lambda text: str(_parsed(text)))
+    loss, others = resolve(overrides, registry.DEFAULT, lambda text: _plain(_parsed(text)))
     try:
         registry.check_name(loss)
     except ValueError as error:

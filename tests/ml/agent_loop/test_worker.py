@@ -99,6 +99,11 @@ async def test_the_error_names_an_unknown_loop(worker: Any, batch: Any) -> None:
         await worker().generate_sequences(batch(["a"], agent_name=["other"]))
 
 
+async def test_the_error_names_a_loop_that_generates_text(worker: Any, batch: Any) -> None:
+    with pytest.raises(SampleFailed, match=r"single_turn_agent is verl's for text; .*empty for diffusion_single_turn"):
+        await worker().generate_sequences(batch(["a"], agent_name=["single_turn_agent"]))
+
+
 async def test_a_subclass_may_set_its_own_server_manager(worker: Any, batch: Any, engine: Any) -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,30 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
     assert not torch.equal(samples.images[0], samples.images[1]), "samples of a prompt must differ"
     assert torch.equal(samples.images, train_batch(running, step=1, version=0).images)
     assert not torch.equal(samples.images, train_batch(running, step=2, version=0).images)
+
+
+def test_a_chat_template_leaves_case_and_spacing_to_encoders_that_keep_them(running: Running, rows: Any) -> None:
+    """The ids of the first tokenizer, CLIP's, lose both; T5 reads the rendered text."""
+    from verl_omni.agent_loop import DiffusionAgentLoopWorker
+    from verl_omni.trainer import sample_generation
+    from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
+
+    user = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
+
+    def drawn(prompt: str, template: str | None) -> torch.Tensor:
+        config = copy.deepcopy(running.config)
+        config.actor_rollout_ref.model.custom_chat_template = template
+        client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
+        worker = DiffusionAgentLoopWorker(config, client)
+        found = asyncio.run(
+            worker.generate_sequences(sample_generation.evaluation_prompts(rows([prompt]), seed=7))
+        ).batch["responses"]
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    plain = drawn("A Red  Circle", None)
+    assert torch.equal(plain, drawn("A Red  Circle", user))
+    assert not torch.equal(plain, drawn("a red circle", user))
 
 
 def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -> None:
