@@ -1,8 +1,9 @@
 """Stages of the test suite and the order they run in. PURE.
 
 Each stage is one process. Stages of a lane run one after the other; lanes run side by side, because tests that wait for
-a cluster, for Ray or for a deadline keep no core busy: two lanes of tests used 63% of two cores. A lane of tests that has ended, or whose next stage cannot start yet, takes over stages from the
-end of another, so that on any machine both end at about the same time.
+a cluster, for Ray or for a deadline keep no core busy: two lanes of tests used 63% of two cores. A lane of tests that
+has ended, or whose next stage cannot start yet, takes over stages from the end of another, so that on any machine all
+end at about the same time.
 """
 
 from __future__ import annotations

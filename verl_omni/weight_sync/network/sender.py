@@ -237,7 +237,7 @@ class WeightStream:
                 await asyncio.wait({filling})  # its thread reads the weights, which the caller closes
 
     async def _send_bucket(self, message: BucketMessage, content: memoryview) -> None:
-        """Send a bucket to all; a receiver that makes half of them wait for longer than its deadline leaves fails."""
+        """Send a bucket to all; one fails that makes half of them wait for longer than its deadline leaves."""
         clock, alive = asyncio.get_running_loop().time, self._alive()
         waits: dict[int, asyncio.Timeout] = {}
         usual, half, done = len(content) / LEAST_RATE, (len(alive) + 1) // 2, 0
