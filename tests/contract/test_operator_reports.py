@@ -60,14 +60,16 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.step({"step": 4, "reward/mean": float("nan")}, eta_s=None)
         folder.event("checkpoint", step=4, path=str(tmp_path / ("long" * 50) / "step_000004"))
         folder.event("output", step=4, url="s3://bucket/" + "long/" * 100)
-        for reason in ("SamplesCollapsed", "CheckpointsSetAside", "ReportNotWritten", "OutputNotSent"):
+        for reason in (
+            "SamplesCollapsed", "CheckpointsSetAside", "ResumedWithChanges", "ReportNotWritten", "OutputNotSent",
+        ):  # fmt: skip
             folder.event("warning", reason=reason, message="text " * 500, step=4)
         folder.event("error", message="text " * 5000, kind="ValueError", reason="WeightSyncFailed")
         folder.event("stopped", message="SIGTERM", kind="Interrupted")
         folder.event("done", step=10, report="/runs/report.html")
         reporter.post({"event": "heartbeat"})
     parsed = [parse_event(body) for body in posted]
-    assert len(parsed) == 15
+    assert len(parsed) == 16
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
     assert [event.judge_queued for event in parsed if event.judge_queued is not None] == [24], "the largest"
     assert [event.replica_versions for event in parsed if event.replica_versions is not None] == [{"10.0.0.7": 3}]

@@ -82,7 +82,8 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         text = prompt_text(messages)
         graded = dict(row.get("reward_model") or {})
         graded.setdefault("style", "rule")
-        graded.setdefault("ground_truth", row.get("ground_truth") or text)
+        truth = row.get("ground_truth")
+        graded.setdefault("ground_truth", text if truth is None else truth)
         info = dict(row.get("extra_info") or {})
         info |= {name: value for name, value in (("prompt", text), ("index", item)) if info.get(name) is None}
         # The messages have the prompt and its images and videos already.

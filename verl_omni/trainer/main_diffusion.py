@@ -176,12 +176,19 @@ def run_training(
 def _begin(config: Any, folder: Any, without_effect: Mapping[str, str]) -> Path | None:
     """Start a run in its folder. Returns the checkpoint that it continues from."""
     from verl_omni.trainer import checkpoints
+    from verl_omni.trainer.resumed_settings import describe_changes
 
     own = folder.path / "checkpoints"
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
     by_path = config.trainer.resume_mode == "resume_path"
     checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)
+    before = folder.settings() if checkpoint is not None and not by_path else None
     folder.start(config, resumed_from=None if checkpoint is None else checkpoints.step_of(checkpoint))
+    if checkpoint is not None and before is not None and (text := describe_changes(before, config)):
+        step = checkpoints.step_of(checkpoint)
+        text = f"the run continues after step {step} with other settings than before: {text}. For a new run, give the "
+        text += "job another name, or set trainer.resume_mode=disable (spec.checkpoint.resume: Never)"
+        folder.event("warning", reason="ResumedWithChanges", message=text, step=step)
     if aside is not None:
         text = f"trainer.resume_mode=disable: the checkpoints of an earlier run are now in {aside}"
         folder.event("warning", reason="CheckpointsSetAside", message=text)

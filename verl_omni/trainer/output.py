@@ -8,6 +8,7 @@ whose files are all there.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -26,7 +27,8 @@ from verl_omni.utils import exported_metrics as exported
 from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.stores import Store, StoreError, StoreRefused
 
-NOT_SENT = "OutputNotSent"
+logger = logging.getLogger(__name__)
+NOT_SENT, NOT_WRITTEN = "OutputNotSent", "ReportNotWritten"
 LATEST = "latest.json"
 TEXTS = (
     "config.yaml", "job.yaml", "overrides.txt", "versions.json", "machine.json", "metrics.jsonl", "progress.jsonl",
@@ -142,14 +144,24 @@ class Output:
                 sending, self._busy = self._waiting.popleft(), True
             sent = False
             try:
-                self.write_report(self.folder.path)
+                self._write_report()
                 sent = self._warn(sending, time.monotonic() + self.deadline_s)
+            except Exception:  # without this thread, the end of the run would be waited for without end
+                logger.exception("results of a checkpoint were not sent")
             finally:
                 with self._changed:
                     while not sent and len(self._waiting) > 1:
                         self._waiting.popleft()  # a store that is down must not hold up the end of the run for each
                     self._busy = False
                     self._changed.notify_all()
+
+    def _write_report(self) -> None:
+        """Write the report; a failure is a warning, because the adapter matters more."""
+        try:
+            self.write_report(self.folder.path)
+        except (OSError, ValueError) as error:
+            message = f"report.html was not written: {error}"
+            self.folder.event("warning", reason=NOT_WRITTEN, message=message)
 
     def _warn(self, sending: Sending, until: float) -> bool:
         """Send; a failure is a warning. Returns whether it was sent."""

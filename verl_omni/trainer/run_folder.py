@@ -60,6 +60,14 @@ class RunFolder:
         self._newest = kept[-1]["step"] if kept else None
         self.event("start", total_steps=config.trainer.total_training_steps, resumed_from=resumed_from)
 
+    def settings(self) -> DictConfig | None:
+        """The settings of the last run in this folder; None if there was none."""
+        path = self.path / "config.yaml"
+        if not path.exists():
+            return None
+        found = OmegaConf.load(path)
+        return found if isinstance(found, DictConfig) else None
+
     def metrics(self) -> list[dict[str, float | None]]:
         """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
         return self._lines("metrics.jsonl")

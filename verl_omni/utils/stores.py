@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,8 @@ class Store:
             StoreError: there is no such object, or the store does not give it.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(path.name + PART)
+        # A name of its own: the pods of a job may download into one claim at the same time.
+        aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PART}")
         try:
             source = self._files.open_input_stream(f"{self._root}/{name}" if name else self._root)
             with source, aside.open("wb") as target:

@@ -76,6 +76,7 @@ def run(
             run_folder.prepare(
                 folder, job, loaded.document, lambda each: plan.render_overrides(each, layout), fresh=fresh
             )
+            run_folder.check_length(folder, job.spec.trainer.total_steps)
             if run_folder.is_finished(folder, job.spec.trainer.total_steps):
                 _print_finished(job, folder)
                 return

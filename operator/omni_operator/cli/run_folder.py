@@ -69,6 +69,19 @@ def is_finished(folder: Path, total_steps: int) -> bool:
     return ended and last_checkpoint(folder) == total_steps
 
 
+def check_length(folder: Path, total_steps: int) -> None:
+    """Refuse a run that would end before its last checkpoint: it would train nothing, and be called complete.
+
+    Raises:
+        RunFolderError: the message tells what to do.
+    """
+    if (step := last_checkpoint(folder)) is not None and step > total_steps:
+        raise RunFolderError(
+            f"{console.short_path(folder)} has a checkpoint of step {step}, after the last step of this job, "
+            f"{total_steps} (spec.trainer.totalSteps): raise that, or add --fresh to start a new run"
+        )
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
     """Lock the folder. The trainer inherits the descriptor, so that an orphaned trainer keeps the lock.
@@ -119,6 +132,8 @@ def _write_paths(document: Document, job: DiffusionRLJob) -> None:
             document.replace(("spec", "reward", "scorers", place, "function", "path"), scorer.function.path)
         for setting, path in scorer.paths.items():
             document.replace(("spec", "reward", "scorers", place, "settings", setting), path)
+    if (judge := spec.reward.model) and judge.base_is_folder:
+        document.replace(("spec", "reward", "model", "base"), judge.base)
 
 
 def _computed(overrides: Sequence[str]) -> list[str]:

@@ -138,7 +138,8 @@ def add_models(template: Object, job: DiffusionRLJob, group: str) -> Object:
 
 def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:
     command = ["hf", "download", base, "--local-dir", model_path(base)]
-    env = [{"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}]
+    # Images set it to 1, which is for the training program: it reads what this container has downloaded.
+    env = [{"name": HUB_OFFLINE, "value": "0"}, {"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}]
     if revision:
         command += ["--revision", revision]
     if secret := job.spec.model.token_secret_ref:

@@ -309,6 +309,14 @@ WARNINGS: dict[str, Explanation] = {
         look=STATUS,
         action="Nothing; delete the folder that the message names when you do not need it.",
     ),
+    "ResumedWithChanges": Explanation(
+        shown=("warning",),
+        meaning="The run folder has a checkpoint of a run with other settings of what is learned, such as another "
+        "reward or learning rate. The run continues from it; the message has both values.",
+        look=STATUS,
+        action="Nothing, if that is what you want. Otherwise submit the job under another name, or with "
+        "`spec.checkpoint.resume: Never`.",
+    ),
     "CheckpointDropped": Explanation(
         shown=("warning",),
         meaning="The run failed while a checkpoint was being written; the one before is the newest.",
@@ -337,7 +345,7 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "ReportNotWritten": Explanation(
         shown=("warning",),
-        meaning="The training finished, but report.html could not be written.",
+        meaning="report.html could not be written at the end of a run, or for the results that are sent elsewhere.",
         look=LOG,
         action="Read the message; `drl report` writes the report again from the run folder.",
     ),

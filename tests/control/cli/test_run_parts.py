@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_operator import plan
+from omni_operator.api.job_loader import read_job
 from omni_operator.cli import failure, run_folder, run_text
 from omni_operator.cli.doctor import diagnose
 from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
@@ -268,6 +270,37 @@ def test_remedies_name_only_commands_that_exist() -> None:
 def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
     built = replace(GOOD, installed={"vllm": "0.28.0+cpu"}, pinned={"vllm": "0.28.0"})
     assert {finding.level for finding in diagnose(built)} == {"ok"}
+
+
+def test_a_copied_job_has_every_path_that_is_resolved(tmp_path: Path) -> None:
+    text = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model}
+  data: {train: [train.jsonl], validation: [held.jsonl]}
+  reward:
+    model: {base: ./judge}
+    scorers: [{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]
+  trainer: {totalSteps: 3}
+"""
+    loaded = read_job(text, "job.yaml", ())
+    job = plan.resolve_paths(loaded.job, "/home/someone")
+    for _ in range(2):  # the second run finds the copy of the first
+        run_folder.prepare(tmp_path / "run", job, loaded.document, lambda each: [str(each.spec)], fresh=False)
+    written = (tmp_path / "run" / run_folder.JOB).read_text()
+    assert written.count("/home/someone/") == 5
+    assert "base: /home/someone/judge" in written
+
+
+def test_a_run_that_would_end_before_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000030").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_000030" / "manifest.json").touch()
+    for total in (30, 31):
+        run_folder.check_length(tmp_path, total)
+    with pytest.raises(run_folder.RunFolderError, match="checkpoint of step 30, after the last step of this job, 10"):
+        run_folder.check_length(tmp_path, 10)
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:

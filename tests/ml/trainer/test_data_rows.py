@@ -43,6 +43,12 @@ def test_text_and_number_of_a_row_are_added_where_it_has_none(tmp_path: Path) ->
     assert second["reward_model"]["ground_truth"] == "a dog" and second["data_source"] == "unknown"
 
 
+@pytest.mark.parametrize("truth", [0, ""])
+def test_a_truth_that_counts_as_false_is_not_replaced_by_the_prompt(tmp_path: Path, truth: Any) -> None:
+    (item,) = load(tmp_path, [{"prompt": "no dog", "ground_truth": truth}])
+    assert item["reward_model"]["ground_truth"] == truth
+
+
 def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     rows = [*load(tmp_path, [ROW, DOG]), {"raw_prompt": [], "priority": 3}]
     columns = training_prompts(rows, n=2, step=1, version=0, seed=0).non_tensor_batch

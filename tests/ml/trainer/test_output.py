@@ -92,6 +92,52 @@ def test_a_folder_takes_results_too(server: ObjectStore, bucket: Path, tmp_path:
     assert {"latest.json", "report.html"} <= files(tmp_path / "shared" / "run")
 
 
+def test_a_report_that_cannot_be_written_holds_up_neither_results_nor_the_end_of_the_run(tmp_path: Path) -> None:
+    writes = iter([OSError(28, "No space left on device"), RuntimeError("a bug")])
+
+    def write(folder: Path) -> None:
+        if (error := next(writes, None)) is not None:
+            raise error
+
+    folder = RunFolder(tmp_path / "run")
+    sending = output.Output(StoreDestination(Store(f"file://{tmp_path}/out")), folder, 30, write_report=write)
+    for step in (1, 2, 3):
+        path = tmp_path / "run" / "checkpoints" / f"step_{step}" / "lora"
+        path.mkdir(parents=True)
+        (path / "weights").write_bytes(b"w")
+        sending.add(step, path.parent)
+        waiting = threading.Thread(target=sending.wait, daemon=True)
+        waiting.start()
+        waiting.join(60)
+        assert not waiting.is_alive()
+    warned = [event for event in events(tmp_path / "run") if event["event"] == "warning"]
+    assert [event["reason"] for event in warned] == ["ReportNotWritten"]
+    assert {f"checkpoints/step_{step}/lora/weights" for step in (1, 3)} <= files(tmp_path / "out")
+
+
+def test_pods_that_download_into_one_folder_at_the_same_time_all_get_the_files(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    content = {name: bytes([place]) * (3 * stores.BLOCK) for place, name in enumerate("ab")}
+    for name, each in content.items():
+        (tmp_path / "store" / name).write_bytes(each)
+    begin, failed = threading.Barrier(4), list[Exception]()
+
+    def download() -> None:
+        begin.wait(60)
+        try:
+            stores.download(f"file://{tmp_path}/store", tmp_path / "cache")
+        except Exception as error:
+            failed.append(error)
+
+    pods = [threading.Thread(target=download) for _ in range(4)]
+    for pod in pods:
+        pod.start()
+    for pod in pods:
+        pod.join(60)
+    assert not failed
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == content
+
+
 @pytest.mark.parametrize(("name", "secret", "said"), [
     ("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET"),
 ])  # fmt: skip

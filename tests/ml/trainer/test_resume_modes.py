@@ -18,8 +18,10 @@ def checkpoint(folder: Path, step: int) -> Path:
     return checkpoints.save(folder, step, lambda path: (path / "weights").touch(), keep=0, run=1)
 
 
-def started(run_folder: Path, mode: str, path: Path | None = None) -> tuple[Path | None, list[dict[str, Any]]]:
-    """The checkpoint that a run starts from, and its events."""
+def started(
+    run_folder: Path, mode: str, path: Path | None = None, **settings: Any
+) -> tuple[Path | None, list[dict[str, Any]]]:
+    """The checkpoint that a run starts from, and the events of its folder."""
     seen: list[Path | None] = []
 
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
@@ -31,7 +33,8 @@ def started(run_folder: Path, mode: str, path: Path | None = None) -> tuple[Path
         "total_training_steps": 9,
         "output": {"url": None},
     }
-    config = OmegaConf.create({"trainer": {**trainer, "resume_from_path": None if path is None else str(path)}})
+    own = {**trainer, "resume_from_path": None if path is None else str(path)}
+    config = OmegaConf.create({**settings, "trainer": own})
     assert main_diffusion.run_training(config, NullReporter(), train) == main_diffusion.OK
     events = [json.loads(line) for line in (run_folder / "progress.jsonl").read_text().splitlines()]
     return seen[0], events
@@ -44,6 +47,28 @@ def test_auto_starts_from_the_last_checkpoint_of_the_run_folder(tmp_path: Path) 
     found, events = started(tmp_path / "run", "auto")
     assert found == last
     assert events[0]["resumed_from"] == 8
+
+
+def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp_path: Path) -> None:
+    """As a job that is submitted again under its name, with another reward."""
+
+    def settings(rate: float, pictures: str, nodes: int) -> dict[str, Any]:
+        optim = {"optim": {"lr": rate, "betas": [0.9, 0.999]}}
+        return {
+            "actor_rollout_ref": {"actor": optim, "rollout": {"nnodes": nodes}},
+            "reward": {"reward_functions": {pictures: {"weight": 1.0}}},
+        }
+
+    checkpoint(tmp_path / "checkpoints", 4)
+    assert all(each["event"] != "warning" for each in started(tmp_path, "auto", **settings(0.1, "red", 1))[1])
+    assert all(each["event"] != "warning" for each in started(tmp_path, "auto", **settings(0.1, "red", 2))[1])
+    found, events = started(tmp_path, "auto", **settings(0.2, "blue", 2))
+    assert found is not None
+    (warning,) = [event for event in events if event["event"] == "warning"]
+    assert (warning["reason"], warning["step"]) == ("ResumedWithChanges", 4)
+    for text in ("optim.lr was 0.1, is 0.2", "blue.weight was None, is 1.0", "red.weight was 1.0, is None"):
+        assert text in warning["message"]
+    assert "betas" not in warning["message"]
 
 
 def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_path: Path) -> None:
