@@ -44,7 +44,15 @@ IMPLIED: dict[str, tuple[Any, ...]] = {
 
 
 class Refusal(ValueError):
-    """A value for which there is no field, and why."""
+    """A value for which there is no field, and why.
+
+    Attributes:
+        setting: whose value it is, if several are read.
+    """
+
+    def __init__(self, reason: str, setting: str | None = None) -> None:
+        super().__init__(reason)
+        self.setting = setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,41 @@ def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: s
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
 
 
+@pytest.mark.parametrize(
+    ("argument", "more"),
+    [
+        ("trainer.n_gpus_per_node=$(nproc)", ()),
+        ("trainer.nnodes=$N", ()),
+        (f"{ROLLOUT}.tensor_model_parallel_size=$N", ()),
+        (f"{ACTOR}.ppo_mini_batch_size=$N", ()),
+        (f"{ROLLOUT}.pipeline.num_inference_steps=$N", (f"{ROLLOUT}.algo.sde_window_size=2",)),
+        ("actor_rollout_ref.model.lora_alpha=$N", ("actor_rollout_ref.model.lora_rank=8",)),
+        ("reward.reward_model.nnodes=$N", (
+            "reward.reward_model.enable=True", "reward.reward_model.model_path=m",
+            "reward.reward_model.enable_resource_pool=True",
+        )),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument: str, more: tuple[str, ...]) -> None:
+    assert convert([*REQUIRED, *more, argument]).refused == (
+        (argument, f"{argument.partition('=')[2]} is not a number"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("trainer.device=$DEVICE", "$DEVICE is not supported; write cuda or npu"),
+        ("trainer.use_v1=$V1", "$V1 is not supported; write true or false"),
+        ("reward.reward_model.enable=$JUDGE", "$JUDGE is not supported; write true or false"),
+    ],
+)
+def test_a_setting_that_decides_about_others_is_not_guessed(argument: str, said: str) -> None:
+    made = convert([*REQUIRED, argument])
+    assert made.refused == ((argument, said),)
+    assert made.document == convert(REQUIRED).document
+
+
 def test_a_script_without_a_reward_or_a_length_says_what_to_write() -> None:
     made: Conversion = convert(["actor_rollout_ref.model.path=m"])
     assert {reason for _, reason in made.refused} == {
