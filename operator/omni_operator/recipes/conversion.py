@@ -27,15 +27,16 @@ from .fields import (
     LOSS,
     MODEL,
     POOL,
-    REFERENCE_DEFAULTS,
     ROLLOUT,
     SCORER,
     SCORERS,
     SETTINGS,
+    SOURCE,
     TOGETHER,
     V1,
     WINDOW,
     Refusal,
+    defaults,
     interval,
     job_name,
     number,
@@ -103,7 +104,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
     where a job has others.
     """
     made = _Made()
-    given = {name: f"{name}={text}" for name, text in REFERENCE_DEFAULTS.items()}
+    given: dict[str, str] = {}
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
         if match is None:
@@ -115,9 +116,11 @@ def convert(arguments: Sequence[str]) -> Conversion:
             continue
         given.pop(name, None)
         given[name] = f"{name}={match['value']}"
+    own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
+    algorithm = _algorithm(own)
+    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: parse_value(text) for name, text in texts_given.items()}
-    algorithm = _algorithm(values)
     made.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
         _collect(made, given, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
