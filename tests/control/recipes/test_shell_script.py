@@ -46,7 +46,7 @@ SCRIPTS = {
     "a process that gets the output": f"{CALL} a=1 > >(cat) b=2 2> >(cat)\nwait",
     "apostrophes in comments": f"N=4 # it's a number\n# don't\n{CALL} a=$N # isn't \"it\nb=2",
     "signs that begin no comment": f"{CALL} a=x#y b=${{NO1:-#}} c='# no' # c",
-    "here-documents": f"cat <<'EOF'\nit's N=5\nEOF\ncat <<-END\n\tdon't\n\tEND\nN=3\n{CALL} a=$N",
+    "here-documents": f"cat <<'EOF'\nit's N=5\nEOF\ncat <<-END\n\tN=6\n\tEND\nN=3\n{CALL} a=$N",
     "arithmetic": f'N=4\nM=$((N / 2))\n{CALL} a=$((2*2)) b=$((-7 / M)) c=$((-7 % 4 + (N - 1) * $M)) d="$(( $N ))"',
     "a continued word": f'{CALL} a=first\\\nsecond b="x\\\ny"',
     "a comment ends a continued line": f"{CALL} a=1 \\\n  # b=2 \\\nc=3",
