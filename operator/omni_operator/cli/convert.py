@@ -40,6 +40,8 @@ def convert_recipe(
     typer.echo(_text(recipe, made), nl=False)
     for name in call.unknown:
         console.note(f"{name} is not set in the script, and stays in the job as it is: replace it")
+    for name, line in call.conditional:
+        console.note(f"{name} depends on line {line} of the script, and stays in the job as it is: replace it")
     if made.without_effect:
         console.note(f"left out, because they have no effect here: {', '.join(made.without_effect)}")
     for assignment, reason in made.refused:

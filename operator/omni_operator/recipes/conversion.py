@@ -27,15 +27,16 @@ from .fields import (
     LOSS,
     MODEL,
     POOL,
-    REFERENCE_DEFAULTS,
     ROLLOUT,
     SCORER,
     SCORERS,
     SETTINGS,
+    SOURCE,
     TOGETHER,
     V1,
     WINDOW,
     Refusal,
+    defaults,
     interval,
     job_name,
     number,
@@ -58,6 +59,10 @@ JUDGE_FIELDS = tuple(
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
 TOTAL_STEPS = "trainer.total_training_steps"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+NO_ASSIGNMENT = "is not an assignment name=value"
+NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
+DEVICE = "trainer.device"
+SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 
 
@@ -99,11 +104,11 @@ def convert(arguments: Sequence[str]) -> Conversion:
     where a job has others.
     """
     made = _Made()
-    given = {name: f"{name}={text}" for name, text in REFERENCE_DEFAULTS.items()}
+    given: dict[str, str] = {}
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
         if match is None:
-            made.refused.append((argument, "is not an assignment name=value"))
+            made.refused.append((argument, NOT_KNOWN if argument.startswith(("$", "`")) else NO_ASSIGNMENT))
             continue
         name = ELSEWHERE.get(match["name"], match["name"])
         if name != match["name"] and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
@@ -111,12 +116,16 @@ def convert(arguments: Sequence[str]) -> Conversion:
             continue
         given.pop(name, None)
         given[name] = f"{name}={match['value']}"
+    own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
+    algorithm = _algorithm(own)
+    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: parse_value(text) for name, text in texts_given.items()}
-    algorithm = _algorithm(values)
     made.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
-        _collect(made, given[name], lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
+        _collect(made, given, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
+    decisive = {name: values[name] for name in (DEVICE, *SWITCHES) if name in values}
+    values |= {name: None for name in decisive if any(argument == given[name] for argument, _ in made.refused)}
     for settings, put in (
         (LORA, _lora),
         (WINDOW, _window),
@@ -126,8 +135,8 @@ def convert(arguments: Sequence[str]) -> Conversion:
         ((BATCH,), _sizes),
         (V1, _ahead),
     ):
-        named = next((given[name] for name in settings if name in given), settings[0])
-        _collect(made, named, lambda put=put: put(made, values))
+        named = next((name for name in settings if name in given), settings[0])
+        _collect(made, given, named, lambda put=put: put(made, values))
     if TOTAL_STEPS not in values:
         made.refused.append((TOTAL_STEPS, "is not in the script; write spec.trainer.totalSteps"))
     if made.overrides:
@@ -138,11 +147,27 @@ def convert(arguments: Sequence[str]) -> Conversion:
     return Conversion(document, tuple(made.without_effect), tuple(made.refused))
 
 
-def _collect(made: _Made, assignment: str, put: Any) -> None:
+def _collect(made: _Made, given: Mapping[str, str], name: str, put: Any) -> None:
+    """Do it; if a setting's value is refused, note its assignment, once."""
     try:
         put()
     except Refusal as refusal:
-        made.refused.append((assignment, str(refusal)))
+        at_fault = refusal.setting or name
+        if (note := (given.get(at_fault, at_fault), str(refusal))) not in made.refused:
+            made.refused.append(note)
+
+
+def _number(values: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The number of a setting; the default if it is not given or null.
+
+    Raises:
+        Refusal: it is no number; names the setting.
+    """
+    value = values.get(name)
+    try:
+        return number(default if value is None else value)
+    except Refusal as refusal:
+        raise Refusal(str(refusal), name) from refusal
 
 
 def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None) -> None:
@@ -162,6 +187,10 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif name in FIELDS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].path, FIELDS[name].convert(value))
+    elif name == DEVICE and value not in ("cuda", "gpu", "npu", "cpu", None):
+        raise Refusal(f"{value} is not supported; write cuda or npu")
+    elif name in SWITCHES and value not in (True, False, None):
+        raise Refusal(f"{value} is not supported; write true or false")
     elif (
         name in TOGETHER
         or name in JUDGE_FIELDS
@@ -216,7 +245,7 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
     if not rank:
         made.put("model.lora", {"enabled": False})
         return
-    made.put("model.lora", {"rank": number(rank)} | ({"alpha": number(alpha)} if alpha else {}))
+    made.put("model.lora", {"rank": number(rank)} | ({"alpha": _number(values, LORA[1])} if alpha else {}))
     if modules == "all-linear":
         raise Refusal("spec.model.lora.targetModules takes suffixes of the layers' names; by default the attention's")
     if modules:
@@ -224,16 +253,16 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
 
 
 def _window(made: _Made, values: Mapping[str, Any]) -> None:
-    size, bounds, strategy, places = (values.get(name) for name in WINDOW)
+    size, bounds, strategy = (values.get(name) for name in WINDOW[:3])
     if size is None and bounds is None:
         return
     if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):
         raise Refusal(f"{bounds} is not a range [first, end]")
-    steps = values.get(f"{ROLLOUT}.pipeline.num_inference_steps", 10)
-    start, end = bounds or (0, min(5, number(steps) - 1))
-    window = {"size": end - start if size is None else number(size), "start": number(start), "end": number(end)}
+    steps = _number(values, f"{ROLLOUT}.pipeline.num_inference_steps", 10)
+    start, end = map(number, bounds or (0, min(5, steps - 1)))
+    window = {"size": _number(values, WINDOW[0], end - start), "start": start, "end": end}
     if (strategy or ("progressive" if _named(values) == "MixGRPO" else "random")) == "progressive":
-        window |= {"placement": "Progressive", "stepsPerPlace": number(places)}
+        window |= {"placement": "Progressive", "stepsPerPlace": _number(values, WINDOW[3])}
     elif made.spec["algorithm"]["name"] == "MixGRPO":
         window["placement"] = "Random"
     made.put("rollout.sampler.window", window)
@@ -266,19 +295,19 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _judge(made: _Made, values: Mapping[str, Any]) -> None:
     """The model that verl's reward-model server serves."""
-    enable, separate, path, count, nodes, parallel = map(values.get, JUDGE_FIELDS)
+    enable, separate, path = map(values.get, JUDGE_FIELDS[:3])
     if not enable:
         given = {name: values.get(name) for name in JUDGE_FIELDS}
         made.without_effect += [f"{name}={value}" for name, value in given.items() if value not in (None, False)]
         return
     if not path:
         raise Refusal("the script names no model for its judge; write spec.reward.model.base")
-    made.put("reward.model", {"base": str(path), "tensorParallelSize": 2 if parallel is None else number(parallel)})
+    made.put("reward.model", {"base": str(path), "tensorParallelSize": _number(values, JUDGE_FIELDS[5], 2)})
     if separate:
-        vendor = "Ascend" if values.get("trainer.device") == "npu" else "NVIDIA"
+        vendor = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
         made.put("reward.model.placement", "Separate")
-        made.put("reward.model.replicas", number(nodes or 1))
-        made.put("reward.model.accelerator", {"vendor": vendor, "count": 8 if count is None else number(count)})
+        made.put("reward.model.replicas", _number(values, JUDGE_FIELDS[4], 1))
+        made.put("reward.model.accelerator", {"vendor": vendor, "count": _number(values, JUDGE_FIELDS[3], 8)})
 
 
 def _builtin(path: str) -> str | None:
@@ -319,7 +348,7 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
     if mode not in (None, "sync", "separate_async"):
         raise Refusal(f"{mode} is not supported; write sync, or separate_async with {ROLLOUT}.nnodes > 0")
     if use and mode == "separate_async":
-        made.put("rollout.batchesAhead", 1 if batches is None else number(batches))
+        made.put("rollout.batchesAhead", _number(values, V1[2], 1))
     else:
         given = zip(V1, (use, mode, batches), strict=True)
         made.without_effect += [f"{name}={value}" for name, value in given if value is not None]
@@ -327,20 +356,21 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _sizes(made: _Made, values: Mapping[str, Any]) -> None:
     """Fields that follow from several settings: engines, the vendor of the accelerators, the mini-batch."""
-    accelerators = number(values["trainer.n_gpus_per_node"]) * number(values.get("trainer.nnodes", 1))
-    vendor, (nodes, count) = "Ascend" if values.get("trainer.device") == "npu" else "NVIDIA", map(values.get, POOL)
+    per_node = _number(values, "trainer.n_gpus_per_node")
+    accelerators = per_node * _number(values, "trainer.nnodes", 1)
+    vendor, (nodes, count) = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA", map(values.get, POOL)
     made.put("trainer.accelerator.vendor", vendor)
     if nodes:
-        own = number(values["trainer.n_gpus_per_node"] if count is None else count)
         made.put("rollout.placement", "Separate")
-        made.put("rollout.replicas", number(nodes))
-        made.put("rollout.accelerator", {"vendor": vendor, "count": own})
+        made.put("rollout.replicas", _number(values, POOL[0]))
+        made.put("rollout.accelerator", {"vendor": vendor, "count": _number(values, POOL[1], per_node)})
     else:
         if count is not None:
             made.without_effect.append(f"{ROLLOUT}.n_gpus_per_node={count}")
-        made.put("rollout.replicas", max(1, accelerators // number(values[f"{ROLLOUT}.tensor_model_parallel_size"])))
-    prompts, mini_batch = number(values[BATCH]), number(values[MINI_BATCH])
-    if mini_batch < prompts:
+        parallel = _number(values, f"{ROLLOUT}.tensor_model_parallel_size")
+        made.put("rollout.replicas", max(1, accelerators // parallel))
+    mini_batch = _number(values, MINI_BATCH)
+    if mini_batch < _number(values, BATCH):
         made.put("trainer.batch.miniBatchPrompts", mini_batch)
     tracking = made.spec.get("observability", {}).get("tracking", {})
     if not set(tracking.get("loggers", ())) - {"console"}:

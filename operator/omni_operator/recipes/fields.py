@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from omni_operator.api.training import ESTIMATORS
+
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ALGO = f"{ROLLOUT}.algo"
 ALGORITHM_NAMES = {
@@ -44,7 +46,15 @@ IMPLIED: dict[str, tuple[Any, ...]] = {
 
 
 class Refusal(ValueError):
-    """A value for which there is no field, and why."""
+    """A value for which there is no field, and why.
+
+    Attributes:
+        setting: whose value it is, if several are read.
+    """
+
+    def __init__(self, reason: str, setting: str | None = None) -> None:
+        super().__init__(reason)
+        self.setting = setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +166,20 @@ REFERENCE_DEFAULTS = {
     "trainer.experiment_name": "ocr",
     "trainer.logger": "['console', 'wandb']",
 }
+SOURCE = "algorithm.sample_source"
+
+
+def defaults(algorithm: str | None, source: Any) -> dict[str, str]:
+    """What a recipe gets that does not give these settings.
+
+    Algorithms without recorded steps draw samples without noise, as the trainer does for them. Pairs of a data set are
+    no samples, whose number is then the job's.
+    """
+    noise = {} if (algorithm or "FlowGRPO") in ESTIMATORS else {f"{ALGO}.noise_level": "0.0"}
+    unused = f"{ROLLOUT}.n" if source == "offline" else ""
+    return {name: text for name, text in (REFERENCE_DEFAULTS | noise).items() if name != unused}
+
+
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 
 

@@ -1,26 +1,25 @@
 """PURE: the call of a trainer in a shell script.
 
-Read is what recipes are made of: variables, arrays, quotes, comments, continued lines. Nothing is run, so the output of
-other programs stays as it is written, and is named.
+Read is what recipes are made of: variables, arrays, quotes, functions, conditions. Nothing is run, so the output of
+other programs stays as it is written, and is named; so does a variable that the script may set to several values.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
+from .shell_words import Operator, ScriptSyntaxError, Word, split_script
 
 MODULE = "verl_omni.trainer.main_diffusion"
 # Entry points, each with the settings that it stands for.
 ENTRY_POINTS: dict[str, tuple[str, ...]] = {"main_diffusion": (), "main_diffusion_v1": ("trainer.use_v1=true",)}
-_SEPARATORS = "();<>|&\n"
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*|\d)")
-_UNKNOWN = re.compile(r"\$\{\w+\}|\$\w+|\$\(.*\)|`.*`")  # not Hydra's ${group.setting}
-_ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
-_ARGUMENTS = ("$@", "$*", "${@}", "${@:1}")  # of the script itself
+_DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
+_CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
+_ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # of a list with && and ||
+_UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
 
 
 class RecipeError(ValueError):
@@ -32,12 +31,14 @@ class TrainerCall:
     """Arguments of the trainer.
 
     Attributes:
-        arguments: as the shell would pass them, except for what is in `unknown`.
+        arguments: as the shell would pass them, except for what is in `unknown` and `conditional`.
         unknown: variables without a value, and commands whose output is not known.
+        conditional: variables that a condition or a loop of the script sets, each with the line that does.
     """
 
     arguments: tuple[str, ...]
     unknown: tuple[str, ...] = ()
+    conditional: tuple[tuple[str, int], ...] = ()
 
 
 def read_script(text: str) -> TrainerCall:
@@ -46,90 +47,187 @@ def read_script(text: str) -> TrainerCall:
     Raises:
         RecipeError: there is no call, more than one, or one of another trainer; or a quote is not closed.
     """
-    variables: dict[str, list[str]] = {}
-    calls = []
-    for statement in _statements(text):
-        words = [word for raw in statement for word in _expanded(raw, variables)]
-        if not words or _assign(words, variables):
-            continue
-        for place, word in enumerate(words):
-            if not (match := _TRAINER.fullmatch(word)):
-                continue
-            implied = ENTRY_POINTS.get(match[1] or match[2])
-            if implied is None:
-                raise RecipeError(f"the script starts {word}; only {MODULE} and {MODULE}_v1 are supported")
-            calls.append([*implied, *words[place + 1 :]])
-            break
-    if not calls:
-        raise RecipeError(f"the script does not start {MODULE}")
-    if len(calls) > 1:
-        raise RecipeError(f"the script starts the trainer {len(calls)} times; keep one call")
-    unknown = [match[0] for word in calls[0] for match in _UNKNOWN.finditer(word)]
-    return TrainerCall(tuple(calls[0]), tuple(dict.fromkeys(unknown)))
-
-
-def _statements(text: str) -> Iterator[list[str]]:
-    """Words of each statement; an array is one statement that begins with `NAME=(`."""
-    lines = ["" if line.lstrip().startswith("#") else line for line in text.replace("\\\n", " ").splitlines()]
-    lexer = shlex.shlex("\n".join(lines), posix=True, punctuation_chars=_SEPARATORS)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
-        words = list(lexer)
-    except ValueError as error:
-        raise RecipeError(f"not a shell script: {str(error).lower()}") from error
-    statement: list[str] = []
-    output, in_array, in_comment = 0, False, False  # output: parentheses of a command whose output is used
-    for word in words:
-        if not word or not set(word) <= set(_SEPARATORS):
-            in_comment = in_comment or word.startswith("#")
-            if not (in_comment or output):
-                statement.append(word)
-            continue
-        for letter in word:
-            if letter == "(" and (output or (statement and statement[-1].endswith("$"))):
-                output += 1
-            elif letter == ")" and output:
-                output -= 1
-                if not output:
-                    statement[-1] += "(...)"
-            elif letter == "(" and statement and statement[-1].endswith("="):
-                statement[-1] += "("
-                in_array = True
-            elif letter == ")" or (letter in ";&|\n" and not in_array and not output):
-                yield statement
-                statement, in_array = [], False
-            in_comment = in_comment and letter != "\n"
-    yield statement
+        script = _Script(split_script(text))
+    except ScriptSyntaxError as error:
+        raise RecipeError(f"not a shell script: {error}") from error
+    script.run()
+    if not script.calls:
+        raise RecipeError(f"the script does not start {MODULE}")
+    if len(script.calls) > 1:
+        raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
+    found = [match[1] or match[2] for word in script.calls[0] for match in _UNKNOWN.finditer(word)]
+    names, conditional = dict.fromkeys(found), script.variables.conditional
+    return TrainerCall(
+        tuple(word.replace(MARK, "") for word in script.calls[0]),
+        tuple(name for name in names if name not in conditional),
+        tuple((name, conditional[name]) for name in names if name in conditional),
+    )
 
 
-def _expanded(word: str, variables: dict[str, list[str]]) -> Iterator[str]:
-    """The words that a word becomes: none for the script's own arguments, several for an array."""
-    if word in _ARGUMENTS:
-        return
-    if array := _ARRAY.fullmatch(word):
-        yield from variables.get(array[1], [word])
-        return
-    yield _VARIABLE.sub(lambda match: _value(match, variables), word)
+class _Script:
+    """Goes through a script once. Of conditions it goes every way, and compares what each leaves in the variables."""
 
+    def __init__(self, tokens: list[Word | Operator]) -> None:
+        self.calls: list[list[str]] = []
+        self.variables = Variables()
+        self._tokens, self._at = tokens, 0
+        self._functions: dict[str, tuple[int, str]] = {}  # where they begin, and with what they end
 
-def _value(match: re.Match[str], variables: dict[str, list[str]]) -> str:
-    name, default = match[1] or match[3], match[2]
-    if name in variables:
-        return " ".join(variables[name])
-    return match[0] if default is None else _VARIABLE.sub(lambda inner: _value(inner, variables), default)
+    def run(self, *until: str) -> str:
+        """Run up to one of these words and operators, which is the next token then and returned; empty at the end."""
+        while self._at < len(self._tokens):
+            token = self._tokens[self._at]
+            if token.source in until:
+                return token.source
+            self._at += 1
+            match token.source:
+                case "&&" | "||":
+                    self._skip("\n")
+                    before = dict(self.variables.values)
+                    # What follows `||` may run without what is in front of it; after `&&`, all in front of it ran.
+                    self.run(*_ENDS, *until, "||", *(["&&"] if token.source == "||" else []))
+                    self.variables.values = merged([before, self.variables.values])
+                case "if":
+                    self._if()
+                case "case":
+                    self._case()
+                case "for" | "select" | "while" | "until":
+                    self._loop(token.source)
+                case "{":
+                    self._pass("}")
+                case "(":
+                    before = dict(self.variables.values)
+                    self._pass(")")
+                    self.variables.values = before
+                case "function":
+                    self._define(self._next())
+                case "!" | "time":
+                    pass
+                case _:
+                    if isinstance(token, Word):
+                        self._command(token)
+        return ""
 
+    def _next(self) -> str:
+        self._at += 1
+        return self._tokens[self._at - 1].source if self._at <= len(self._tokens) else ""
 
-def _assign(words: Sequence[str], variables: dict[str, list[str]]) -> bool:
-    """Keep the variables that a statement sets; whether it does nothing else."""
-    rest = list(words[1:] if words[0] in ("export", "declare", "local", "readonly") else words)
-    match = _ASSIGNMENT.fullmatch(rest[0]) if rest else None
-    if match is None:
-        return False
-    if match[2] == "(":
-        variables[match[1]] = rest[1:]
-        return True
-    values = [_ASSIGNMENT.fullmatch(word) for word in rest]
-    if not all(values):  # NAME=value in front of a command
-        return False
-    variables.update({each[1]: [each[2]] for each in values if each})
-    return True
+    def _pass(self, *until: str) -> str:
+        found = self.run(*until)
+        self._at += 1
+        return found
+
+    def _skip(self, *sources: str) -> None:
+        while self._at < len(self._tokens) and self._tokens[self._at].source in sources:
+            self._at += 1
+
+    def _if(self) -> None:
+        self._pass("then")
+        before, ends, found, complete = dict(self.variables.values), [], "if", False
+        while found not in ("fi", ""):
+            self.variables.values = dict(before)
+            if found == "elif":
+                self._pass("then")
+            complete = complete or found == "else"
+            found = self._pass("elif", "else", "fi")
+            ends.append(self.variables.values)
+        self.variables.values = merged(ends if complete else [before, *ends])
+
+    def _case(self) -> None:
+        while self._next() not in ("in", ""):
+            pass
+        before, ends, complete = dict(self.variables.values), [], False
+        while True:
+            self._skip("\n", "(", ";;", ";&", ";;&")
+            if self._next() in ("esac", ""):
+                break
+            self._at -= 1
+            while (pattern := self._next()) not in (")", ""):
+                complete = complete or pattern == "*"
+            self.variables.values = dict(before)
+            self.run(";;", ";&", ";;&", "esac")
+            ends.append(self.variables.values)
+        self.variables.values = merged(ends if complete else [before, *ends])
+
+    def _loop(self, kind: str) -> None:
+        if kind in ("for", "select"):
+            name = self._next()
+            self.variables.line = self._tokens[self._at - 1].line
+            self.variables.forget([name])
+            while self._next() not in ("do", ""):
+                pass
+        else:
+            self._pass("do")
+        start, before, calls = self._at, dict(self.variables.values), len(self.calls)
+        self._pass("done")
+        # A second time, with what is the same in each round.
+        self._at, self.variables.values = start, merged([before, self.variables.values])
+        del self.calls[calls:]
+        self._pass("done")
+        self.variables.values = merged([before, self.variables.values])
+
+    def _define(self, name: str) -> None:
+        self._skip("(", ")", "\n")
+        end = {"{": "}", "(": ")"}.get(self._next(), "}")
+        self._functions[name] = (self._at, end)
+        before, calls = dict(self.variables.values), len(self.calls)
+        self._pass(end)  # runs when it is called
+        self.variables.values = before
+        del self.calls[calls:]
+
+    def _call(self, name: str, arguments: list[str]) -> None:
+        (start, end), back, outer = self._functions.pop(name), self._at, self.variables.values.get("@")
+        self._at, self.variables.values["@"] = start, Value(tuple(arguments), self.variables.line)
+        self.run(end)
+        self._at, self._functions[name] = back, (start, end)
+        self.variables.values.pop("@")
+        if outer:
+            self.variables.values["@"] = outer
+
+    def _command(self, first: Word) -> None:
+        words, self.variables.line = [first], first.line
+        while self._at < len(self._tokens) and isinstance(token := self._tokens[self._at], Word):
+            words.append(token)
+            self._at += 1
+        if len(words) == 1 and [token.source for token in self._tokens[self._at : self._at + 2]] == ["(", ")"]:
+            self._define(first.source)
+            return
+        if first.source.startswith("(("):
+            self.variables.forget(_CALCULATED.findall(first.source))
+            return
+        own = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
+        if own == len(words) or first.source in _DECLARATIONS:
+            for word in words[own == 0 :]:
+                self.variables.assign(word)
+            return  # NAME=value in front of a command is its environment
+        fields = [field for word in words[own:] for field in self.variables.fields(word)]
+        match fields:
+            case ["shift", *count]:
+                self.variables.shift(int(count[0]) if count and count[0].isdigit() else 1)
+            case ["set", "--", *arguments]:
+                self.variables.values["@"] = Value(tuple(arguments), first.line)
+            case ["unset", *names]:
+                for name in names:
+                    self.variables.values.pop(name, None)
+            case [name, *arguments] if name in self._functions:
+                self._call(name, arguments)
+            case ["let", *_]:
+                self.variables.forget(name for field in fields for name in _CALCULATED.findall(field))
+            case ["read" | "mapfile" | "readarray", *names]:
+                self.variables.forget(name for name in names if name.isidentifier())
+            case ["printf", "-v", name, *_]:
+                self.variables.forget([name])
+            case ["echo" | "printf", *_]:
+                pass
+            case _:
+                self._start(fields)
+
+    def _start(self, fields: list[str]) -> None:
+        for place, field in enumerate(fields):
+            if match := _TRAINER.fullmatch(field):
+                implied = ENTRY_POINTS.get(match[1] or match[2])
+                if implied is None:
+                    raise RecipeError(f"the script starts {field}; only {MODULE} and {MODULE}_v1 are supported")
+                self.calls.append([*implied, *fields[place + 1 :]])
+                return

@@ -48,6 +48,23 @@ def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
     ]
 
 
+def test_what_depends_on_a_condition_is_named_with_its_line() -> None:
+    backend = "actor_rollout_ref.model.attn_backend"
+    choice = 'ATTENTION=native\n[ "$DEVICE" = npu ] && ATTENTION=_native_npu\n'
+    script = choice + RECIPE.replace("$@", f"{backend}=$ATTENTION")
+    done = CliRunner().invoke(app, ["convert", "-"], input=script)
+    assert done.exit_code == 0 and f"- {backend}=$ATTENTION\n" in done.stdout
+    said = "note: $ATTENTION depends on line 2 of the script, and stays in the job as it is: replace it"
+    assert said in done.stderr.splitlines()
+
+
+def test_settings_that_only_a_condition_appends_are_left_out_with_the_reason() -> None:
+    choice = 'MORE=(data.seed=5)\n[ "$DEVICE" = npu ] && MORE+=(trainer.device=npu)\n'
+    done = CliRunner().invoke(app, ["convert", "-"], input=choice + RECIPE.replace("$@", '"${MORE[@]}"'))
+    assert done.exit_code == 1 and read_job(done.stdout, "job").job.spec.seed == 5
+    assert "note: left out: ${MORE[@]}: is known only when the script runs; write the settings" in done.stderr
+
+
 def test_what_is_not_supported_is_named_in_the_job_too_and_the_exit_code_says_so() -> None:
     done = CliRunner().invoke(app, ["convert", "-"], input=RECIPE.replace("$@", SGLANG))
     assert done.exit_code == 1

@@ -17,6 +17,7 @@ from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SC
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml"))
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ADAPTER = "actor_rollout_ref.model.lora_rank=8"
 REQUIRED = (
     "data.train_files=train.parquet", "actor_rollout_ref.model.path=Qwen/Qwen-Image", f"{ROLLOUT}.n=16",
     "trainer.total_training_steps=300", "reward.custom_reward_function.path=score.py", "trainer.n_gpus_per_node=4",
@@ -95,6 +96,22 @@ def test_fields_and_overrides() -> None:
     assert found["trainer"]["accelerator"] == {"count": 4, "vendor": "NVIDIA"} and found["rollout"]["replicas"] == 4
     assert f"{ACTOR}.fsdp_config.param_offload=True" in found["algorithm"]["overrides"]
     assert found["observability"]["tracking"]["images"] == 8
+
+
+def test_algorithms_without_recorded_steps_draw_without_noise_unless_it_is_given() -> None:
+    for loss in ("diffusion_nft", "dpo"):
+        algorithm = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode={loss}")
+        assert spec(*algorithm)["rollout"]["sampler"]["noiseLevel"] == 0.0
+        given = spec(*algorithm, f"{ROLLOUT}.algo.noise_level=0.5")
+        assert given["rollout"]["sampler"]["noiseLevel"] == 0.5
+    assert spec()["rollout"]["sampler"]["noiseLevel"] == 1.0
+
+
+def test_pairs_of_a_data_set_need_no_number_of_samples() -> None:
+    pairs = (ADAPTER, f"{ACTOR}.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline")
+    made = convert([*(each for each in REQUIRED if not each.startswith(f"{ROLLOUT}.n=")), *pairs])
+    assert made.refused == () and "samplesPerPrompt" not in made.document["spec"]["rollout"]
+    read_job(plan.dump_yaml(made.document), "job")
 
 
 def test_nodes_for_the_engines_are_rollout_pods() -> None:
@@ -271,6 +288,41 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
 def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: str) -> None:
     adapter = "actor_rollout_ref.model.lora_rank=8"
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
+
+
+@pytest.mark.parametrize(
+    ("argument", "more"),
+    [
+        ("trainer.n_gpus_per_node=$(nproc)", ()),
+        ("trainer.nnodes=$N", ()),
+        (f"{ROLLOUT}.tensor_model_parallel_size=$N", ()),
+        (f"{ACTOR}.ppo_mini_batch_size=$N", ()),
+        (f"{ROLLOUT}.pipeline.num_inference_steps=$N", (f"{ROLLOUT}.algo.sde_window_size=2",)),
+        ("actor_rollout_ref.model.lora_alpha=$N", ("actor_rollout_ref.model.lora_rank=8",)),
+        ("reward.reward_model.nnodes=$N", (
+            "reward.reward_model.enable=True", "reward.reward_model.model_path=m",
+            "reward.reward_model.enable_resource_pool=True",
+        )),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument: str, more: tuple[str, ...]) -> None:
+    assert convert([*REQUIRED, *more, argument]).refused == (
+        (argument, f"{argument.partition('=')[2]} is not a number"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("trainer.device=$DEVICE", "$DEVICE is not supported; write cuda or npu"),
+        ("trainer.use_v1=$V1", "$V1 is not supported; write true or false"),
+        ("reward.reward_model.enable=$JUDGE", "$JUDGE is not supported; write true or false"),
+    ],
+)
+def test_a_setting_that_decides_about_others_is_not_guessed(argument: str, said: str) -> None:
+    made = convert([*REQUIRED, argument])
+    assert made.refused == ((argument, said),)
+    assert made.document == convert(REQUIRED).document
 
 
 def test_a_script_without_a_reward_or_a_length_says_what_to_write() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omni_operator.recipes import RecipeError, read_script
 
@@ -24,6 +27,41 @@ SCRIPTS = {
     "other statements": f"set -x\nif [ -d . ]; then\n    mkdir -p x && cd x\nfi\n{CALL} a=1 2>&1 | cat\necho b=2",
     "interpolation of Hydra": f"{CALL} 'a=${{trainer.seed}}' b=1",
     "several lines in quotes": f"{CALL} a='first\nsecond' b=1",
+    "appended elements": f"MORE=(a=1)\nMORE+=(b='x y' c=3)\n{CALL} \"${{MORE[@]}}\"",
+    "elements appended to nothing": f'MORE=()\nMORE+=(b=2)\nLESS=()\n{CALL} ${{MORE[@]}} "${{LESS[@]}}"',
+    "appended text": f"ARGS='a=1'\nARGS+=' b=2'\n{CALL} $ARGS",
+    "several settings in one text": f"ARGS='a=1 b=2'\n{CALL} $ARGS \"c=$ARGS\"",
+    "words of a text around others": f"ARGS=' a=1 b='\n{CALL} z=0$ARGS$ARGS\"3\"",
+    "empty texts": f"NONE=\n{CALL} $NONE a=$NONE b=${{NONE:-1}} c=${{NONE-2}} d=\"$NONE\" e=''",
+    "an array that may be empty": f'E=()\nF=(a="x y" b=1)\n{CALL} ${{E[@]+"${{E[@]}}"}} ${{F[@]+"${{F[@]}}"}}',
+    "an element": f'A=(x y)\n{CALL} a=$A b=${{A[1]}} c="${{A[*]}}"',
+    "escaped signs": f'{CALL} a="\\${{data.seed}}" b=\\$ c="\\`\\\\\\\'" d="$" e=50%',
+    "defaults of defaults": f'{CALL} a=${{NO1:-${{NO2:-x}}}} b="${{NO1:-${{NO2:-"x y"}}}}" c=${{NO1:+z}}',
+    "a default of several words": f"{CALL} ${{NO1:-b=1 c=2}} ${{NO1:-'d=3 4'}}",
+    "a default that is assigned": f": ${{N:=7}}\n{CALL} a=$N",
+    "a value that is required": f"N=3\n{CALL} a=${{N:?usage}} b=${{N:+4}}",
+    "a log file": f'{CALL} a=1 "$@" 2>&1 | tee log',
+    "a log file in the background": f"{CALL} a=1 >log 2>&1 &\nwait",
+    "redirections": f"{CALL} a=1 >>log 2>/dev/null </dev/null b=2 &>log <<< text c=3",
+    "a process that gets the output": f"{CALL} a=1 > >(cat) b=2 2> >(cat)\nwait",
+    "apostrophes in comments": f"N=4 # it's a number\n# don't\n{CALL} a=$N # isn't \"it\nb=2",
+    "signs that begin no comment": f"{CALL} a=x#y b=${{NO1:-#}} c='# no' # c",
+    "here-documents": f"cat <<'EOF'\nit's N=5\nEOF\ncat <<-END\n\tN=6\n\tEND\nN=3\n{CALL} a=$N",
+    "arithmetic": f'N=4\nM=$((N / 2))\n{CALL} a=$((2*2)) b=$((-7 / M)) c=$((-7 % 4 + (N - 1) * $M)) d="$(( $N ))"',
+    "a continued word": f'{CALL} a=first\\\nsecond b="x\\\ny"',
+    "a comment ends a continued line": f"{CALL} a=1 \\\n  # b=2 \\\nc=3",
+    "a function": f"""run() {{\n  local name=$1\n  shift\n  {CALL} a=$name b=${{3:-5}} "$@"\n}}\nrun x y=1 'z=2 3'""",
+    "a function in another": f'function run {{\n{CALL} "$@"\n}}\nmain() {{ run a=1 "$@"; }}\nmain b=$((1 + 1))',
+    "arguments that are set": f'set -- a=1 b=2\n{CALL} "$@" c=$2',
+    "a subshell": f"N=1\n(N=2; M=3)\n(cd . && {CALL} a=$N b=${{M:-4}})",
+    "the same on every way": f"if [ -d . ]; then N=1; elif true; then N=1; else N=1; fi\n{CALL} a=$N",
+    "within a condition": f"N=1\nif [ -d . ]; then\n N=2\n cd . && M=3 && {CALL} a=$N b=$M\nfi",
+    "conditions of something else": "case $N in x|y) A=1 ;; (*) B=1;; esac\nfor i in 1 2; do C=1; done"
+    f"\nwhile false; do D=1; done\n[[ -n $N && a < b ]] && E=1\n(( F = 1 ))\n{CALL} a=1",
+    "a group": f"{{ N=1; {{ M=2; }}; }}\n{CALL} a=$N b=$M",
+    "a command in a variable": f"RUN='{CALL}'\nALSO=(a=1)\n$RUN ${{ALSO[@]}}",
+    "unset": f"N=1\nunset N\n{CALL} a=${{N:-2}}",
+    "messages": f"echo {CALL} a=2\nprintf '%s' {CALL}\n{CALL} a=1",
 }
 
 
@@ -42,20 +80,106 @@ def passed_by_bash(script: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_arguments_are_those_of_bash(name: str, tmp_path: Path) -> None:
     call = read_script(SCRIPTS[name])
-    assert [word for word in call.arguments if "=" in word] == passed_by_bash(SCRIPTS[name], tmp_path)
-    assert call.unknown == ()
+    assert list(call.arguments) == passed_by_bash(SCRIPTS[name], tmp_path)
+    assert (call.unknown, call.conditional) == ((), ())
 
 
 @pytest.mark.parametrize(
     ("arguments", "unknown"),
     [
         ("a=$HOME/x b=${NAME}", ("$HOME", "${NAME}")),
-        ("a=$(nproc --all) b=2", ("$(...)",)),
-        ('a="$(nproc)"', ("$(nproc)",)),
+        ("a=$(nproc --all) b=2", ("$(nproc --all)",)),
+        ('a="$(nproc)" b=`hostname`', ("$(nproc)", "`hostname`")),
+        ("a=${HOME%/} b=${#HOME} c=${HOME/a/b}", ("${HOME%/}", "${#HOME}", "${HOME/a/b}")),
+        ("a=${1:?usage} b=$2", ("${1:?usage}", "$2")),
+        ("a=${NAME:-${HOME:-$OTHER}/x}", ("$OTHER",)),
+        ("a=$((2 ** 3)) b=$((N * 2)) c=$((1 / 0))", ("$((2 ** 3))", "$((N * 2))", "$((1 / 0))")),
+        ("a='$NAME' b=\\${NAME}", ("$NAME", "${NAME}")),
+        ("a='${trainer.seed}' b=\"\\${oc.env:HOME}\"", ()),
     ],
 )
 def test_what_is_known_only_when_the_script_runs_is_named(arguments: str, unknown: tuple[str, ...]) -> None:
     assert read_script(f"{CALL} {arguments}").unknown == unknown
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "conditional"),
+    [
+        ('MODE=x\nif [ "$GPU" ]; then\n  MODE=y\nfi', ["a=$MODE"], [("$MODE", 3)]),
+        ("if [ $GPU ]; then\n  MODE=x\nelse\n  MODE=y\nfi", ["a=$MODE"], [("$MODE", 4)]),
+        ('[ "$GPU" = npu ] && MODE=x', ["a=$MODE"], [("$MODE", 1)]),
+        ("MODE=z\n[[ -n $GPU && -d /x ]] || MODE=x", ["a=$MODE"], [("$MODE", 2)]),
+        ("case $1 in\n  npu) MODE=x ;;\n  *) MODE=y ;;\nesac", ["a=$MODE"], [("$MODE", 3)]),
+        ("for MODE in x y; do\n  echo\ndone", ["a=$MODE"], [("$MODE", 1)]),
+        ("MODE=\nwhile f; do\n  MODE+=x\ndone", ["a=$MODE"], [("$MODE", 3)]),
+        ("read -r MODE < file", ["a=$MODE"], [("$MODE", 1)]),
+        ("(( MODE = 1 ))\nlet MODE+=1", ["a=$MODE"], [("$MODE", 2)]),
+        ("[ $GPU ] && N=1\nMODE=${N:-2}x", ["a=${N:-2}x"], [("${N:-2}", 1)]),
+    ],
+)
+def test_a_variable_that_a_condition_sets_is_named_with_the_line(
+    script: str, arguments: list[str], conditional: list[tuple[str, int]]
+) -> None:
+    call = read_script(f"{script}\n{CALL} a=$MODE")
+    assert (list(call.arguments), list(call.conditional)) == (arguments, conditional)
+    assert call.unknown == ()
+
+
+def test_elements_that_a_condition_appends_are_named_and_the_others_are_there() -> None:
+    call = read_script(f'MORE=(a=1)\nif [ "$GPU" ]; then\n  MORE+=(b=2)\nfi\n{CALL} "${{MORE[@]}}" c=3')
+    assert (call.arguments, call.conditional) == (("a=1", "${MORE[@]}", "c=3"), (("${MORE[@]}", 3),))
+
+
+def test_lines_that_end_as_on_windows_are_lines() -> None:
+    assert read_script(f"N=1\r\n{CALL} a=$N \\\r\n  b=2\r\n").arguments == ("a=1", "b=2")
+
+
+STATEMENTS = st.recursive(
+    st.sampled_from(
+        [
+            "A=1", "A=2", "B=$A", "B+=x", "A=${B:-3}", "L+=(k=$A)", "L=(k=0)", "unset B", "B=$((A + 1))", ": ${B:=4}",
+            "f 5",
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map("\n".join),
+        st.builds('if [ "$X" = 1 ]; then\n{}\nelif [ "$Y" = 1 ]; then {}\nelse {}\nfi'.format, inner, inner, inner),
+        st.builds('if [ "$Y" = 1 ]\nthen {}; fi'.format, inner),
+        st.builds('[ "$X" = 1 ] && {{\n{}\n}}'.format, inner),
+        st.builds('[[ "$X" = 1 && "$Y" = 1 ]] || {{ {}; }} && {{ {}; }}'.format, inner, inner),
+        st.builds('case "$X$Y" in\n00) {} ;;\n01|10) {} ;;\nesac'.format, inner, inner),
+        st.builds("for i in 1 2; do {}; done".format, inner),
+        st.builds('f() {{\n{}\nA=$1\n}}'.format, inner),
+        st.builds("( {} )".format, inner),
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@settings(max_examples=60, deadline=None)
+@given(STATEMENTS)
+def test_what_is_not_named_is_what_bash_passes_whatever_conditions_hold(statements: str) -> None:
+    script = f'f() {{ :; }}\nA=0 B=b L=()\n{statements}\n{CALL} a=$A b=$B "${{L[@]}}"'
+    call = read_script(script)
+    named = [*call.unknown, *(name for name, _ in call.conditional)]
+    each = "python3() { shift 2; printf '%s\\0' \"$@\"; }\nfor X in 0 1; do for Y in 0 1; do (\n" + script
+    done = subprocess.run(["bash", "-c", each + "\n); printf '\\1'; done; done"], check=True, capture_output=True)
+    for output in done.stdout.decode().split("\1")[:-1]:
+        passed = output.split("\0")[:-1]
+        complete = "${L[@]}" not in call.arguments
+        ours = [word for word in call.arguments if word != "${L[@]}"]
+        assert len(passed) == len(ours) if complete else len(passed) >= len(ours)
+        for word, of_bash in zip(ours, passed, strict=False):
+            assert word == of_bash or any(name in word for name in named)
+
+
+@given(
+    st.lists(st.sampled_from([*"""$({[`"'\\#<>;&|)}]=\n a1""", "if", "fi", "case", "in", "esac", "do", "done", CALL]))
+)
+def test_any_text_is_read_or_refused(pieces: list[str]) -> None:
+    with suppress(RecipeError):
+        read_script("".join(pieces) + f"\n{CALL} a=1")
 
 
 def test_a_path_of_the_trainer_is_a_call_too() -> None:
