@@ -39,15 +39,19 @@ async def serve() -> AsyncIterator[Serve]:
 
 @asynccontextmanager
 async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.Event]]:
-    """A replica's address, what each request that arrives releases, and the event that it waits for."""
+    """A replica's address, what each request that arrives releases, and the event that it waits for, or its end."""
     arrived, release = asyncio.Semaphore(0), asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         arrived.release()
-        await release.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-        await writer.drain()
+        given_up, released = asyncio.ensure_future(reader.read()), asyncio.ensure_future(release.wait())
+        _, left = await asyncio.wait({given_up, released}, return_when=asyncio.FIRST_COMPLETED)
+        for each in left:
+            each.cancel()
+        if release.is_set():
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+            await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
