@@ -216,7 +216,10 @@ class DiffusionTrainer:
             base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
             seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
             rows = zip(texts, seeds, samples.scores.tolist(), samples.images, strict=True)
-            drawn = [Sample(text, score=score, image=image, **own) for text, own, score, image in rows]
+            drawn = [
+                Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"))
+                for text, own, score, image in rows
+            ]
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 
