@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from verl_omni.trainer import data, settings
 from verl_omni.trainer.sample_generation import evaluation_prompts, training_prompts
 
