@@ -170,9 +170,10 @@ class _Script:
     def _define(self, name: str) -> None:
         self._skip("(", ")", "\n")
         end = {"{": "}", "(": ")"}.get(self._next(), "}")
-        self._functions[name] = (self._at, end)
+        functions = {**self._functions, name: (self._at, end)}
         before, calls = dict(self.variables.values), len(self.calls)
         self._pass(end)  # runs when it is called
+        self._functions = functions
         self.variables.values = before
         del self.calls[calls:]
 
