@@ -148,6 +148,18 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
 
 
 @pytest.mark.slow
+def test_a_model_with_two_transformers_keeps_no_whole_gradients(tmp_path: Path) -> None:
+    """Each backward pass reduces them."""
+    from verl_omni.models.tiny import make_tiny_wan_a14b
+
+    make_tiny_wan_a14b(tmp_path)
+    once = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation"
+    ranks = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0")
+    set_or_not = [estimated(tmp_path, *ranks, f"{once}={value}").trainer for value in ("true", "false")]
+    assert [found.gradients for found in set_or_not] == [set_or_not[0].optimizer / 2] * 2
+
+
+@pytest.mark.slow
 def test_ranks_that_share_a_sequence_share_its_activations_and_not_its_samples(tmp_path: Path) -> None:
     from verl_omni.models.tiny import make_tiny_wan
 
