@@ -28,7 +28,8 @@ from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.stores import Store, StoreError, StoreRefused
 
 logger = logging.getLogger(__name__)
-NOT_SENT, NOT_WRITTEN = "OutputNotSent", "ReportNotWritten"
+NOT_SENT = "OutputNotSent"
+NOT_WRITTEN = "ReportNotWritten"
 LATEST = "latest.json"
 TEXTS = (
     "config.yaml", "job.yaml", "overrides.txt", "versions.json", "machine.json", "metrics.jsonl", "progress.jsonl",
