@@ -25,7 +25,13 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl.utils.import_utils import resolve_config_path
 
-from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_fields, pad_prompt
+from verl_omni.agent_loop.batching import (
+    _pad_prompt_extra_field,
+    check_reward_fields,
+    collate,
+    pad_fields,
+    pad_prompt,
+)
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
@@ -247,6 +253,7 @@ class DiffusionAgentLoopWorker:
             TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`, or the scorer's
                 call did not end; how long a sample waits for other samples does not matter.
             RuntimeError: the process of the reward worker has ended.
+            ValueError: the scorer returned a field with the name of a column that training reads.
         """
         if output.reward_score is not None or self.reward_loop_worker_handles is None:
             return
@@ -275,6 +282,7 @@ class DiffusionAgentLoopWorker:
                 result = await self._scored(number, data)
             finally:
                 self._sent[number] -= 1
+        check_reward_fields(result["reward_extra_info"])
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
         output.metrics.compute_score = time.perf_counter() - began

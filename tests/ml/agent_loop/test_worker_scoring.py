@@ -65,6 +65,15 @@ async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
         await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
 
 
+@pytest.mark.parametrize("name", ["uid", "stored", "global_steps", "__num_turns__"])
+async def test_a_scorer_s_field_may_not_replace_a_column_that_training_reads(
+    worker: Any, batch: Any, name: str, rewards: Any
+) -> None:
+    made = worker(rewards=[rewards(lambda pixel: {name: "x"})])
+    with pytest.raises(SampleFailed, match=rf"the scorer returned the field '{name}', and the batch has a column"):
+        await made.generate_sequences(batch(["a"], uid=["1"]))
+
+
 class Silent:
     """A call that is never answered."""
 
