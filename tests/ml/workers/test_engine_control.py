@@ -208,10 +208,16 @@ async def test_an_unacknowledged_sleep_or_wake_raises(engine: dict[str, Any], me
     server = made(Engine(**engine))
     with pytest.raises(RuntimeError, match=f"sleep .*{message}"):
         await server.sleep()
-    server._asleep = {"weights"}
+    waiting = asking(server, "a")
     with pytest.raises(RuntimeError, match=f"wake_up .*{message}"):
         await server.wake_up()
-    assert server._asleep == {"weights"}, "it is not awake"
+    await turn()
+    assert server.engine.request_states == {}, "it is not awake"
+    server.engine._acks = Engine(stages=engine.get("stages", 1))._acks
+    await server.wake_up()
+    await turn()
+    await server.abort_request("a")
+    assert (await waiting).stop_reason == "aborted", "it reached the engine"
 
 
 async def test_a_standalone_server_never_sleeps() -> None:

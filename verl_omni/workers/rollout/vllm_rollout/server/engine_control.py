@@ -157,7 +157,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         """Put the workers to sleep if they share their accelerators with training; requests wait until all are awake.
 
         Raises:
-            EngineControlError: a stage refused, or did not reply.
+            EngineControlError: a stage refused, or did not reply. Requests wait for `wake_up` then too.
         """
         if self.node_rank == 0 and self.config.free_cache_engine and self.rollout_mode != RolloutMode.STANDALONE:
             await self._sleep_hybrid()
@@ -165,10 +165,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     @override
     async def _sleep_hybrid(self) -> None:
         self._awake.clear()
+        # Before the call: if it fails, stages may sleep all the same, and `wake_up` wakes them and admits requests.
+        self._asleep = {"weights", "kv_cache"}
         acknowledgements = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
         check_acknowledgements("sleep", acknowledgements, stages=self._stages())
-        self._asleep = {"weights", "kv_cache"}
 
     @override
     async def wake_up(self, tags: list[str] | None = None) -> None:
