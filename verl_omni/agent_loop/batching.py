@@ -68,13 +68,13 @@ def check_reward_fields(fields: Collection[str]) -> None:
     """
     if taken := sorted(OWN_COLUMNS & set(fields)):
         raise ValueError(
-            f"the scorer returned the field {taken[0]!r}, and the batch has a column of that name, which training reads:"
-            " rename the field in the scorer's result"
+            f"the scorer returned the field {taken[0]!r}, and the batch has a column of that name, which training "
+            "reads: rename the field in the scorer's result"
         )
 
 
 def reward_column(values: Sequence[Any]) -> np.ndarray:
-    """A column [B] of a scorer's field: an array of numbers if all values are (or 0-d tensors), otherwise of objects."""
+    """A column [B] of a scorer's field: of numbers if all values are numbers or 0-d tensors, otherwise of objects."""
     plain = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
     numbers = all(isinstance(value, (bool, int, float)) for value in plain)
     return np.array(plain) if numbers else _objects(values)
