@@ -78,7 +78,8 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     server: Any = object.__new__(vLLMOmniHttpServer)
-    server.engine, server._mode, server.config = engine, DiffusionMode(), SimpleNamespace(free_cache_engine=True)
+    server.engine, server._mode = engine, DiffusionMode()
+    server.config = SimpleNamespace(free_cache_engine=True, step_execution=False)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
     server._worker_version = None
     server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1

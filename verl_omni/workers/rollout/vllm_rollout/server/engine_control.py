@@ -23,7 +23,7 @@ from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import Replic
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
-UPDATE = "update_weights_from_ipc"
+UPDATE, FORGET = "update_weights_from_ipc", "forget_finished_requests"
 
 
 class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
@@ -71,6 +71,10 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             replies = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
             return check_worker_replies(method, replies)
         with self._mode.weight_update():
+            if self.config.step_execution:
+                unfinished = list(self.engine.request_states)
+                told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
+                check_worker_replies(FORGET, told)
             replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
             self._lora_loaded = None
             flat = self._mode.check_update_replies(UPDATE, replies)
