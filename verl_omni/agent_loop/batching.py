@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ from torch import Tensor
 from verl import DataProto
 
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER
 
+# Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
+OWN_COLUMNS = frozenset({*FOR_THE_DRIVER, "uid", "stored", "reward_extra_info", "raw_prompt", "__num_turns__"})
 PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
 
 
@@ -57,6 +60,26 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
     return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
 
 
+def check_reward_fields(fields: Collection[str]) -> None:
+    """Refuse fields of a scorer that would replace a column which training reads.
+
+    Raises:
+        ValueError: a name is in `OWN_COLUMNS`.
+    """
+    if taken := sorted(OWN_COLUMNS & set(fields)):
+        raise ValueError(
+            f"the scorer returned the field {taken[0]!r}, and the batch has a column of that name, which training "
+            "reads: rename the field in the scorer's result"
+        )
+
+
+def reward_column(values: Sequence[Any]) -> np.ndarray:
+    """A column [B] of a scorer's field: of numbers if all values are numbers or 0-d tensors, otherwise of objects."""
+    plain = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
+    numbers = all(isinstance(value, (bool, int, float)) for value in plain)
+    return np.array(plain) if numbers else _objects(values)
+
+
 def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[str, np.ndarray]) -> DataProto:
     """Collect rows in one batch.
 
@@ -85,7 +108,7 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
         # Every worker must report the same keys, and a key that some row lacks has no column.
         infos = [row.extra_fields.get("reward_extra_info") or {} for row in rows]
         meta["reward_extra_keys"] = sorted(set.intersection(*(set(info) for info in infos)))
-        others |= {key: np.array([info[key] for info in infos]) for key in meta["reward_extra_keys"]}
+        others |= {key: reward_column([info[key] for info in infos]) for key in meta["reward_extra_keys"]}
     names = dict.fromkeys(key for row in rows for key in row.extra_fields if key not in carried)
     others |= {key: _objects([row.extra_fields.get(key) for row in rows]) for key in names}
     return DataProto(batch=TensorDict(tensors, batch_size=len(rows)), non_tensor_batch=others, meta_info=meta)
@@ -123,5 +146,6 @@ def _joined(key: str, values: Sequence[Tensor | None]) -> Tensor:
 
 def _objects(values: Sequence[Any]) -> np.ndarray:
     made: np.ndarray = np.empty(len(values), dtype=object)
-    made[:] = values
+    for row, value in enumerate(values):  # NumPy would make arrays of one length a second dimension
+        made[row] = value
     return made

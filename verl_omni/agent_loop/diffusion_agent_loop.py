@@ -25,10 +25,17 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl.utils.import_utils import resolve_config_path
 
-from verl_omni.agent_loop.batching import _pad_prompt_extra_field, collate, pad_fields, pad_prompt
+from verl_omni.agent_loop.batching import (
+    PADDED_FIELDS,
+    _pad_prompt_extra_field,
+    check_reward_fields,
+    collate,
+    pad_fields,
+    pad_prompt,
+)
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, training_tensors
+from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, training_tensors
 from verl_omni.pipelines.registry import family, training_adapter
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.root_cause import describe_error, is_lost_process
@@ -247,12 +254,13 @@ class DiffusionAgentLoopWorker:
         It is the worker with the fewest unscored samples of this process.
 
         Sets `reward_score`, `extra_fields["reward_extra_info"]` and `metrics.compute_score` (seconds) of the output.
-        Recorded latents are not sent; the audio of a sample is.
+        What the engine recorded for training is not sent; the audio of a sample is, and what an agent loop added.
 
         Raises:
             TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`, or the scorer's
                 call did not end; how long a sample waits for other samples does not matter.
             RuntimeError: the process of the reward worker has ended.
+            ValueError: the scorer returned a field with the name of a column that training reads.
         """
         if output.reward_score is not None or self.reward_loop_worker_handles is None:
             return
@@ -260,12 +268,9 @@ class DiffusionAgentLoopWorker:
         columns["__num_turns__"] = np.array([output.num_turns])
         if _validating.get() and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
             responses = output.extra_fields["clean_latents"].unsqueeze(0)
-        light = {
-            key: value
-            for key, value in output.extra_fields.items()
-            if key == "audio" or not isinstance(value, torch.Tensor)
-        }
-        columns["tool_extra_fields"] = _single(light)
+        recorded = {*RECORDED, *PADDED_FIELDS, *training_adapter(self.model_config.architecture).CONDITIONS}
+        own = {name: value for name, value in output.extra_fields.items() if name not in recorded}
+        columns["tool_extra_fields"] = _single(own)
         data = DataProto(
             batch=TensorDict({"prompts": prompts, "responses": responses}, batch_size=1),
             non_tensor_batch=columns,
@@ -281,6 +286,7 @@ class DiffusionAgentLoopWorker:
                 result = await self._scored(number, data)
             finally:
                 self._sent[number] -= 1
+        check_reward_fields(result["reward_extra_info"])
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
         output.metrics.compute_score = time.perf_counter() - began

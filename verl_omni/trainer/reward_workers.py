@@ -13,6 +13,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
+from verl_omni.agent_loop.batching import check_reward_fields, reward_column
 from verl_omni.trainer import judges
 from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
 
@@ -64,6 +65,7 @@ class RewardWorkers(PinnedRewardLoopManager):
         Raises:
             TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
             RayTaskError: a sample could not be scored.
+            ValueError: the scorer returned a field with the name of a column that training reads.
         """
         assert self.judge is not None
         self.judge.wake_up()
@@ -76,10 +78,12 @@ class RewardWorkers(PinnedRewardLoopManager):
         found = [each for part in ray.get(list(replies)) for each in part]
         self.judge.sleep()
         extras = [each["reward_extra_info"] for each in found]
+        for each in extras:
+            check_reward_fields(each)
         names = sorted(set.intersection(*(set(each) for each in extras)))  # a key that only some have has no column
         return DataProto.from_dict(
             tensors={"rm_scores": self.reward_manager_cls.assemble_rm_scores(data, [e["reward_score"] for e in found])},
-            non_tensors={name: np.array([each[name] for each in extras], dtype=object) for name in names},
+            non_tensors={name: reward_column([each[name] for each in extras]) for name in names},
             meta_info={"reward_extra_keys": names},
         )
 

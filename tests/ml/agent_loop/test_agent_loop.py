@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError, RayTaskError
+from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop import batching
@@ -154,6 +155,26 @@ def test_collated_batches_have_the_documented_keys() -> None:
     assert list(made.non_tensor_batch["correct"]) == [1.0, 0.0]
     assert list(made.non_tensor_batch["global_steps"]) == [3, 3]
     assert made.non_tensor_batch["__num_turns__"].dtype == np.int32
+
+
+BOXES: Any = ([[1, 2], [1]], [[1, 2], [3, 4]], [np.zeros(2), np.ones(2)], [torch.zeros(2), torch.zeros(3)], ["a", 1])
+
+
+@pytest.mark.parametrize("values", BOXES)
+def test_a_scorer_s_field_that_is_no_number_is_a_column_of_objects(values: list[Any]) -> None:
+    made = batching.collate([row(reward_extra_info={"found": value}) for value in values], {})
+    column = made.non_tensor_batch["found"]
+    assert column.dtype == object and column.shape == (2,)
+    assert all(one is other for one, other in zip(column, values, strict=True))
+    other = batching.collate([row(reward_extra_info={"found": [[5]]})], {})
+    assert len(DataProto.concat(batching.align([made, other]))) == 3, "batches of two workers are joined"
+
+
+def test_a_scorer_s_numbers_are_an_array() -> None:
+    made = batching.collate([row(reward_extra_info={"hit": True, "iou": value}) for value in (1, 0.5)], {})
+    assert made.non_tensor_batch["hit"].dtype == bool and made.non_tensor_batch["iou"].dtype == np.float64
+    made = batching.collate([row(reward_extra_info={"iou": value}) for value in (torch.tensor(0.5), np.float32(1))], {})
+    assert made.non_tensor_batch["iou"].tolist() == [0.5, 1.0]
 
 
 def test_scores_need_every_row_and_tensors_must_be_in_every_row() -> None:

@@ -31,6 +31,21 @@ async def test_reward_workers_take_turns_and_get_no_recorded_tensors(
     assert given.non_tensor_batch["tool_extra_fields"][0] == {"note": "x", "global_steps": None}
 
 
+async def test_reward_workers_get_the_tensors_that_an_agent_loop_adds(
+    worker: Any, batch: Any, engine: Any, rewards: Any
+) -> None:
+    handle = rewards()
+    recorded = {
+        "all_latents": torch.ones(5, 2),
+        "pooled_prompt_embeds": torch.ones(4),
+        "prompt_embeds": torch.ones(3, 2),
+    }
+    made = worker(engine=engine(mask=torch.arange(3), **recorded), rewards=[handle])
+    await made.generate_sequences(batch(["a"], data_source=["s"]))
+    fields = handle.given[0].non_tensor_batch["tool_extra_fields"][0]
+    assert fields.keys() == {"mask", "global_steps"} and fields["mask"].tolist() == [0, 1, 2]
+
+
 async def test_reward_workers_get_the_audio_of_a_sample(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
     handle = rewards()
     made = worker(engine=engine(audio=torch.arange(8.0), audio_sample_rate=32000), rewards=[handle])
@@ -63,6 +78,15 @@ async def test_an_incomplete_reply_of_a_reward_worker_is_an_error(
 
     with pytest.raises(SampleFailed, match=f"KeyError: '{missing}'"):
         await worker(rewards=[Partial()]).generate_sequences(batch(["a"]))
+
+
+@pytest.mark.parametrize("name", ["uid", "stored", "global_steps", "__num_turns__"])
+async def test_a_scorer_s_field_may_not_replace_a_column_that_training_reads(
+    worker: Any, batch: Any, name: str, rewards: Any
+) -> None:
+    made = worker(rewards=[rewards(lambda pixel: {name: "x"})])
+    with pytest.raises(SampleFailed, match=rf"the scorer returned the field '{name}', and the batch has a column"):
+        await made.generate_sequences(batch(["a"], uid=["1"]))
 
 
 class Silent:

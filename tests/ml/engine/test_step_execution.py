@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,81 @@ def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) ->
     assert max(forwards) > 1, "nothing was batched"
     for one, other in zip(stepped, together, strict=True):
         assert (one.diffusion_output.int() - other.diffusion_output.int()).abs().max() <= 1
+
+
+def test_weights_change_after_an_abort_between_two_steps_but_not_before(tmp_path: Path) -> None:
+    from verl_omni.models.tiny import MAKERS
+
+    MAKERS["sd3"](tmp_path / "sd3")
+    asyncio.run(_aborted_and_updated(tmp_path / "sd3"))
+
+
+async def _aborted_and_updated(model: Path) -> None:
+    from safetensors.torch import load_file
+    from vllm_omni.entrypoints import AsyncOmni
+
+    from verl_omni.pipelines.registry import family
+    from verl_omni.utils.registry import load
+    from verl_omni.weight_sync import names, transfer
+    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, wait_until
+    from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    settings, server = DiffusionModelConfig(path=str(model)), object.__new__(vLLMOmniHttpServer)
+    server.config, server.model_config = DiffusionRolloutConfig(step_execution=True), settings
+    server._mode, server.replica_rank, server.global_steps = DiffusionMode(), 0, 0
+    server._submission_paused, server._rejecting, server._admitting = False, False, 0
+    server._resume_event = asyncio.Event()
+    server._resume_event.set()
+    server.node_rank = 0
+    server._post_init("")
+    arguments: dict[str, Any] = {
+        "model": str(model), "dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni",
+        "max_num_seqs": 1, "worker_extension_cls": WORKER_EXTENSION,
+    }  # fmt: skip
+    server._mode.complete_engine_args(arguments, server.config, settings)
+    pipeline = load(family(settings.architecture).pipeline)
+    plain, steps = pipeline.predict_noise_maybe_with_cfg, []
+
+    def counted(self: Any, *given: Any) -> Any:
+        steps.append(given)
+        return plain(self, *given)
+
+    pipeline.predict_noise_maybe_with_cfg = counted
+    server.engine = AsyncOmni(**arguments)
+    params = {"height": 64, "width": 64, "num_inference_steps": 2000, "max_sequence_length": 32}
+    ids = settings.tokenizer("a red circle").input_ids
+    weights = load_file(model / "transformer" / "diffusion_pytorch_model.safetensors")
+    del weights["pos_embed.pos_embed"]  # a constant: no update carries it
+    sent = {f"transformer.{name}": tensor for name, tensor in weights.items()}
+    update_id = f"abort-{os.getpid()}"
+    socket = "ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock"
+    handle = names.make_update_zmq_handle(socket, update_id)
+    update = {"use_shm": True, "zmq_update_id": update_id, "deadline": 30.0}
+    try:
+        running = asyncio.create_task(server.generate(ids, params, "a"))
+        await wait_until(lambda: bool(steps), deadline=60, waiting_for="the first step")
+        with pytest.raises(EngineControlError, match="1 requests are between two denoising steps"):
+            await server.collective_rpc("update_weights_from_ipc", kwargs=update)
+        assert not running.done(), "the refused update leaves it alone"
+        taken = len(steps)
+        await wait_until(lambda: len(steps) > taken, deadline=60, waiting_for="a step after the refused update")
+        await server.abort_all_requests()
+        assert (await running).stop_reason == "aborted"
+        sending = asyncio.to_thread(
+            transfer.send, iter(sent.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0
+        )
+        receiving = server.collective_rpc("update_weights_from_ipc", kwargs=update)
+        count, (answer,) = await asyncio.gather(sending, receiving)
+        assert count == answer["tensors"] == len(sent)
+        await server.resume_generation()
+        after = await server.generate(ids, {**params, "num_inference_steps": 2}, "b")
+        assert after.stop_reason == "completed"
+    finally:
+        server.engine.shutdown()
+        pipeline.predict_noise_maybe_with_cfg = plain
 
 
 def architecture_of(model: Path) -> str:

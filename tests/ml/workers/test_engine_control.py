@@ -78,7 +78,8 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     server: Any = object.__new__(vLLMOmniHttpServer)
-    server.engine, server._mode, server.config = engine, DiffusionMode(), SimpleNamespace(free_cache_engine=True)
+    server.engine, server._mode = engine, DiffusionMode()
+    server.config = SimpleNamespace(free_cache_engine=True, step_execution=False)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
     server._worker_version = None
     server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
@@ -208,10 +209,16 @@ async def test_an_unacknowledged_sleep_or_wake_raises(engine: dict[str, Any], me
     server = made(Engine(**engine))
     with pytest.raises(RuntimeError, match=f"sleep .*{message}"):
         await server.sleep()
-    server._asleep = {"weights"}
+    waiting = asking(server, "a")
     with pytest.raises(RuntimeError, match=f"wake_up .*{message}"):
         await server.wake_up()
-    assert server._asleep == {"weights"}, "it is not awake"
+    await turn()
+    assert server.engine.request_states == {}, "it is not awake"
+    server.engine._acks = Engine(stages=engine.get("stages", 1))._acks
+    await server.wake_up()
+    await turn()
+    await server.abort_request("a")
+    assert (await waiting).stop_reason == "aborted", "it reached the engine"
 
 
 async def test_a_standalone_server_never_sleeps() -> None:

@@ -43,6 +43,7 @@ def server() -> Any:
     made: Any = object.__new__(vLLMOmniHttpServer)
     made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
+    made.config = SimpleNamespace(step_execution=False)
     made.node_rank, made.rollout_mode, made._worker_version, made.replica_rank = 0, None, None, 0
     made._mode, made._submission_paused = DiffusionMode(), False
     return made

@@ -205,11 +205,24 @@ def test_a_prompt_contains_exactly_the_given_parts() -> None:
     )  # fmt: skip
     media = {"image": ["picture"], "audio": ["sound"]}
     assert requests.engine_prompt(request, several_stages=True) == {
-        "prompt_token_ids": [1, 2], "negative_prompt_ids": [3], "prompt_mask": [1, 1],
+        "prompt_token_ids": [1, 2], "negative_prompt_ids": [3],
         "extra_prompt_ids": {"t5": [4, 5]}, "negative_extra_prompt_ids": {"t5": [6]}, "modalities": ["image"],
         "prompt_text": "A  Cat", "negative_prompt_text": "",
         "mm_processor_kwargs": {"fps": 2}, "multi_modal_data": media, "extra_args": {"multi_modal_data": media},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 0, 0], torch.tensor([[1, 1, 0, 0]]), np.array([True, True, False, False])])
+def test_masked_ids_are_no_part_of_the_prompt(mask: Any) -> None:
+    """No pipeline reads a mask: the text encoder would attend to the padding."""
+    from verl_omni.workers.rollout.vllm_rollout.language_model import token_requests
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+
+    padded = requests.RolloutRequest([1, 2, 0, 0], prompt_mask=mask)
+    for convert in (requests.engine_prompt, token_requests.token_prompt):
+        assert convert(padded) == {"prompt_token_ids": [1, 2]}
+        with pytest.raises(ValueError, match="prompt_mask has 4 values for 3 prompt_ids"):
+            convert(requests.RolloutRequest([1, 2, 0], prompt_mask=mask))
 
 
 # --- tokens --------------------------------------------------------------------------------------------

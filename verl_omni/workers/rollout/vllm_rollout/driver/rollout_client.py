@@ -9,8 +9,11 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from PIL.Image import Image
 from ray.exceptions import ObjectLostError, RayActorError
+from torch import Tensor
 from typing_extensions import override
 from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -205,7 +208,10 @@ class DiffusionWholeSampleRetryLLMServerClient(DiffusionLLMServerClient):
 
 
 def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Keys of the prompt and of the negative prompt; None for prompts with videos, audio, or images that are not PIL's.
+    """Keys of the prompt and of the negative prompt.
+
+    None, so that nothing is shared, for prompts with videos, audio, images that are not PIL's, or a value that is
+    neither JSON nor an array of numbers.
 
     Requests with the same key have the same embeddings and input images. The key covers all sampling parameters but the
     seeds, because they decide how long embeddings are and whether there are negative ones.
@@ -220,13 +226,28 @@ def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     given = {name: value for name, value in arguments.items() if name not in PER_SAMPLE and value is not None}
     negative = {name: value for name, value in given.items() if name.startswith("negative")}
     positive = {name: value for name, value in given.items() if name not in negative}
-    shown = [(image.mode, image.size, hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()) for image in images]
+    shown = [(image.mode, image.size, _hash(image.tobytes())) for image in images]
     if shown:
         positive["image_data"] = shown
-    return _digest("prompt", positive, params), _digest("negative", negative, shown, params)
+    try:
+        return _digest("prompt", positive, params), _digest("negative", negative, shown, params)
+    except (TypeError, ValueError):  # `repr` of another value may omit what differs
+        return None
 
 
 def _digest(*parts: Any) -> str:
-    # Values that are no JSON have a representation of their own, so their requests share nothing.
-    text = json.dumps(parts, sort_keys=True, default=repr)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return _hash(json.dumps(parts, sort_keys=True, default=_array_content).encode())
+
+
+def _array_content(value: Any) -> list[Any]:
+    """Type, shape and hash of all elements. Raises `TypeError` for what is no array of numbers, or of text."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return ["tensor", str(value.dtype), list(value.shape), _hash(flat.numpy().tobytes())]
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return ["array", str(value.dtype), list(value.shape), _hash(value.tobytes())]
+    raise TypeError(f"{type(value).__name__} has no key")
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

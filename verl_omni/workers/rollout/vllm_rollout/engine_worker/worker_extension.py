@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -62,8 +63,9 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
 
         Raises:
             WeightSyncError: the update did not take effect. An adapter is swapped as a whole, so the old one keeps
-                serving. Full weights are written bucket by bucket, so after a failure the worker refuses to serve
-                until a full update succeeds.
+                serving in this worker; with tensor parallelism, other workers may have the new one, so send the
+                replica no request before an update has succeeded. Full weights are written bucket by bucket, so after
+                a failure the worker refuses to serve until a full update succeeds.
             PartialWeights: full weights of a language model arrived in part; old and new ones are mixed until a full
                 update succeeds, and the program must send no request before.
             RuntimeError: the worker has no device or no model.
@@ -80,6 +82,16 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         """Set the version of later samples."""
         if (pipeline := getattr(self.model_runner, "pipeline", None)) is not None:
             pipeline.weights_version = global_steps
+
+    def forget_finished_requests(self, unfinished: Collection[str]) -> None:
+        """Forget every request that is between two steps but not in `unfinished`, such as an aborted one.
+
+        vLLM-Omni forgets an aborted request in the next step of another one (`DiffusionModelRunner._update_states`),
+        and while requests are held for an update there is none.
+        """
+        cached = getattr(self.model_runner, "state_cache", {})
+        for request_id in cached.keys() - set(unfinished):
+            del cached[request_id]
 
     def _check_no_running_requests(self) -> None:
         """Weights must not change between two steps of a request (`step_execution`)."""

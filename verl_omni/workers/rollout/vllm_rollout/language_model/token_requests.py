@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.replica import TokenOutput
 from vllm import SamplingParams
 
 from verl_omni.workers.rollout.vllm_rollout.server.outputs import stop_reason
-from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest, attended_ids
 
 
 def token_sampling_params(
@@ -50,8 +49,8 @@ def token_sampling_params(
 
 
 def token_prompt(request: RolloutRequest) -> dict[str, Any]:
-    """vLLM's prompt of token ids."""
-    prompt: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
+    """vLLM's prompt of token ids. Raises `ValueError` as `attended_ids` does."""
+    prompt: dict[str, Any] = {"prompt_token_ids": attended_ids(request)}
     if media := request.media():
         prompt["multi_modal_data"] = media
     if request.mm_processor_kwargs:

@@ -23,7 +23,7 @@ from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import Replic
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
-UPDATE = "update_weights_from_ipc"
+UPDATE, FORGET = "update_weights_from_ipc", "forget_finished_requests"
 
 
 class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
@@ -71,6 +71,10 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             replies = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
             return check_worker_replies(method, replies)
         with self._mode.weight_update():
+            if self.config.step_execution:
+                unfinished = list(self.engine.request_states)
+                told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
+                check_worker_replies(FORGET, told)
             replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
             self._lora_loaded = None
             flat = self._mode.check_update_replies(UPDATE, replies)
@@ -157,7 +161,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         """Put the workers to sleep if they share their accelerators with training; requests wait until all are awake.
 
         Raises:
-            EngineControlError: a stage refused, or did not reply.
+            EngineControlError: a stage refused, or did not reply. Requests wait for `wake_up` then too.
         """
         if self.node_rank == 0 and self.config.free_cache_engine and self.rollout_mode != RolloutMode.STANDALONE:
             await self._sleep_hybrid()
@@ -165,10 +169,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     @override
     async def _sleep_hybrid(self) -> None:
         self._awake.clear()
+        # Before the call: if it fails, stages may sleep all the same, and `wake_up` wakes them and admits requests.
+        self._asleep = {"weights", "kv_cache"}
         acknowledgements = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
         check_acknowledgements("sleep", acknowledgements, stages=self._stages())
-        self._asleep = {"weights", "kv_cache"}
 
     @override
     async def wake_up(self, tags: list[str] | None = None) -> None:

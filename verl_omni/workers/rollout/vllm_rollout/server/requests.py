@@ -24,10 +24,10 @@ class RolloutRequest:
     """A request of the agent loop, without its sampling parameters.
 
     Attributes:
-        prompt_ids: token ids of the model's first tokenizer, unpadded.
+        prompt_ids: token ids of the model's first tokenizer.
         prompt_text, negative_prompt_text: the texts, for models whose text encoders tokenize for themselves; None: the
             text of the ids.
-        prompt_mask: attention mask, 1 for each id to attend to.
+        prompt_mask: attention mask, 1 for each id to attend to; the others, such as padding, are removed. None: all.
         extra_prompt_ids: token ids for other encoders, by the encoder's name.
         image_data, video_data, audio_data: parts of the prompt.
         mm_processor_kwargs: arguments of the model's processor for those parts.
@@ -89,11 +89,28 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
     return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, **ours})
 
 
+def attended_ids(request: RolloutRequest) -> list[int]:
+    """Token ids of the prompt, without those that `prompt_mask` masks.
+
+    Raises:
+        ValueError: `prompt_mask` has another length than `prompt_ids`.
+    """
+    ids = cast(list[int], normalize_token_ids(request.prompt_ids))
+    if request.prompt_mask is None:
+        return ids
+    mask = normalize_token_ids(request.prompt_mask)
+    if len(mask) != len(ids):
+        raise ValueError(f"prompt_mask has {len(mask)} values for {len(ids)} prompt_ids")
+    return [number for number, attended in zip(ids, mask, strict=True) if attended]
+
+
 def engine_prompt(request: RolloutRequest, *, several_stages: bool = False) -> dict[str, Any]:
-    """The engine's prompt for one sample: token ids, which the model's pipeline encodes."""
-    prompt: dict[str, Any] = {"prompt_token_ids": normalize_token_ids(request.prompt_ids)}
-    if request.prompt_mask is not None:
-        prompt["prompt_mask"] = request.prompt_mask
+    """The engine's prompt for one sample: token ids, which the model's pipeline encodes, without the masked ones.
+
+    Raises:
+        ValueError: `prompt_mask` has another length than `prompt_ids`.
+    """
+    prompt: dict[str, Any] = {"prompt_token_ids": attended_ids(request)}
     if several_stages:
         prompt["modalities"] = ["image"]
     if request.negative_prompt_ids is not None:
