@@ -43,12 +43,10 @@ def row_params(
         seeds = columns.get("seed")
         return [base | ({} if seeds is None else {"seed": int(seeds[row])}) for row in range(size)]
     base["global_steps"] = meta_info["global_steps"]
-    indices = columns.get("_rollout_seed_global_idx")
-    if maybe_per_rollout_seeds(meta_info, size, indices) is None:
+    if (run := meta_info.get("rollout_seed")) is None:
         return [dict(base) for _ in range(size)]
-    rows = range(size) if indices is None else indices
-    run, same_noise = int(meta_info["rollout_seed"]), rollout.algo.init_same_noise
-    return [base | sample_seeds(run, int(row), rollout.n, same_noise=same_noise) for row in rows]
+    rows, same_noise = _whole_batch_rows(size, columns.get("_rollout_seed_global_idx")), rollout.algo.init_same_noise
+    return [base | sample_seeds(int(run), row, rollout.n, same_noise=same_noise) for row in rows]
 
 
 def maybe_per_rollout_seeds(
@@ -65,7 +63,12 @@ def maybe_per_rollout_seeds(
     base = meta_info.get("rollout_seed")
     if base is None:
         return None
-    indices = range(batch_size) if global_indices is None else global_indices
-    if len(indices) != batch_size:
-        raise ValueError(f"Expected {batch_size} global rollout indices, got {len(indices)}")
-    return [row_seed(int(base), int(index)) for index in indices]
+    return [row_seed(int(base), row) for row in _whole_batch_rows(batch_size, global_indices)]
+
+
+def _whole_batch_rows(size: int, global_indices: Sequence[int] | None) -> list[int]:
+    """Places in the whole batch of the rows of a worker. Raises `ValueError` if their number is not `size`."""
+    indices = range(size) if global_indices is None else global_indices
+    if len(indices) != size:
+        raise ValueError(f"Expected {size} global rollout indices, got {len(indices)}")
+    return [int(index) for index in indices]

@@ -183,9 +183,9 @@ def _begin(config: Any, folder: Any, without_effect: Mapping[str, str]) -> Path 
     by_path = config.trainer.resume_mode == "resume_path"
     checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)
     before = folder.settings() if checkpoint is not None and not by_path else None
-    folder.start(config, resumed_from=None if checkpoint is None else checkpoints.step_of(checkpoint))
-    if checkpoint is not None and before is not None and (text := describe_changes(before, config)):
-        step = checkpoints.step_of(checkpoint)
+    step = None if checkpoint is None else checkpoints.step_of(checkpoint)
+    folder.start(config, resumed_from=step)
+    if before is not None and (text := describe_changes(before, config)):
         text = f"the run continues after step {step} with other settings than before: {text}. For a new run, give the "
         text += "job another name, or set trainer.resume_mode=disable (spec.checkpoint.resume: Never)"
         folder.event("warning", reason="ResumedWithChanges", message=text, step=step)

@@ -22,9 +22,7 @@ def check_job_name(name: str) -> str:
     Raises:
         InvalidName: it cannot.
     """
-    if not _OBJECT.fullmatch(name) or len(name) > OBJECT_LIMIT:
-        raise InvalidName(_describe(name, "job", "digits, '-' and '.'", OBJECT_LIMIT))
-    return name
+    return _check(name, "job", _OBJECT, OBJECT_LIMIT, "digits, '-' and '.'")
 
 
 def check_namespace(name: str) -> str:
@@ -33,13 +31,13 @@ def check_namespace(name: str) -> str:
     Raises:
         InvalidName: it cannot.
     """
-    if not _NAMESPACE.fullmatch(name) or len(name) > NAMESPACE_LIMIT:
-        raise InvalidName(_describe(name, "namespace", "digits and '-'", NAMESPACE_LIMIT))
+    return _check(name, "namespace", _NAMESPACE, NAMESPACE_LIMIT, "digits and '-'")
+
+
+def _check(name: str, kind: str, pattern: re.Pattern[str], limit: int, characters: str) -> str:
+    if not pattern.fullmatch(name) or len(name) > limit:
+        raise InvalidName(
+            f"{name!r} is not a valid name of a {kind}: it must be 1 to {limit} lower-case letters, {characters}, with "
+            "a letter or a digit at both ends"
+        )
     return name
-
-
-def _describe(name: str, kind: str, characters: str, limit: int) -> str:
-    return (
-        f"{name!r} is not a valid name of a {kind}: it must be 1 to {limit} lower-case letters, {characters}, with a "
-        "letter or a digit at both ends"
-    )
