@@ -1,9 +1,10 @@
 """Estimates of `drl fit` against measured peaks, on small models of each family and each training algorithm.
 
-    python benchmarks/fit_accuracy.py [--out FILE]
+    python benchmarks/fit_accuracy.py [--gpu] [--out FILE]
 
 The peak of an update of the real actor is counted by torch's CPU allocator, including what operators allocate inside
-(`verl_omni/trainer/device_checks/measured_update.py`). The table in docs/fit.md is written from the result.
+(`verl_omni/trainer/device_checks/measured_update.py`). With `--gpu`, layers have the width of public models and images
+512 x 512 pixels, and CUDA's allocator counts. The tables in docs/fit.md are written from the results.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ ALGORITHMS = [
 KL = ("KL", f"{ACTOR}.use_kl_loss=true")
 BFLOAT16 = ("bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16")
 CHECKPOINTING = ("checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=true")
+# On a GPU: transformers with layers as wide as those of SD3.5-medium, Qwen-Image and Wan 2.1 1.3B.
+WIDE: dict[str, dict[str, Any]] = {
+    "sd3": {"attention_head_dim": 64, "num_attention_heads": 24, "caption_projection_dim": 1536, "num_layers": 12},
+    "qwen_image": {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]},
+    "qwen_image_edit": {"attention_head_dim": 128, "num_attention_heads": 24, "axes_dims_rope": [16, 56, 56]},
+    "wan": {"attention_head_dim": 128, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 12},
+}
+SIZES = [f"{ROLLOUT}.pipeline.height=512", f"{ROLLOUT}.pipeline.width=512"]
 # Frames of a video; its other dimensions are those of an image.
 FRAMES = {"wan": [f"{ROLLOUT}.pipeline.num_frames=5"]}
 
@@ -48,12 +57,14 @@ def variants(family: str) -> list[list[tuple[str, str]]]:
     return [*([each, LORA] for each in ALGORITHMS), *([grpo, *each] for each in settings)]
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(*, gpu: bool) -> list[dict[str, Any]]:
     """A row per family and variant."""
     rows = []
+    device, widths, sizes = ("cuda", WIDE, SIZES) if gpu else ("cpu", {}, [])
     for family in TRANSFORMERS:
         for variant in variants(family):
-            found = compare(family, [setting for _, setting in variant] + FRAMES.get(family, []))
+            settings = [setting for _, setting in variant] + FRAMES.get(family, []) + sizes
+            found = compare(family, settings, device, widths.get(family))
             rows.append({**found, "variant": ", ".join(name for name, _ in variant)})
             print(f"{family}, {rows[-1]['variant']}: {found['ratio']:.3f}", flush=True)
     return rows
@@ -61,11 +72,16 @@ def measure() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, write the data and the page. Returns 1 if an estimate is off by more than 15%."""
-    options = arguments(__doc__, "fit_accuracy", repeats=0).parse_args()
-    rows = measure()
-    write(options.out, rows)
+    parser = arguments(__doc__, "fit_accuracy", repeats=0)
+    parser.add_argument("--gpu", action="store_true", help="on an NVIDIA GPU")
+    options = parser.parse_args()
+    out = options.out
+    if options.gpu and out == parser.get_default("out"):
+        out = out.with_stem("fit_accuracy_gpu")
+    rows = measure(gpu=options.gpu)
+    write(out, rows)
     table(rows, ["family", "variant", "estimated", "measured", "ratio"])
-    page_tables.update(fit_page.PAGE, fit_page.TABLES, options.out)
+    page_tables.update(fit_page.PAGE, fit_page.TABLES, out)
     return int(not all(0.85 < row["ratio"] < 1.15 for row in rows))
 
 

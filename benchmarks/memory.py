@@ -1,32 +1,30 @@
-"""Peak memory of a process tree."""
+"""Peak memory of a process tree, and of a GPU."""
 
 from __future__ import annotations
 
+import abc
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import psutil
 
-SECONDS = 0.5  # between two samples
+SECONDS, DEVICE_SECONDS = 0.5, 0.02  # between two samples
 FILES = "Pss_File"  # pages of mapped files, which the kernel may drop
 
 
-class PeakMemory:
-    """Largest sum of the proportional set sizes of a process and its descendants.
+class _Sampled(abc.ABC):
+    """Memory, sampled by a thread until the end of the block."""
 
-    Attributes:
-        bytes: with the pages of mapped files. without_files: without them.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.root, self.bytes, self.without_files = psutil.Process(pid), 0, 0
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
         self._samples: list[tuple[float, int]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> PeakMemory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -35,15 +33,70 @@ class PeakMemory:
         self._thread.join()
 
     def between(self, spans: Sequence[tuple[float, float]]) -> int:
-        """Largest sum without mapped files in spans of `time.monotonic`; 0 if no sample is in any."""
+        """Largest sample in spans of `time.monotonic`; 0 if there is none."""
         inside = [size for at, size in self._samples if any(start <= at <= end for start, end in spans)]
         return max(inside, default=0)
 
     def _sample(self) -> None:
-        while not self._stop.wait(SECONDS):
-            whole, files = _proportional_set_size(self.root)
-            self.bytes, self.without_files = max(self.bytes, whole), max(self.without_files, whole - files)
-            self._samples.append((time.monotonic(), whole - files))
+        while not self._stop.wait(self._interval):
+            size = self.measure()
+            self._samples.append((time.monotonic(), size))
+
+    @abc.abstractmethod
+    def measure(self) -> int:
+        """Bytes in use now."""
+
+    @abc.abstractmethod
+    def highest(self) -> dict[str, int]:
+        """Peaks by their names in the results."""
+
+
+class PeakMemory(_Sampled):
+    """Largest sum of the proportional set sizes of a process and its descendants.
+
+    Samples are without the pages of mapped files.
+
+    Attributes:
+        bytes: with the pages of mapped files. without_files: without them.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(SECONDS)
+        self.root, self.bytes, self.without_files = psutil.Process(pid), 0, 0
+
+    def measure(self) -> int:
+        """Bytes without mapped files."""
+        whole, files = _proportional_set_size(self.root)
+        self.bytes, self.without_files = max(self.bytes, whole), max(self.without_files, whole - files)
+        return whole - files
+
+    def highest(self) -> dict[str, int]:
+        """Both peaks."""
+        return {"peak_bytes": self.without_files, "peak_bytes_with_files": self.bytes}
+
+
+class PeakDeviceMemory(_Sampled):
+    """Largest memory of the first NVIDIA GPU that the driver says is used, less what was used at the start."""
+
+    def __init__(self) -> None:
+        super().__init__(DEVICE_SECONDS)
+        self._before, self.bytes = _device_memory_used(), 0
+
+    def measure(self) -> int:
+        """Bytes beyond those at the start."""
+        found = _device_memory_used() - self._before
+        self.bytes = max(self.bytes, found)
+        return found
+
+    def highest(self) -> dict[str, int]:
+        """The peak."""
+        return {"peak_bytes": self.bytes}
+
+
+def _device_memory_used() -> int:
+    import torch
+
+    return int(torch.cuda.device_memory_used(0))
 
 
 def _proportional_set_size(root: psutil.Process) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from results import FIGURES, ROOT
 PAGE = ROOT / "docs" / "benchmarks.md"
 INTRODUCTION = (
     "Speed, memory and learning on a CPU, measured by the programs in `benchmarks/`. `make bench` runs all of them and "
-    "writes this page from the raw data in `docs/figures/`. Nothing here was measured on a GPU."
+    "writes this page from the raw data in `docs/figures/`. What was run on a GPU is in [gpu.md](gpu.md)."
 )
 METHOD = (
     "Each value is a ratio within one run whose variants take turns: the median of the turns, with the lowest and the "
@@ -61,7 +61,7 @@ NOT_MEASURED = (
     "- The compositional reward over all of its 120 steps and three seeds.\n"
     "- Start-up over several pairs of runs, and in pods, where Ray's workers are not forked.\n"
     "- The replacement of a replica on a Kubernetes cluster, where a pod must be scheduled and may pull an image.\n"
-    "- Anything on a GPU or NPU."
+    "- On a GPU or NPU, the memory and speed of anything but one short run ([gpu.md](gpu.md))."
 )
 
 

@@ -17,7 +17,15 @@ FIGURES = ROOT / "docs" / "figures"
 
 def machine() -> str:
     """The machine of a measurement."""
-    return f"{os.cpu_count()} cores, {platform.machine()}, no accelerator"
+    return f"{os.cpu_count()} cores, {platform.machine()}, {_accelerator()}"
+
+
+def _accelerator() -> str:
+    if not Path("/dev/nvidia0").exists():
+        return "no accelerator"
+    import torch
+
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no accelerator"
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -13,47 +12,44 @@ import pytest
 import torch
 import yaml
 
+from tests.ml.gpu import sending
 from tests.ml.workers import test_actor as grpo
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.staging import StagedTensors
 from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[3]
 DEVICE = torch.device("cuda", 0)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def weights() -> list[tuple[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [(f"t{i}", torch.randn(64, i + 1, generator=generator).to(DTYPES[i % 3])) for i in range(40)]
-
-
-def sending(handle: str, bucket_bytes: int) -> None:
-    sent = transfer.send(
-        ((name, tensor.to(DEVICE)) for name, tensor in weights()),
-        handle=handle, bucket_bytes=bucket_bytes, device=DEVICE, deadline=120,
-    )  # fmt: skip
-    assert sent == len(weights())
 
 
 @pytest.mark.parametrize("bucket_bytes", [1 << 12, 1 << 20])
-def test_weights_are_sent_between_processes_by_device_ipc(tmp_path: Path, bucket_bytes: int) -> None:
+@pytest.mark.parametrize(
+    "device",
+    [
+        # So that the test itself is tried without a GPU.
+        pytest.param(torch.device("cpu"), marks=pytest.mark.slow),
+        pytest.param(DEVICE, marks=pytest.mark.gpu),
+    ],
+    ids=str,
+)
+def test_weights_are_sent_between_processes_by_device_ipc(
+    tmp_path: Path, device: torch.device, bucket_bytes: int
+) -> None:
     handle = f"ipc://{tmp_path}/weights.sock"
-    sender = multiprocessing.get_context("spawn").Process(target=sending, args=(handle, bucket_bytes))
-    sender.start()
+    sender = subprocess.Popen([sys.executable, sending.__file__, str(device), handle, str(bucket_bytes)])
     staging = StagedTensors()
-    transfer.receive(staging.add, handle=handle, device=DEVICE, deadline=120)
-    sender.join(60)
-    assert sender.exitcode == 0
-    for name, tensor in weights():
+    transfer.receive(staging.add, handle=handle, device=device, deadline=sending.DEADLINE)
+    assert sender.wait(60) == 0
+    for name, tensor in sending.weights():
         assert torch.equal(staging.tensors[name].cpu(), tensor)
-    left = [*Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), *Path("/dev/shm").glob("torch_*")]
+    left = [*Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"), *Path("/dev/shm").glob(f"torch_{sender.pid}_*")]
     assert left == [], "torch_*: where CUDA IPC counts who has a buffer"
 
 
+@pytest.mark.gpu
 def test_the_cpu_platform_is_not_used() -> None:
     from verl_omni.platforms import entry
 
@@ -64,6 +60,7 @@ def test_the_cpu_platform_is_not_used() -> None:
     assert said.stdout.split()[-1] == "cuda"
 
 
+@pytest.mark.gpu
 def test_layers_compiled_for_the_device_give_the_update_of_others(tmp_path: Path) -> None:
     """In bfloat16, by inductor. After three steps of at most 1e-2, weights differ by less than 1e-3 on average."""
     make_tiny_sd3(tmp_path / "model")
@@ -80,6 +77,7 @@ def test_layers_compiled_for_the_device_give_the_update_of_others(tmp_path: Path
     assert 0 < (weights - compiled_weights).abs().mean() < 1e-3, "equal to the last bit: nothing was compiled"
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_the_main_job_runs_on_the_gpu(tmp_path: Path, lora: bool) -> None:
     job = yaml.safe_load((ROOT / "examples" / "red-grpo.yaml").read_text())
