@@ -181,6 +181,14 @@ def test_what_a_command_in_running_text_names_exists() -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
+def test_commands_in_comments_of_the_examples_name_what_exists(path: Path) -> None:
+    comments = re.findall(r"^#(.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    lines = [line for text in comments for line in re.findall(r"^ +(?:\d\. )?((?:kubectl|drl|make|helm) .*)", text)]
+    found = [command for line in lines for command in split(path.name, line)]
+    assert {command.text: wrong for command in found if (wrong := problems(command))} == {}
+
+
 def test_every_command_is_run_or_listed_with_what_it_needs() -> None:
     found = {command.text for command in documented()}
     listed = (*RUN, *NEEDS, *OTHERS)
