@@ -22,7 +22,8 @@ from results import FIGURES, ROOT
 PAGE = ROOT / "docs" / "benchmarks.md"
 INTRODUCTION = (
     "Speed, memory and learning on a CPU, measured by the programs in `benchmarks/`. `make bench` runs all of them and "
-    "writes this page from the raw data in `docs/figures/`. What was run on a GPU is in [gpu.md](gpu.md)."
+    "writes this page from the raw data in `docs/figures/`. What was run on a GPU is in [gpu.md](gpu.md). `python` is "
+    "that of `.venv/bin`."
 )
 METHOD = (
     "Each value is a ratio within one run whose variants take turns: the median of the turns, with the lowest and the "

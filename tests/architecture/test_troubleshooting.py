@@ -40,6 +40,12 @@ def test_the_operator_has_a_reason_for_every_warning_of_the_trainer(root: Path) 
     assert warnings_of_the_trainer(root) == WARNING_REASONS
 
 
+def test_the_page_of_the_run_folder_has_every_warning(root: Path) -> None:
+    page = (root / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    table = page.partition("| reason of a warning |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == WARNING_REASONS
+
+
 def test_an_explanation_names_the_places_where_its_reason_appears(root: Path) -> None:
     statuses = reasons_of_conditions(root)
     for name, found in REASONS.items():
@@ -75,6 +81,13 @@ def test_every_reason_that_holds_a_job_has_a_heading_of_its_own(root: Path) -> N
     headings = re.findall(r"^### (\w+)$", (root / PAGE).read_text(encoding="utf-8"), re.MULTILINE)
     assert set(headings) == {*WAITING, *FAILURES, *WARNINGS}
     assert len(headings) == len(set(headings)), "an anchor must be unique"
+
+
+def test_messages_of_a_run_on_one_machine_are_in_the_code(root: Path) -> None:
+    page = Path(troubleshooting.__file__)
+    paths = [path for name in ("operator", "verl_omni") for path in (root / name).rglob("*.py") if path != page]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    assert [message for message in troubleshooting.MESSAGES if message not in code] == []
 
 
 def test_commands_of_drl_on_the_page_exist(root: Path) -> None:

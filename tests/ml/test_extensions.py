@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,26 @@ def test_a_reward_is_a_scorer_by_its_name() -> None:
     assert get_scorer("my_reward")("test", image, None, {}, weight=2.0) == 2.0
     (problem,) = reward_settings.find_problems(load("reward.scorer=my_reward", "reward.scorer_kwargs.wait=2").reward)
     assert problem == "reward.scorer_kwargs.wait: unknown setting; did you mean weight?"
+
+
+def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_extension.py").write_text(code)
+    config = settings.load([*REQUIRED, *re.findall(r"[a-z_.]+=\w+", command)])
+    assert reward_settings.find_problems(config.reward) == []
+    assert (config.algorithm.adv_estimator, config.reward.scorer_kwargs.weight) == ("my_advantage", 2)
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+    objective: Any = training_algorithm("my_loss").objective(
+        SimpleNamespace(), loss, SimpleNamespace(use_kl_loss=False), {"noise_level": 0.7, "sde_type": "sde"}
+    )  # type: ignore[call-overload]
+    ratio = torch.zeros(2, requires_grad=True)
+    found, _ = objective.policy_loss({"advantages": torch.tensor([1.0, -0.2])}, 0, ratio, ratio, ratio)
+    assert found.tolist() == pytest.approx([-1.0, 0.2])
+    samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0]), groups=["a", "a"])
+    assert training_algorithm("my_loss").training_batch(samples, loss, config, 1)["advantages"].tolist() == [-0.5, 0.5]
+    assert get_scorer("my_reward")("test", torch.full((3, 2, 2), 255, dtype=torch.uint8), None, {}) == 1.0
 
 
 def test_a_model_family_is_found_by_its_architecture() -> None:

@@ -34,7 +34,36 @@ drl logs NAME                         # output of its pods
 
 and search this page for the reason. A job without conditions was not seen by an operator: check that the operator runs
 and watches its namespace ([install.md](install.md)). Faults of the cluster and of the operator itself are in
-[failure-modes.md](failure-modes.md), problems of a run without a cluster in `drl doctor`.
+[failure-modes.md](failure-modes.md). For `drl run`, see [A run on one machine](#a-run-on-one-machine).
+"""
+ON_ONE_MACHINE = """\
+## A run on one machine
+
+`drl doctor` finds what is missing. When `drl run` fails, its last line is the cause, and the line above it names
+`train.log`, which has the traceback.
+
+| message | what to do |
+| --- | --- |
+"""
+# Parts of messages of `drl run` and the trainer, and what to do.
+MESSAGES = {
+    "not installed:": "`make setup` in a clone of the repository; `drl` of `.venv/bin` has the training stack "
+    "([cli.md](cli.md#install))",
+    "is a model id, which only the operator downloads": "`hf download OWNER/NAME --local-dir FOLDER`, and write "
+    "`./FOLDER` into the job",
+    "this job is already running": "wait for that run or stop it, or change `metadata.name`",
+    "holds a run of a different job": "change `metadata.name`, or `drl run --fresh JOB.yaml`, which keeps the earlier "
+    "folder under another name",
+    "is already finished": "raise `totalSteps` to continue, or `drl run --fresh JOB.yaml`",
+    "usually because the machine ran out of memory": "`drl fit JOB.yaml` says what takes it, and which settings lower "
+    "it",
+    "velocities of engine and trainer differ": "with a family of your own, compare what "
+    "[own-family.md](own-family.md#5-train) lists",
+}
+SYMPTOMS = """
+Minutes until the first step are normal for large models: startup prints what it is waiting for, and `train.log` has
+more. If the reward does not rise, look at the samples of `report.html` first, then at `reward/std` (0: nothing to
+compare) and `actor/grad_norm` ([metrics](run-folder.md#metrics)).
 """
 SECTIONS = (
     ("The job waits", "The job continues by itself when the cause is gone.", WAITING),
@@ -58,7 +87,7 @@ def text() -> str:
     parts = [INTRODUCTION, "## Conditions\n", _conditions()]
     for title, introduction, reasons in SECTIONS:
         parts += [f"## {title}\n", f"{introduction}\n", *_sections(reasons)]
-    parts += ["## Nothing is wrong\n", _table(NORMAL)]
+    parts += ["## Nothing is wrong\n", _table(NORMAL), _on_one_machine()]
     return "\n".join(parts)
 
 
@@ -79,6 +108,10 @@ def _table(reasons: Mapping[str, Explanation]) -> str:
     lines = ["| reason | shown by | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | {_shown(found)} | {found.meaning} |" for name, found in sorted(reasons.items())]
     return "\n".join(lines) + "\n"
+
+
+def _on_one_machine() -> str:
+    return ON_ONE_MACHINE + "".join(f"| `{part}` | {action} |\n" for part, action in MESSAGES.items()) + SYMPTOMS
 
 
 def _shown(found: Explanation) -> str:

@@ -1,7 +1,8 @@
-"""Pages for users: every job that they show is valid, every command of drl in them can be parsed, files exist."""
+"""Pages for users: every job and setting that they show is valid, every command of drl in them can be parsed."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,47 +14,74 @@ import typer
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from control.cli.document_blocks import PAGES, ROOT, Block, blocks, commands, inline_commands
 from omni_operator.cli.main import app
 from omni_operator.plan import ClusterSettings
 
-ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
-INLINE = re.compile(r"`((?:kubectl )?drl [^`\n]+)`")
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+LANGUAGES = {"sh", "yaml", "python", "json", "text"}
 # What the admin of the cluster has to allow first, as the page says.
-ALLOWED = {"networks.md": "podPolicy: {capabilities: [IPC_LOCK]}\n"}
+ALLOWED = {"docs/networks.md": "podPolicy: {capabilities: [IPC_LOCK]}\n"}
+SMALLEST = {"README.md"}  # whose job leads to warnings
 UsageError: Any = typer.BadParameter.__base__
-GENERATED = {"troubleshooting.md"}  # its commands are those of explained_reasons.py
+# A part of a job in the docs is valid in this one.
+JOB: dict[str, Any] = {
+    "apiVersion": "diffusionrl.io/v1alpha1",
+    "kind": "DiffusionRLJob",
+    "metadata": {"name": "a-job"},
+    "spec": {
+        "model": {"base": "shapes-sd3"},
+        "data": {"train": ["train.jsonl"]},
+        "reward": {"scorers": [{"name": "jpeg"}]},
+        "rollout": {"replicas": 8},
+        "trainer": {"totalSteps": 1, "accelerator": {"vendor": "NVIDIA", "count": 8}},
+        "checkpoint": {"claimName": "runs"},
+    },
+}
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return [body for _, found, body in BLOCK.findall(page.read_text(encoding="utf-8")) if found == language]
+def load(text: str) -> Any:
+    return YAML(typ="safe").load(text)
 
 
-def jobs() -> Iterator[Any]:
-    for page in PAGES:
-        shown = [text for text in blocks(page, "yaml") if "kind: DiffusionRLJob" in text]
-        yield from (pytest.param(page, text, id=f"{page.name}-{place}") for place, text in enumerate(shown))
+def merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    both = {name: merged(base[name], part[name]) for name in base.keys() & part.keys() if isinstance(base[name], dict)}
+    return {**base, **part, **both}
+
+
+def kind(block: Block) -> str:
+    """What a YAML block is: a job, a part of one, values of the chart, or settings of the operator for `drl`."""
+    body = load(block.text)
+    if "kind" in body:
+        return str(body["kind"])
+    if body.keys() <= {"spec"} or body.keys() <= {*JOB["spec"], "algorithm"}:
+        return "part of a job"
+    return "values" if body.keys() <= {"jobs"} else "settings"
+
+
+def of_kind(*kinds: str) -> list[Any]:
+    shown = [block for block in BLOCKS if block.language == "yaml" and kind(block) in kinds]
+    return [pytest.param(block, id=block.place) for block in shown]
 
 
 def lines() -> Iterator[Any]:
     """Commands of drl in shell blocks, which are whole, and in running text, where a command may be only named."""
+    for block in BLOCKS:
+        for command in commands(block) if block.language == "sh" else ():
+            if (words := drl_arguments(list(command.words))) is not None:
+                yield pytest.param(words, True, id=f"{block.page}-{command.text}")
     for page in PAGES:
-        if page.name in GENERATED:
-            continue
-        text = page.read_text(encoding="utf-8")
-        shell = [line.strip() for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
-        found = [(line, True) for line in shell if re.match(r"(kubectl )?drl ", line)]
-        found += [(line, False) for line in INLINE.findall(BLOCK.sub("", text)) if page.name != "cli.md"]
-        for line, whole in dict.fromkeys(found):
-            yield pytest.param(line, whole, id=f"{page.name}-{line}")
+        name = page.relative_to(ROOT).as_posix()
+        for line in dict.fromkeys(inline_commands(page)):
+            if re.match(r"(kubectl )?drl ", line) and name != "docs/cli.md":  # a table of the commands
+                words = shlex.split(line.partition(" > ")[0].replace("…", "").replace("...", ""))
+                yield pytest.param(drl_arguments(words), False, id=f"{name}-{line}")
 
 
-def test_the_settings_on_the_page_of_drl_have_the_port_of_the_chart() -> None:
-    (text,) = (block for block in blocks(ROOT / "docs" / "cli.md", "yaml") if "reportUrl:" in block)
-    values = YAML(typ="safe").load(ROOT / "charts" / "omni-operator" / "values.yaml")
-    url = ClusterSettings.model_validate(YAML(typ="safe").load(text)).report_url
-    assert str(url).rpartition(":")[2] == str(values["reports"]["port"])
+def drl_arguments(words: list[str]) -> list[str] | None:
+    """The words after `drl` or `kubectl drl`; None for another program."""
+    words = words[1:] if words[:2] == ["kubectl", "drl"] else words
+    return words[1:] if words and Path(words[0]).name == "drl" else None
 
 
 def parse(arguments: list[str]) -> None:
@@ -70,25 +98,66 @@ def parse(arguments: list[str]) -> None:
     command.parse_args(context, arguments)
 
 
-@pytest.mark.parametrize(("page", "text"), list(jobs()))
-def test_a_job_in_the_docs_is_valid_on_a_cluster(page: Path, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES])
+def test_every_block_says_what_it_is(page: Path) -> None:
+    found = blocks(page)
+    others = [block.place for block in found if block.language not in LANGUAGES]
+    assert others == [], f"write a block with a fence and one of {sorted(LANGUAGES)}, so that a test can check it"
+    for block in found:
+        if block.language == "json":
+            json.loads(block.text)
+
+
+def test_the_settings_on_the_page_of_drl_have_the_port_of_the_chart() -> None:
+    (text,) = (block.text for block in BLOCKS if block.page == "docs/cli.md" and "reportUrl:" in block.text)
+    values = load((ROOT / "charts" / "omni-operator" / "values.yaml").read_text())
+    url = ClusterSettings.model_validate(load(text)).report_url
+    assert str(url).rpartition(":")[2] == str(values["reports"]["port"])
+
+
+@pytest.mark.parametrize("block", of_kind("DiffusionRLJob"))
+def test_a_job_in_the_docs_is_valid_on_a_cluster(block: Block, tmp_path: Path) -> None:
     job, settings = tmp_path / "job.yaml", tmp_path / "settings.yaml"
-    job.write_text(text, encoding="utf-8")
-    settings.write_text(f"image: i\n{ALLOWED.get(page.name, '')}", encoding="utf-8")
+    job.write_text(block.text, encoding="utf-8")
+    settings.write_text(f"image: i\n{ALLOWED.get(block.page, '')}", encoding="utf-8")
     arguments = ["validate", "--cluster", str(job)]
     result = CliRunner().invoke(app, [*arguments, "--settings", str(settings)])
     assert result.exit_code == 0, result.stderr
-    if page.name != "README.md":  # whose job is the smallest
+    if block.page not in SMALLEST:
         assert result.stderr == ""
-    if page.name in ALLOWED:
+    if block.page in ALLOWED:
         assert "the cluster's admin decides" in CliRunner().invoke(app, [*arguments, "--image", "i"]).stderr
 
 
-@pytest.mark.parametrize(("line", "whole"), list(lines()))
-def test_a_command_in_the_docs_can_be_parsed(line: str, whole: bool) -> None:
-    words = shlex.split(line.partition(" #")[0].partition(" > ")[0].replace("…", "").replace("...", ""))
-    words = words[words.index("drl") + 1 :]
-    if not words or words[0].isupper():
+@pytest.mark.parametrize("block", of_kind("part of a job"))
+def test_a_part_of_a_job_in_the_docs_is_valid_in_a_job(block: Block, tmp_path: Path) -> None:
+    body = load(block.text)
+    job = merged(JOB, body if "spec" in body else {"spec": body})
+    path = tmp_path / "job.yaml"
+    YAML().dump(job, path)
+    result = CliRunner().invoke(app, ["validate", "--cluster", "--image", "i", str(path)])
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("block", of_kind("values", "settings"))
+def test_settings_of_the_operator_in_the_docs_exist(block: Block) -> None:
+    body = load(block.text)
+    values = load((ROOT / "charts" / "omni-operator" / "values.yaml").read_text())
+    if kind(block) == "values":
+        assert body["jobs"].keys() <= values["jobs"].keys()
+        body = {"podPolicy": body["jobs"]["podPolicy"]}
+    ClusterSettings.model_validate(body)
+
+
+def test_no_yaml_block_is_of_another_kind() -> None:
+    found = [kind(block) for block in BLOCKS if block.language == "yaml"]
+    assert set(found) == {"DiffusionRLJob", "part of a job", "values", "settings"}
+    assert found.count("DiffusionRLJob") > 10 and found.count("part of a job") > 6
+
+
+@pytest.mark.parametrize(("words", "whole"), list(lines()))
+def test_a_command_in_the_docs_can_be_parsed(words: list[str], whole: bool) -> None:
+    if not words or words[0].isupper():  # `drl COMMAND --help`
         return
     for word in words:
         if word.startswith("examples/") and "my-" not in word:  # those are files that the reader makes
@@ -100,8 +169,16 @@ def test_a_command_in_the_docs_can_be_parsed(line: str, whole: bool) -> None:
 
 
 def test_a_misspelt_option_and_a_missing_argument_are_found() -> None:
-    assert len(list(jobs())) > 8
-    assert len(list(lines())) > 40
+    assert len(list(lines())) > 60
     for wrong in (["validate", "--clustr", "a.yaml"], ["fetch"], ["fecth", "a"]):
         with pytest.raises(UsageError):
             parse(wrong)
+
+
+def test_blocks_of_every_form_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    listed = "1. A list\n\n   ~~~sh\n   drl \\\n     list | cat  # all\n   ~~~\n\n    of two parts\n\n"
+    page.write_text(f"{listed}Text\n\n    drl lost\n\n```\nno language\n```\n")
+    found = blocks(page)
+    assert [(block.line, block.language) for block in found] == [(3, "sh"), (12, "indented"), (14, "")]
+    assert [command.words for command in commands(found[0])] == [("drl", "list"), ("cat",)]

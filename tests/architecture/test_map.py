@@ -1,0 +1,49 @@
+"""docs/map.md names every folder and module at the top of both packages, and only paths that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from architecture.conftest import PACKAGES
+
+FOLDERS = ("verl_omni", "operator", "tests", "e2e", "benchmarks", "charts", "docs")
+CODE = re.compile(r"`([\w./{},*]+)`")
+LINES = 160
+
+
+def text(root: Path) -> str:
+    return (root / "docs" / "map.md").read_text(encoding="utf-8")
+
+
+def named(page: str) -> set[str]:
+    """Paths and names in the text, with `{a,b}` written out."""
+    found = set()
+    for name in CODE.findall(page):
+        inner = re.search(r"\{(.*?)\}", name)
+        found |= {name.replace(inner[0], part) for part in inner[1].split(",")} if inner else {name}
+    return found
+
+
+def test_the_map_has_every_top_module(root: Path) -> None:
+    names = {name.rstrip("/") for name in named(text(root))}
+    names |= {name.split("/")[0] for name in names}
+    for folder in PACKAGES.values():
+        top = {path.name for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        assert top - names - {"__init__.py"} == set(), folder.name
+
+
+def test_paths_on_the_map_exist(root: Path) -> None:
+    existing = {path.relative_to(root).as_posix() for folder in FOLDERS for path in (root / folder).rglob("*")}
+    existing |= set(FOLDERS)
+    paths = {name.rstrip("/") for name in named(text(root)) if "/" in name or name.endswith(".py")}
+    assert len(paths) > 60
+    lost = [
+        path for path in paths
+        if not any(re.search(rf"(^|/){path.replace('*', '[^/]+')}$", found) for found in existing)
+    ]  # fmt: skip
+    assert lost == []
+
+
+def test_the_map_is_short(root: Path) -> None:
+    assert len(text(root).splitlines()) <= LINES

@@ -1,0 +1,245 @@
+"""Every shell command in the documents names what exists, and is run by a test or listed with what it needs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from control.cli.document_blocks import PAGES, ROOT, Block, Command, blocks, commands, inline_commands, split
+from omni_operator.cli.main import app
+
+SHELL = [block for page in PAGES for block in blocks(page) if block.language == "sh"]
+JOBS = {
+    page: [block for block in blocks(ROOT / page) if block.language == "yaml" and "kind: DiffusionRLJob" in block.text]
+    for page in {block.page for block in SHELL}
+}
+# Programs that are not of this repository, and what a command of theirs needs.
+OTHERS = {
+    "base64": "a server", "curl": "a server", "docker": "Docker and a registry", "export": "nothing",
+    "grep": "nothing", "helm": "a cluster", "jq": "a server", "kubectl": "a cluster", "uv": "a package index",
+}  # fmt: skip
+# Commands of this repository that this test does not run: what each needs, or the test that runs it.
+NEEDS = {
+    "drl cancel": "a cluster", "drl fetch": "a cluster", "drl logs": "a cluster", "drl resume": "a cluster",
+    "drl submit": "a cluster", "drl suspend": "a cluster", "drl watch": "a cluster", "drl why": "a cluster",
+    "drl fit": "tests/contract/test_fit_command.py", "drl model shapes": "minutes",
+    "drl run examples/my-job.yaml": "tests/contract/test_own_reward.py",
+    "drl run job.yaml": "tests/ml/engine/test_own_family.py",
+    "drl validate examples/my-job.yaml": "tests/contract/test_own_reward.py",
+    "make cache": "minutes", "make check": "minutes", "make clean-cache": "a cluster", "make cluster": "a cluster",
+    "make crds": "minutes", "make demo": "a cluster", "make docs": "tests/control/e2e/test_docs_site.py",
+    "make format": "minutes", "make lock": "a package index", "make release": "tests/control/e2e/test_release.py",
+    "make run": "tests/ml/engine/test_whole_job.py", "make setup": "a package index", "make test": "minutes",
+    "pip install": "a package index",
+    "python -c": "minutes", "python -m e2e.images": "e2e/suites/test_operator_image.py",
+    "python -m e2e.programs": "minutes", "python -m e2e.verdicts": "e2e/suites/test_job_verdicts.py",
+    "python -m pytest": "minutes", "python benchmarks/operator_create.py": "minutes",
+    "python benchmarks/operator_memory.py": "minutes", "python benchmarks/operator_scale.py": "minutes",
+    "python benchmarks/operator_soak.py": "minutes",
+    "python3 -m my_flux.tiny_model": "tests/ml/engine/test_own_family.py",
+    "python3 -m venv": "nothing", "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
+    "python3 reward_server.py": "tests/ml/reward_loop/test_reward_server_page.py",
+}  # fmt: skip
+RUN = ("drl validate --cluster", "drl render --cluster")
+VERBS = {
+    "kubectl": {"apply", "create", "events", "get"},
+    "helm": {"install", "repo", "rollback", "test", "uninstall", "upgrade"},
+    "docker": {"build", "push"},
+}
+# Modules that a page writes itself, and those of installed packages.
+ELSEWHERE = {
+    "my_flux.tiny_model": "examples/own-family/my_flux/tiny_model.py", "pytest": "", "suite": "tests/suite/__main__.py",
+    "venv": "",
+}  # fmt: skip
+WRITTEN_BY_PAGES = {"reward_server.py"}
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+VARIABLES = set(re.findall(r"\$\((?:if )?\$?\(?([A-Z]+)\)", (ROOT / "Makefile").read_text(encoding="utf-8")))
+NOT_OF_VENV = "the program is not that of .venv"
+OPTION = re.compile(r"^(--[a-z][a-z-]*)")
+
+
+def documented() -> Iterator[Command]:
+    for block in SHELL:
+        yield from commands(block)
+
+
+def named_in_text() -> Iterator[Command]:
+    """Commands in running text, for which arguments may be missing."""
+    for page in PAGES:
+        for line in inline_commands(page):
+            if re.match(r"(?:PYTHONPATH=\S+ )?(?:make|python3?|\S+/bin/python|kubectl|helm|docker) [^ ]", line):
+                yield from split(page.relative_to(ROOT).as_posix(), line)
+
+
+def verb(command: Command) -> str:
+    """The first two words of a command."""
+    return " ".join(command.words[:2])
+
+
+def problems(command: Command) -> list[str]:
+    """What a command names and does not exist; empty for `drl`, whose commands another test parses."""
+    program, arguments = Path(command.words[0]).name, list(command.words[1:])
+    verbs = VERBS.get(program)
+    checks = {"make": _of_make, "helm": _of_helm, "python": _of_python, "python3": _of_python}
+    found = [verb(command)] if verbs and arguments[0] not in verbs else []
+    if program in checks:
+        found += checks[program](command, arguments)
+    elif program not in (*OTHERS, "drl", "pip"):
+        found.append(f"{program}: not one of the known programs")
+    return found + _missing_files(command, arguments)
+
+
+def _of_make(_: Command, arguments: list[str]) -> list[str]:
+    return [
+        word
+        for word in arguments
+        if word not in TARGETS and not (re.match(r"[A-Z]+=", word) and word.partition("=")[0] in VARIABLES)
+    ]
+
+
+def _of_helm(_: Command, arguments: list[str]) -> list[str]:
+    values = YAML(typ="safe").load(ROOT / "charts" / "omni-operator" / "values.yaml")
+    found = []
+    for option, given in pairwise(arguments):
+        for entry in given.split(",") if option == "--set" else ():
+            inner = values
+            for part in entry.partition("=")[0].split("."):
+                if not isinstance(inner, dict) or part not in inner:
+                    found.append(f"value {entry}")
+                    break
+                inner = inner[part]
+    return found
+
+
+def _of_python(command: Command, arguments: list[str]) -> list[str]:
+    if arguments[0] == "-c":
+        return []
+    module = arguments[1] if arguments[0] == "-m" else ""
+    path = ROOT / (ELSEWHERE.get(module, f"{module.replace('.', '/')}.py") if module else arguments[0])
+    if not path.exists():
+        path = path.with_suffix("") / "__main__.py"
+    if ELSEWHERE.get(module) == "":
+        return _of_pytest(arguments[2:]) if module == "pytest" else []
+    if not module and arguments[0] in WRITTEN_BY_PAGES:
+        return []
+    if not path.exists():
+        return [f"{module or arguments[0]}: no such program"]
+    own = path.is_relative_to(ROOT / "e2e") or path.is_relative_to(ROOT / "benchmarks")
+    found = [NOT_OF_VENV] if own and not command.words[0].endswith("/bin/python") else []
+    read = path.read_text(encoding="utf-8") + (ROOT / "benchmarks" / "results.py").read_text(encoding="utf-8")
+    options = [match[1] for word in arguments if (match := OPTION.match(word))]
+    return found + [f"option {option}" for option in options if f'"{option}"' not in read]
+
+
+def _of_pytest(arguments: list[str]) -> list[str]:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    marks = {mark.partition(":")[0] for mark in config["markers"]}
+    return [word for at, word in enumerate(arguments) if arguments[at - 1] == "-m" and word not in marks]
+
+
+def _missing_files(command: Command, arguments: list[str]) -> list[str]:
+    """Paths in the repository that do not exist; a job may be one of the page."""
+    own = {re.search(r"name: ([\w-]+)", block.text)[1] for block in JOBS.get(command.page, ())}  # type: ignore[index]
+    paths = [
+        word.partition("::")[0]
+        for option, word in zip(["", *arguments], arguments, strict=False)
+        if re.match(r"^(examples|charts|crds|images|benchmarks|e2e|tests|docs)/", word)
+        or (option in ("--filename", "-f", "--file") and word != "-")
+        or (re.fullmatch(r"[\w/-]+\.yaml", word) and not word.isupper() and option != "--settings")
+    ]
+    made = {f"{name}.yaml" for name in own} | {"JOB.yaml", "job.yaml", "FILE.yaml", "examples/my-job.yaml"}
+    return [path for path in paths if path not in made and not (ROOT / path).exists()]
+
+
+def runnable() -> list[Command]:
+    return [command for command in dict.fromkeys(documented()) if command.text.startswith(RUN)]
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in SHELL])
+def test_what_a_block_of_shell_names_exists(block: Block) -> None:
+    found = {command.text: wrong for command in commands(block) if (wrong := problems(command))}
+    assert found == {}
+    assert commands(block), "a block of shell without a command"
+
+
+def test_what_a_command_in_running_text_names_exists() -> None:
+    found = list(named_in_text())
+    assert len(found) > 60
+    wrong = {
+        f"{command.page}: {command.text}": missing
+        for command in found
+        if len(command.words) > 1
+        and (missing := [text for text in problems(command) if text not in (NOT_OF_VENV, verb(command))])
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
+def test_commands_in_comments_of_the_examples_name_what_exists(path: Path) -> None:
+    comments = re.findall(r"^#(.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    lines = [line for text in comments for line in re.findall(r"^ +(?:\d\. )?((?:kubectl|drl|make|helm) .*)", text)]
+    found = [command for line in lines for command in split(path.name, line)]
+    assert {command.text: wrong for command in found if (wrong := problems(command))} == {}
+
+
+def test_every_command_is_run_or_listed_with_what_it_needs() -> None:
+    found = {command.text for command in documented()}
+    listed = (*RUN, *NEEDS, *OTHERS)
+    assert [text for text in sorted(found) if not text.startswith(listed)] == [], "run it here, or write what it needs"
+    assert [name for name in listed if not any(text.startswith(name) for text in found)] == [], "no document has it"
+    tests = [needed for needed in NEEDS.values() if needed.endswith(".py")]
+    assert [path for path in tests if not (ROOT / path).exists()] == []
+
+
+def test_no_command_hides_in_a_block_of_text() -> None:
+    programs = {Path(command.words[0]).name for command in documented()}
+    hidden = [
+        f"{block.place}: {line}"
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "text"
+        for line in block.text.splitlines()
+        if line.split(" ")[0] in programs
+    ]
+    assert hidden == [], "write a command into a block of shell"
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, id=f"{command.page}-{command.text}") for command in runnable()]
+)
+def test_a_command_that_needs_nothing_succeeds(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for block in JOBS[command.page]:
+        name = re.search(r"name: ([\w-]+)", block.text)
+        assert name
+        (tmp_path / f"{name[1]}.yaml").write_text(block.text)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, list(command.words[1:]))
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(("line", "wrong"), [
+    ("make tset", ["tset"]),
+    ("make release VERSON=1.0.0", ["VERSON=1.0.0"]),
+    ("helm install omni charts/omni-operator --set jobs.imag=x", ["value jobs.imag=x"]),
+    ("helm remove omni", ["helm remove"]),
+    ("kubectl apply --filename examples/claims/run.yaml", ["examples/claims/run.yaml"]),
+    ("python -m e2e.images", [NOT_OF_VENV]),
+    (".venv/bin/python benchmarks/operator_scale.py --job 1", ["option --job"]),
+    (".venv/bin/python -m e2e.image", ["e2e.image: no such program"]),
+    (".venv/bin/python -m pytest e2e -m clusters", ["clusters"]),
+    ("docker build --file images/operators/Dockerfile .", ["images/operators/Dockerfile"]),
+    ("omni list", ["omni: not one of the known programs"]),
+])  # fmt: skip
+def test_what_does_not_exist_is_found(line: str, wrong: list[str]) -> None:
+    (command,) = split("README.md", line)
+    assert problems(command) == wrong
