@@ -189,9 +189,7 @@ class Spec(StrictModel):
 
     @property
     def uses_accelerators(self) -> bool:
-        """Whether pods on a cluster request accelerators: those of all pools do, or all compute on the CPU, as without a
-        vendor.
-        """
+        """Whether pods on a cluster request accelerators; without a vendor, they compute on the CPU."""
         return self.trainer.accelerator.vendor not in (None, "CPU")
 
     @property
