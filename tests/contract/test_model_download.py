@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from e2e.hub_server import TOKEN, hub_server
+from e2e.hub_server import TOKEN, Hub, hub_server
 from omni_operator import plan
 from omni_operator.api.job_loader import read_job
 
@@ -28,6 +31,7 @@ spec:
   reward: {scorers: [{name: jpeg}], model: {base: team/judge}}
   trainer: {totalSteps: 3}
 """
+FETCHED = {"fetch-model": "base", "fetch-judge": "judge"}
 
 
 def variables_of(image: str) -> dict[str, str]:
@@ -37,32 +41,54 @@ def variables_of(image: str) -> dict[str, str]:
     return dict(pair for line in lines for pair in re.findall(r"(HF_\w+)=(\S+)", line))
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_models_and_judges_are_downloaded_though_the_image_keeps_programs_offline(image: str, tmp_path: Path) -> None:
-    assert variables_of(image) == {"HF_HUB_OFFLINE": "1"}
-    settings = plan.ClusterSettings(image="rollout:1")
-    (ray_job,) = [
-        each for each in plan.render_objects(read_job(JOB, "j", ()).job, 1, settings) if each["kind"] == "RayJob"
-    ]
+def downloads(*assignments: str) -> dict[str, Any]:
+    """The init containers of a trainer pod, by name."""
+    job = read_job(JOB, "j", assignments).job
+    objects = plan.render_objects(job, 1, plan.ClusterSettings(image="rollout:1"))
+    (ray_job,) = [each for each in objects if each["kind"] == "RayJob"]
     (trainer, *_) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    containers = {each["name"]: each for each in trainer["template"]["spec"]["initContainers"]}
-    assert set(containers) == {"fetch-model", "fetch-judge"}
-    with hub_server() as hub:
-        for name in ("base", "judge"):
-            hub.create(f"team/{name}", {"config.json": name.encode()})
-            container = containers["fetch-model" if name == "base" else "fetch-judge"]
-            (mount,) = container["volumeMounts"]
-            own = {entry["name"]: entry["value"] for entry in container["env"]}
-            words = [*container["command"], *own.values()]
-            assert any(word.startswith(mount["mountPath"]) for word in words)
-            program, *arguments = (word.replace(mount["mountPath"], str(tmp_path)) for word in container["command"])
-            environment = {
-                **os.environ, **variables_of(image), **own, "HF_HOME": str(tmp_path / "cache"),
-                "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN,
-            }  # fmt: skip
-            done = subprocess.run(
-                [str(Path(sys.executable).with_name(program)), *arguments], env=environment, capture_output=True,
-                text=True, timeout=120, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert (tmp_path / "team" / name / "config.json").read_text() == name
+    return {each["name"]: each for each in trainer["template"]["spec"]["initContainers"]}
+
+
+def run(container: dict[str, Any], variables: dict[str, str], folder: Path) -> str:
+    """Run the container's program with its variables, with `folder` for its mount; what it writes to stderr."""
+    (place,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "models"]
+    own = {entry["name"]: entry["value"].replace(place, str(folder)) for entry in container["env"]}
+    assert str(folder) in own["HF_HOME"]
+    program, *arguments = (word.replace(place, str(folder)) for word in container["command"])
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(program)), *arguments], env={**os.environ, **variables, **own},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.stderr if done.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with hub_server() as made:
+        for name in FETCHED.values():
+            made.create(f"team/{name}", {"config.json": name.encode()})
+        yield made
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_models_and_judges_are_downloaded_though_the_image_keeps_programs_offline(
+    hub: Hub, image: str, tmp_path: Path
+) -> None:
+    assert variables_of(image) == {"HF_HUB_OFFLINE": "1"}
+    containers = downloads()
+    assert containers.keys() == FETCHED.keys()
+    given = {**variables_of(image), "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN}
+    for name, container in containers.items():
+        assert run(container, given, tmp_path) == ""
+        assert (tmp_path / "team" / FETCHED[name] / "config.json").read_text() == FETCHED[name]
+
+
+def test_a_download_uses_the_mirror_and_the_token_of_the_pods_template(hub: Hub, tmp_path: Path) -> None:
+    given = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1", "HF_HOME": "/not/writable"}
+    env = [{"name": name, "value": value} for name, value in given.items()]
+    template = {"spec": {"containers": [{"name": "ray", "env": env}]}}
+    for name, container in downloads(f"spec.trainer.podTemplate={json.dumps(template)}").items():
+        # Nothing listens at the endpoint of the image: the author's wins.
+        assert run(container, {"HF_ENDPOINT": "http://127.0.0.1:9"}, tmp_path) == ""
+        assert (tmp_path / "team" / FETCHED[name] / "config.json").read_text() == FETCHED[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,17 @@ from verl_omni.trainer.replica_reports import JoinTimes
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
+CONNECT_SECONDS = 1.0
+
+
+def node_answers(node: Mapping[str, Any]) -> bool:
+    """Whether the raylet of a node, one of `ray.nodes()`, accepts a connection."""
+    try:
+        address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+        socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass
@@ -27,6 +39,7 @@ class RayLauncher:
         requests: references of the numbers of requests that a replica has.
         deadline: seconds for a replica to start.
         pinned: whether `places` counts the nodes of a pool; otherwise replicas may be on any node.
+        answers: whether a node, one of `ray.nodes()`, can be reached.
     """
 
     make: Callable[[int], Any]
@@ -34,7 +47,9 @@ class RayLauncher:
     requests: Callable[[Any], list[Any]]
     deadline: float
     pinned: bool = False
+    answers: Callable[[Mapping[str, Any]], bool] = node_answers
     _nodes: dict[int, str] = field(default_factory=dict)  # rank of a replica -> id of its node
+    _doubtful: set[str] = field(default_factory=set)  # nodes that lost a replica, and do not answer
     _starting: dict[int, Any] = field(default_factory=dict)  # by rank
 
     def room(self, replicas: Iterable[Any]) -> Room:
@@ -44,7 +59,11 @@ class RayLauncher:
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         draining = draining_nodes()
         places = {each.replica_rank: self._node_of(each) for each in replicas}
-        staying = [alive[node] for node in alive if node not in draining]
+        lost = {node for rank, node in self._nodes.items() if rank not in places}
+        # Ray takes a node that was killed for alive until its health checks have failed, for half a minute. A replica
+        # that is started for its place would be one too many when another node has replaced it.
+        self._doubtful = {node for node in self._doubtful | lost if node in alive and not self.answers(alive[node])}
+        staying = [alive[node] for node in alive if node not in draining | self._doubtful]
         hosts: Counter[str] = Counter()
         for node in staying if self.pinned else ():
             hosts[node["NodeManagerAddress"]] += self.places([node["Resources"]])

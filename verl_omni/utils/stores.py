@@ -9,6 +9,8 @@ programs look for them. pyarrow has the client, which the data sets need anyway.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import sys
 import uuid
@@ -22,6 +24,7 @@ S3, FILE = "s3", "file"
 CONNECT_SECONDS, REQUEST_SECONDS, REQUESTS = 5.0, 60.0, 3  # of one request, which the client itself repeats
 PART = ".part"
 BLOCK = 8 * 1024 * 1024
+SECOND_NS = 1_000_000_000
 
 
 class StoreError(OSError):
@@ -89,8 +92,11 @@ class Store:
             except OSError as error:
                 raise StoreError(f"{self.url}/{name} could not be written: {_brief(error)}") from error
 
-    def receive(self, name: str, path: Path) -> None:
+    def receive(self, name: str, path: Path, changed_ns: int | None = None) -> None:
         """Read the object `name` into a file; the file is complete or absent.
+
+        Args:
+            changed_ns: the file's time of change. On a file system that does not take it, that is now.
 
         Raises:
             StoreError: there is no such object, or the store does not give it.
@@ -105,6 +111,9 @@ class Store:
         except OSError as error:
             aside.unlink(missing_ok=True)
             raise StoreError(f"{self.url}/{name}".rstrip("/") + f" could not be read: {_brief(error)}") from error
+        if changed_ns is not None:
+            with contextlib.suppress(OSError):
+                os.utime(aside, ns=(changed_ns, changed_ns))
         aside.replace(path)
 
     def objects(self) -> list[Listed]:
@@ -139,7 +148,10 @@ class Store:
 
 
 def download(url: str, folder: Path, access: Access = Access()) -> int:
-    """Copy everything below `url` into a folder; files that are there with their size are kept.
+    """Copy everything below `url` into a folder; a file that is there is kept if it has the object's size and time.
+
+    A file that is newer than the object is kept, too: not every file system takes the object's time. A file without an
+    object stays.
 
     Returns:
         The number of files.
@@ -151,9 +163,20 @@ def download(url: str, folder: Path, access: Access = Access()) -> int:
     objects = store.objects()
     for each in objects:
         path = folder / (each.name or url.rpartition("/")[2])
-        if not path.is_file() or path.stat().st_size != each.size:
-            store.receive(each.name, path)
+        if not is_current(path, each):
+            store.receive(each.name, path, each.changed_ns)
     return len(objects)
+
+
+def is_current(path: Path, listed: Listed) -> bool:
+    """Whether a file has the size of an object, and was not changed before it.
+
+    Compares whole seconds, because file systems cut times off.
+    """
+    if not path.is_file():
+        return False
+    found = path.stat()
+    return found.st_size == listed.size and found.st_mtime_ns // SECOND_NS >= (listed.changed_ns or 0) // SECOND_NS
 
 
 def _s3(access: Access) -> Any:

@@ -189,8 +189,8 @@ class Spec(StrictModel):
 
     @property
     def uses_accelerators(self) -> bool:
-        """Whether accelerators count as used: all pools have some, or all compute on the CPU."""
-        return self.trainer.accelerator.vendor != "CPU"
+        """Whether pods on a cluster request accelerators; without a vendor, they compute on the CPU."""
+        return self.trainer.accelerator.vendor not in (None, "CPU")
 
     @property
     def rollout_accelerator(self) -> Accelerator:

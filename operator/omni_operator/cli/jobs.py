@@ -102,12 +102,13 @@ def cancel(
 ) -> None:
     """Delete a job and its pods from a cluster, after confirmation."""
     with cluster_client(namespace, context, kubeconfig) as client:
-        checkpoint = client.get(name).body["spec"].get("checkpoint") or {}
+        job = client.get(name)
+        checkpoint = job.body["spec"].get("checkpoint") or {}
         claim = checkpoint.get("claimName")
         kept = f"the run folder on the claim {claim} is kept" if claim else "the job names no claim for its run folder"
         if not yes and not typer.confirm(f"Delete job {name} of namespace {client.namespace}? {kept}"):
             console.refuse("nothing was deleted")
-        client.cancel(name)
+        client.cancel(job)  # the one that the user has seen
         console.say(f"{name}: deletion requested; {kept}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, new_client_from_config
@@ -17,6 +17,7 @@ from omni_operator.cluster.errors import Unavailable, error_of
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 1024
+SHOWN_BYTES = 80  # of an answer that cannot be used
 MERGE = "application/merge-patch+json"
 
 
@@ -31,10 +32,29 @@ class Connection:
         self.client = client
 
     def send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
-        """The object in the answer to a request; empty if the answer has none."""
+        """The object in the answer to a request.
+
+        Raises:
+            Unavailable: also if the answer is a success without an object, as of a proxy that asks for a login.
+        """
         headers = {"Accept": "application/json", "Content-Type": MERGE if method == "PATCH" else "application/json"}
         answer = self._open(method, path, query, TIMEOUT_SECONDS, headers, body)
-        return _parse(self._read(answer, path))
+        text = self._read(answer, path)
+        return _parse(text) or self._refuse(f"{method} {path}", text)
+
+    def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """The objects of a list; raises what `send` raises."""
+        found = self.send("GET", path, **query)
+        if "items" not in found:
+            self._refuse(f"GET {path}", json.dumps(found).encode())
+        return list(found["items"] or ())
+
+    @staticmethod
+    def _refuse(what: str, text: bytes) -> NoReturn:
+        begin = text[:SHOWN_BYTES].decode("utf-8", "replace")
+        raise Unavailable(
+            f"the answer is not one of Kubernetes: {what}: {begin!r}; check the server and the proxy of the kubeconfig"
+        )
 
     def lines(self, path: str, silence: float, **query: str) -> Iterator[str]:
         """The lines of a text, as they arrive; a last one without an end is a line too.

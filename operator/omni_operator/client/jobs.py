@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class JobNotFound(ClusterError):
 
 
 class JobDeleted(ClusterError):
-    """The job was deleted while it was followed."""
+    """The job was deleted since it was read."""
 
 
 class JobFinished(ClusterError):
@@ -108,7 +109,8 @@ class Client:
 
     def list(self) -> tuple[Job, ...]:
         """All jobs of the namespace, by name."""
-        found = self._send("GET", JOBS.path(self.namespace))["items"]
+        with _installed():
+            found = self.connection.list(JOBS.path(self.namespace))
         return tuple(sorted(map(_job, found), key=lambda job: job.name))
 
     def get(self, name: str) -> Job:
@@ -215,21 +217,30 @@ class Client:
     def events(self, job: Job) -> tuple[Event, ...]:
         """The events about a job itself, the oldest first; the cluster keeps them for an hour by default."""
         about = f"involvedObject.name={job.name},involvedObject.uid={job.uid}"
-        found = self.connection.send("GET", CORE_EVENTS.path(self.namespace), fieldSelector=about)["items"]
+        found = self.connection.list(CORE_EVENTS.path(self.namespace), fieldSelector=about)
         return sort_events(found)
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, job: Job | str) -> None:
         """Delete a job; its pods go too, and what is on a claim stays.
+
+        Args:
+            job: the job as it was read: a later one of that name is not deleted. Or the name of the one there is now.
 
         Raises:
             JobNotFound: the message has the nearest name.
-            Conflict: the job was deleted and created again in the meantime.
+            JobDeleted: the job was deleted since it was read, or deleted and created again.
         """
-        uid = self.get(name).body["metadata"].get("uid")
+        job = self.get(job) if isinstance(job, str) else job
+        uid = job.body["metadata"].get("uid")
         if not uid:  # without it, the request would delete whatever has the name by then
-            raise ClusterError(f"the cluster's answer about {name} has no uid: nothing was deleted")
+            raise ClusterError(f"the cluster's answer about {job.name} has no uid: nothing was deleted")
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        self._send("DELETE", self._path(name), options)
+        try:
+            self._send("DELETE", self._path(job.name), options)
+        except NotFound as error:
+            raise JobDeleted(f"{job.name} was deleted already") from error
+        except Conflict as error:
+            raise JobDeleted(f"{job.name} was deleted, and created again: the new one was not deleted") from error
 
     def _get_unfinished(self, name: str, verb: str) -> Job:
         job = self.get(name)
@@ -261,13 +272,23 @@ class Client:
         return JobNotFound(f"no job {name!r} in namespace {self.namespace}{near}")
 
     def _send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
-        try:
+        with _installed():
             return self.connection.send(method, path, body, **query)
-        except KindAbsent as error:
-            raise KindAbsent(
-                "the cluster has no DiffusionRLJob: the operator is not installed (docs/install.md)"
-            ) from error
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except KindAbsent as error:
+        raise KindAbsent(
+            "the cluster has no DiffusionRLJob: the operator is not installed (docs/install.md)"
+        ) from error
 
 
 def _job(body: dict[str, Any]) -> Job:
+    """Raises Unavailable if the body is not a job."""
+    metadata, spec = body.get("metadata"), body.get("spec")
+    if not (isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and isinstance(spec, dict)):
+        raise Unavailable(f"the cluster's answer is not a job: it has the fields {', '.join(sorted(body))}")
     return Job(body, Status.model_validate(body.get("status") or {}))

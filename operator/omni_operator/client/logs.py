@@ -38,7 +38,7 @@ class LogLine:
 def find_pods(client: Client, job: Job) -> tuple[JobPod, ...]:
     """The pods of a job's newest attempt; none before its status has the uid of the attempt's RayCluster."""
     path, selector = PODS.path(client.namespace), f"{JOB_LABEL}={job.name}"
-    found = client.connection.send("GET", path, labelSelector=selector)["items"]
+    found = client.connection.list(path, labelSelector=selector)
     return parse_pods(select_pod_bodies(found, job.status.children.ray_cluster_uid))
 
 

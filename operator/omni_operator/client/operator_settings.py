@@ -35,7 +35,7 @@ def read_operator_settings(connection: Connection, namespace: str) -> ClusterSet
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     try:
         for selector in (SELECTOR, EARLIER_SELECTOR):
-            for body in connection.send("GET", DEPLOYMENTS, labelSelector=selector)["items"]:
+            for body in connection.list(DEPLOYMENTS, labelSelector=selector):
                 found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
     except ClusterError as error:
         raise SettingsUnreadable(str(error)) from error

@@ -29,11 +29,10 @@ def read_surroundings(client: Client, job: Job) -> Surroundings:
 
     def listed(what: str, kind: Kind, **query: str) -> list[dict[str, Any]]:
         try:
-            found: list[dict[str, Any]] = connection.send("GET", kind.path(namespace), **query)["items"]
+            return connection.list(kind.path(namespace), **query)
         except ClusterError as error:
             unread.append(f"{what} ({error})")
             return []
-        return found
 
     if not attempt or job.status.finished:
         return Surroundings()

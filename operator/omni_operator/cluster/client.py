@@ -196,7 +196,9 @@ class ApiServer(AuthenticatedClient):
                 break
             rejected = used
         if answer.code < 300:
-            return answer.body or {}
+            if answer.body is None:
+                raise Unavailable(f"{what}: HTTP {answer.code} without a JSON object: not an answer of the API server")
+            return answer.body
         if ignore_missing and answer.code in (404, 409):  # 409: a new object has that name
             return {}
         raise error_of(answer.code, answer.body, what, answer.retry_after)

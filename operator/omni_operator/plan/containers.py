@@ -90,11 +90,22 @@ def secret_env(variable: str, name: str, key: str) -> Object:
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 
+def container_of_template(patch: Mapping[str, Any]) -> Object:
+    """What the user's template says about the container; empty if nothing."""
+    spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
+    found: Object = next((each for each in spec.get("containers", ()) if each["name"] == CONTAINER), {})
+    return found
+
+
 def image_of_template(patch: Mapping[str, Any]) -> str | None:
     """The image that the user's template gives to the container."""
-    spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
-    found = (each.get("image") for each in spec.get("containers", ()) if each.get("name") == CONTAINER)
-    return next(found, None)
+    image: str | None = container_of_template(patch).get("image")
+    return image
+
+
+def variables_of_template(patch: Mapping[str, Any]) -> dict[str, str | None]:
+    """Variables that the user's template gives to the container; None: the value comes from elsewhere."""
+    return {entry["name"]: entry.get("value") for entry in container_of_template(patch).get("env", ())}
 
 
 def apply_user_template(template: Object, patch: Object, labels: Mapping[str, str]) -> Object:

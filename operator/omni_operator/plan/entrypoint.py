@@ -21,7 +21,8 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     """The job with the paths of its pods, and its layout there."""
     made = resolve_paths(job, job.spec.runtime.working_dir)
     if not job.spec.model.base_is_folder:
-        model = job.spec.model.model_copy(update={"base": model_path(job.spec.model.base)})
+        path = model_path(job.spec.model.base, job.spec.model.revision)
+        model = job.spec.model.model_copy(update={"base": path})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
     judge = job.spec.reward.model
     if judge and not judge.base_is_folder:

@@ -9,9 +9,10 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import JOB_LABEL
 
 from .cluster_settings import ClusterSettings
-from .containers import METRICS_PORT
+from .containers import METRICS_PORT, variables_of_template
 from .head import DASHBOARD
-from .storage import HUB_ENDPOINT, trainer_variables
+from .pools import pools_of
+from .storage import HUB_ENDPOINT, downloads_from_hub, trainer_variables
 
 Object = dict[str, Any]
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -66,9 +67,10 @@ def _outside(job: DiffusionRLJob) -> list[Object]:
         wanted.add(_port(endpoint or "https:"))
     if job.spec.sends_to_hub:
         wanted.add(_port(trainer_variables(job).get(HUB_ENDPOINT) or (not job.spec.uses_s3 and endpoint) or "https:"))
-    judge = job.spec.reward.model
-    downloads = job.spec.model.base_is_id or (judge is not None and not judge.base_is_folder)
-    if downloads or {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
+    for pool in pools_of(job):
+        if downloads_from_hub(job, pool):
+            wanted.add(_port(variables_of_template(pool.pod_template).get(HUB_ENDPOINT) or "https:"))
+    if {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
         wanted.add(HTTPS)
     return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []
 

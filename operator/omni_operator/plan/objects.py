@@ -24,6 +24,7 @@ from .pod_monitor import render_pod_monitor
 from .pools import follows_judges, follows_replicas, pools_of
 from .rayjob import render_ray_job
 from .rolled_fields import without_rolled
+from .run_layout import resolve_paths
 from .yaml_writer import dump_yaml
 
 Object = dict[str, Any]
@@ -49,6 +50,7 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     numbers of pods and accelerators are an annotation, too: the job may be edited, and the attempt keeps them.
     """
     made, layout = resolve_for_pods(job)
+    named = resolve_paths(job, job.spec.runtime.working_dir)  # its models have their ids and URLs
     body = _render_pods(job, attempt, settings, render_entrypoint(made, layout))
     changes = _without_live(job) is not job
     _add_digest(body, digest_attempt(job, attempt, settings) if changes else compute_digest(body))
@@ -58,7 +60,7 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": job.metadata.name},
-        "spec": made.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
+        "spec": named.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
     }
     metadata = trainer["template"]["metadata"]
     metadata["annotations"] = {

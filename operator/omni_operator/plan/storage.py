@@ -7,15 +7,16 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
-from omni_operator.api.pod_template import drop_nulls
 
-from .containers import CONTAINER, secret_env, volume
+from .containers import CONTAINER, container_of_template, secret_env, variables_of_template, volume
 from .merge import merge_templates
+from .pools import Pool
 
 Object = dict[str, Any]
 RUNS, MODELS, OUTPUT = "runs", "models", "output"
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 HUB_TOKEN, HUB_OFFLINE, HUB_ENDPOINT = "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"
+HUB_PROGRAM = "hf"
 _ON = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads variables
 MODELS_PATH = "/var/lib/diffusionrl/models"
 
@@ -86,14 +87,8 @@ def endpoint_problem(job: DiffusionRLJob, hub: str | None) -> str | None:
 
 
 def trainer_variables(job: DiffusionRLJob) -> dict[str, str | None]:
-    """Variables that the author's template adds to the trainer's container; None: the value comes from elsewhere."""
-    containers = drop_nulls(job.spec.trainer.pod_template).get("spec", {}).get("containers", ())
-    return {
-        entry["name"]: entry.get("value")
-        for container in containers
-        if container["name"] == CONTAINER
-        for entry in container.get("env", ())
-    }
+    """Variables that the author's template gives to the trainer's container; None: the value comes from elsewhere."""
+    return variables_of_template(job.spec.trainer.pod_template)
 
 
 def _hub_access(job: DiffusionRLJob) -> list[Object]:
@@ -105,19 +100,18 @@ def _hub_access(job: DiffusionRLJob) -> list[Object]:
     return [online, *([secret_env(HUB_TOKEN, secret, HUB_TOKEN)] if secret else ())]
 
 
-def add_models(template: Object, job: DiffusionRLJob, group: str) -> Object:
-    """Add init containers that download what the pods of a worker group read: the model, if it is a model id or in a
-    store, and the judge's model id. Trainer pods have the reward workers, which read the judge's tokenizer.
+def add_models(template: Object, job: DiffusionRLJob, pool: Pool) -> Object:
+    """Add init containers that download what the pods of a pool read: the model, if it is a model id or in a store, and
+    the judge's model id. Trainer pods have the reward workers, which read the judge's tokenizer.
+
+    They get the variables and mounts that the author's template gives to the pod's main container: a mirror, a proxy or
+    certificates are needed for both. What downloads need wins.
     """
-    model, judge = job.spec.model, job.spec.reward.model
-    downloads: dict[str, Object] = {}
-    if group != REWARD_GROUP and not model.base_is_folder:
-        fetch = _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
-        downloads["fetch-model"] = fetch
-    if group != ROLLOUT_GROUP and judge and not judge.base_is_folder:
-        downloads["fetch-judge"] = _from_hub(job, judge.base, None)
+    downloads = _downloads(job, pool)
     if not downloads:
         return template
+    model, given = job.spec.model, container_of_template(pool.pod_template)
+    own: Object = {name: given[name] for name in ("env", "envFrom", "volumeMounts") if name in given}
     container = template["spec"]["containers"][0]
     mount = {"name": MODELS, "mountPath": MODELS_PATH}
     image = {"image": container["image"], "imagePullPolicy": container["imagePullPolicy"]}
@@ -129,15 +123,33 @@ def add_models(template: Object, job: DiffusionRLJob, group: str) -> Object:
         "volumeMounts": [mount],
     }
     added = {
-        "initContainers": [{"name": name, **image, **fetch, **common} for name, fetch in downloads.items()],
+        "initContainers": [
+            {"name": name, **image, **merge_templates(own, {**fetch, **common})} for name, fetch in downloads.items()
+        ],
         "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
         "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
     }
     return merge_templates(template, {"spec": added})
 
 
+def downloads_from_hub(job: DiffusionRLJob, pool: Pool) -> bool:
+    """Whether the pods of a pool download a model id."""
+    return any(found["command"][0] == HUB_PROGRAM for found in _downloads(job, pool).values())
+
+
+def _downloads(job: DiffusionRLJob, pool: Pool) -> dict[str, Object]:
+    """Commands and variables of the init containers that download, by name."""
+    model, judge = job.spec.model, job.spec.reward.model
+    found: dict[str, Object] = {}
+    if pool.group != REWARD_GROUP and not model.base_is_folder:
+        found["fetch-model"] = _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
+    if pool.group != ROLLOUT_GROUP and judge and not judge.base_is_folder:
+        found["fetch-judge"] = _from_hub(job, judge.base, None)
+    return found
+
+
 def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:
-    command = ["hf", "download", base, "--local-dir", model_path(base)]
+    command = [HUB_PROGRAM, "download", base, "--local-dir", model_path(base, revision)]
     # Images set it to 1, which is for the training program: it reads what this container has downloaded.
     env = [{"name": HUB_OFFLINE, "value": "0"}, {"name": "HF_HOME", "value": f"{MODELS_PATH}/.cache"}]
     if revision:
@@ -162,6 +174,8 @@ def _without_accelerators(resources: Object) -> Object:
     }
 
 
-def model_path(base: str) -> str:
-    """Path of a downloaded model in a pod."""
-    return f"{MODELS_PATH}/{base.removeprefix('s3://').rstrip('/')}"
+def model_path(base: str, revision: str | None = None) -> str:
+    """Path of a downloaded model in a pod. Each revision has its own, because jobs may share a claim."""
+    name = base.removeprefix("s3://").rstrip("/")
+    # No repository of the hub has `--` in its name.
+    return f"{MODELS_PATH}/{name}--{revision.replace('/', '--')}" if revision else f"{MODELS_PATH}/{name}"

@@ -57,17 +57,16 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         default_requests=REQUESTS, shared_memory=pool.shared_memory.size_limit,
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
     )  # fmt: skip
-    if pool.accelerator.vendor != job.spec.trainer.accelerator.vendor:
-        # Init containers run on these nodes, too, for which the job's image is not made.
-        container = template["spec"]["containers"][0]
-        container["image"] = image_of_template(pool.pod_template) or container["image"]
+    # Init containers run the image of their pod: nodes pull no second one, which may be for another accelerator.
+    container = template["spec"]["containers"][0]
+    container["image"] = image_of_template(pool.pod_template) or container["image"]
     parts = [_placement(pool, needs)]
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)
         parts += [_job_folder(), _tracking(job), _reports(job, settings)]
     else:
         parts.append(_drain(pool))
-    template = add_models(template, job, pool.group)
+    template = add_models(template, job, pool)
     for part in parts:
         template = merge_templates(template, part)
     return {

@@ -45,6 +45,7 @@ class FakeServer(ThreadingHTTPServer):
         self.jobs = {name: make_job(name) for name in ("red-grpo", "blue")}
         self.patches: list[Any] = []
         self.deletions: list[Any] = []
+        self.deletion: tuple[int, dict[str, Any]] | None = None  # the answer to deletions, if not that of a read
         self.refusal: tuple[int, dict[str, Any]] | None = None
 
         # Other answers, by path.
@@ -131,7 +132,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         options = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.deletions.append((self.path, options))
-        self.do_GET()
+        if self.server.deletion:
+            self.answer(*self.server.deletion)
+        else:
+            self.do_GET()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         return

@@ -179,6 +179,40 @@ def test_every_method_refuses_what_is_no_name(server: FakeServer, kubeconfig: Pa
     assert server.queries == []
 
 
+@pytest.mark.parametrize("command", [("list",), ("get", "blue"), ("why", "blue"), ("cancel", "blue", "--yes")])
+def test_an_answer_that_is_not_of_kubernetes_is_an_error_in_words(
+    server: FakeServer, kubeconfig: Path, command: tuple[str, ...]
+) -> None:
+    path = PATH if command == ("list",) else f"{PATH}/blue"
+    for text, said in (
+        ("<html>Please log in</html>", "the answer is not one of Kubernetes: GET "),
+        ("<html>Please log in</html>", "'<html>Please log in</html>"),
+        ('["a"]', "the answer is not one of Kubernetes: GET "),
+        ('{"error": "login"}', "not one of Kubernetes" if command == ("list",) else "is not a job: it has the field"),
+    ):  # fmt: skip
+        server.texts[path] = [[text]]
+        refused = drl(kubeconfig, *command)
+        assert (refused.exit_code, said in refused.stderr) == (1, True), refused
+    assert server.deletions == []
+
+
+def test_cancel_deletes_no_job_that_was_created_after_the_question(server: FakeServer, kubeconfig: Path) -> None:
+    client = Client.from_kubeconfig(str(kubeconfig))
+    seen = client.get("blue")
+    server.jobs["blue"]["metadata"]["uid"] = "uid-later"
+    client.cancel(seen)
+    assert [options["preconditions"] for _, options in server.deletions] == [{"uid": seen.uid}]
+    server.queries.clear()
+    server.deletion = 409, {"reason": "Conflict", "message": "Precondition failed: UID in precondition: uid-later"}
+    refused = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="y\n")
+    assert len(server.queries) == 1, "the job is read once, before the question"
+    assert (refused.exit_code, refused.stderr) == (
+        1, "blue was deleted, and created again: the new one was not deleted\n",
+    )  # fmt: skip
+    server.deletion = 404, {"message": "not found", "details": {"name": "blue"}}
+    assert drl(kubeconfig, "cancel", "blue", "--yes").stderr == "blue was deleted already\n"
+
+
 def test_an_answer_without_uid_deletes_nothing(server: FakeServer, kubeconfig: Path) -> None:
     del server.jobs["blue"]["metadata"]["uid"]
     refused = drl(kubeconfig, "cancel", "blue", "--yes")

@@ -107,6 +107,21 @@ def test_objects_with_the_labels_of_a_job_and_other_controllers_are_not_its_obje
     assert (seen.newest, seen.empty, seen.evidence, seen.pods) == (0, True, (), ())
 
 
+def test_owners_count_in_any_version_of_their_api() -> None:
+    """KubeRay before 1.0 wrote v1alpha1 into owner references, which an upgrade leaves as they are."""
+    cache = ObjectCache()
+    cache.put(JOBS, job())
+    for kind, name, version in (
+        (RAYJOBS, "red-a01", "diffusionrl.io/v1"), (RAYCLUSTERS, "red-a01-x", "ray.io/v1alpha1"),
+        (PODS, "red-a01-x-head", "ray.io/v2"),
+    ):  # fmt: skip
+        body = child(kind, name)
+        body["metadata"]["ownerReferences"][0]["apiVersion"] = version
+        cache.put(kind, body)
+    seen = cache.observed(KEY, "j1")
+    assert [each.attempt for each in (*seen.rayjobs, *seen.clusters, *seen.pods)] == [1, 1, 1]
+
+
 def test_edited_labels_change_neither_job_nor_attempt() -> None:
     cache = ObjectCache()
     cache.put(JOBS, job())

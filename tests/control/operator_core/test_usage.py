@@ -205,6 +205,20 @@ async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_atte
     assert simulation.status().usage.accelerator_seconds == 2 * 100
 
 
+@pytest.mark.parametrize(("vendor", "accelerators"), [("NVIDIA", 2), ("Mock", 2), ("CPU", 0), (None, 0)])
+async def test_only_pods_that_request_accelerators_count_some(
+    simulation: Any, vendor: str | None, accelerators: int
+) -> None:
+    given = {"count": 2, **({"vendor": vendor} if vendor else {})}
+    await simulation.submit_running(trainer={"totalSteps": 10, "accelerator": given})
+    await simulation.after(100)
+    assert simulation.status().usage.accelerators == accelerators
+    simulation.end(1)
+    await simulation.settle()
+    usage = simulation.status().usage
+    assert usage.accelerator_seconds == accelerators * 100
+
+
 @pytest.mark.parametrize(
     "forged", ["7", "[" * 5000, "{}", '{"trainer": 1}', '{"rollout": {"pods": 9, "accelerators": 9}}']
 )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from ruamel.yaml import YAML
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, crd
@@ -240,11 +241,13 @@ def test_an_init_container_downloads_a_model_id(make_job: MakeJob) -> None:
     )
     group = workers(job)
     (fetch,) = pod(group)["initContainers"]
-    folder = "/var/lib/diffusionrl/models/Qwen/Qwen-Image"
+    folder = "/var/lib/diffusionrl/models/Qwen/Qwen-Image--abc"
     assert fetch["command"] == [
         "hf", "download", "Qwen/Qwen-Image", "--local-dir", folder, "--revision", "abc"
     ]  # fmt: skip
     assert f"actor_rollout_ref.model.path={folder}" in ray_job(job)["spec"]["entrypoint"]
+    written = YAML(typ="safe").load(group["template"]["metadata"]["annotations"]["diffusionrl.io/job.yaml"])
+    assert written["spec"]["model"]["base"] == "Qwen/Qwen-Image"
     assert "HF_TOKEN" not in env(group)
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "m"}} in pod(group)["volumes"]
 

@@ -78,6 +78,14 @@ def test_a_refusal_names_the_line_of_the_author(make_job: MakeJob, template: Any
     assert any(text.startswith(f"spec.trainer.podTemplate.spec{at}") for text in found), found
 
 
+def test_variables_that_a_download_shares_with_the_main_container_are_refused_once(make_job: MakeJob) -> None:
+    env = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "s1", "key": "k"}}}]
+    template = {"spec": {"containers": [{"name": "ray", "env": env}]}}
+    job = make_job("spec.model.base=a/b", f"spec.trainer.podTemplate={json.dumps(template)}")
+    (found,) = refusals(job, secrets=["hf-*"])
+    assert found.startswith("spec.trainer.podTemplate.spec.containers[0].env[0]: the Secret 's1' is not allowed")
+
+
 def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob) -> None:
     source = {"secretRef": {"name": "s6"}, "driver": "d"}
     template = {

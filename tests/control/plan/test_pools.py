@@ -202,7 +202,7 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
         job = make_job(*assignments)
         facts = parse_job_facts({"metadata": {"name": "a"}}, job.spec)
         found.append((facts.trainer.pods, facts.rollouts.pods, count_accelerators(facts, None)))
-    assert found == [(1, 3, 8 + 3 * 4), (1, 0, 1), (1, 1, 0)]
+    assert found == [(1, 3, 8 + 3 * 4), (1, 0, 0), (1, 1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -208,3 +209,32 @@ def test_an_admin_decides_which_secrets_hold_keys() -> None:
     assert [found.at for found in plan.find_refusals(job("spec.output={url: s3://b}", STORAGE), strict)] == [
         ("spec", "storage", "secretName")
     ]
+
+
+def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_its_image() -> None:
+    ray = {
+        "name": "ray", "image": "own:2", "envFrom": [{"configMapRef": {"name": "proxies"}}],
+        "env": [{"name": "AWS_CA_BUNDLE", "value": "/ca/ca.pem"}, {"name": "AWS_ACCESS_KEY_ID", "value": "other"}],
+        "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+    }  # fmt: skip
+    template = json.dumps({"spec": {"containers": [ray], "volumes": [{"name": "ca", "configMap": {"name": "ca"}}]}})
+    separate = ["spec.rollout.placement=Separate", f"spec.rollout.podTemplate={template}"]
+    made = pods(job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
+    (fetch,), (plain,) = made["rollout"]["initContainers"], made["trainer"]["initContainers"]
+    assert (fetch["image"], plain["image"], fetch["envFrom"]) == ("own:2", "rollout:1", ray["envFrom"])
+    assert [mount["mountPath"] for mount in fetch["volumeMounts"]] == ["/ca", "/var/lib/diffusionrl/models"]
+    assert keys({"env": fetch["env"][1:]}) == KEYS, "the keys of the job win"
+    assert fetch["env"][0] == ray["env"][0] and "/ca" not in json.dumps(plain)
+
+
+def test_the_port_of_a_mirror_is_open_for_downloads() -> None:
+    template = json.dumps({"spec": {"containers": [
+        {"name": "ray", "env": [{"name": "HF_ENDPOINT", "value": "http://mirror.models:8081"}]}
+    ]}})  # fmt: skip
+    deny = "spec.security.networkPolicy=DefaultDeny"
+    for base, expected in (("a/b", 8081), ("./model", None)):
+        (policy, *_) = plan.render_objects(
+            job(deny, f"spec.model.base={base}", f"spec.trainer.podTemplate={template}"), 1, SETTINGS
+        )
+        ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())}
+        assert ports == ({53, expected} if expected else {53})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,32 @@ def test_pods_that_download_into_one_folder_at_the_same_time_all_get_the_files(t
         pod.join(60)
     assert not failed
     assert {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == content
+
+
+def test_only_what_was_replaced_in_the_store_is_downloaded_again(
+    server: ObjectStore, bucket: Path, tmp_path: Path
+) -> None:
+    def download() -> dict[str, str]:
+        where = stores.Access(server.endpoint)
+        assert stores.download(f"s3://{bucket.name}/model", tmp_path / "cache", where) == 2
+        return {path.name: path.read_text() for path in (tmp_path / "cache").iterdir()}
+
+    objects = {name: bucket / "model" / name for name in ("replaced", "kept")}
+    objects["kept"].parent.mkdir()
+    for path in objects.values():
+        path.write_text("first")
+    assert download() == {"replaced": "first", "kept": "first"}
+    second = 1_000_000_000
+    for name, after in (("replaced", 1), ("kept", 0)):  # the other one only looks as if it was replaced: same time
+        changed = objects[name].stat().st_mtime_ns + after * second
+        objects[name].write_text("other")
+        os.utime(objects[name], ns=(changed, changed))
+    cut = (tmp_path / "cache" / "kept").stat().st_mtime_ns // second * second
+    os.utime(tmp_path / "cache" / "kept", ns=(cut, cut))  # as a file system does that has whole seconds
+    assert download() == {"replaced": "other", "kept": "first"}
+    newer = tmp_path / "cache" / "replaced"
+    newer.write_text("mixed")
+    assert download() == {"replaced": "mixed", "kept": "first"}, "not every file system takes the time of an object"
 
 
 @pytest.mark.parametrize(("name", "secret", "said"), [

@@ -297,6 +297,45 @@ def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
     assert (launcher.room([]).replicas, launcher.room([]).hosts) == (4, hosts)
 
 
+def test_a_killed_node_has_no_room_for_another_replica_while_ray_takes_it_for_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import socket
+    import sys
+
+    from verl_omni.trainer import replica_launcher
+
+    ports = {}
+    with socket.create_server(("127.0.0.1", 0)) as living, socket.create_server(("127.0.0.1", 0)) as killed:
+        ports = {"living": living.getsockname()[1], "killed": killed.getsockname()[1]}
+        nodes = [
+            {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port, "Resources": {}}
+            for name, port in ports.items()
+        ]
+        ray = SimpleNamespace(nodes=lambda: nodes, get=lambda asked, timeout: asked)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setattr(replica_launcher, "draining_nodes", set)
+        launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1.0, pinned=True)
+        replicas = [
+            SimpleNamespace(
+                replica_rank=rank, stop=lambda: None,
+                workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
+            )
+            for rank, node in enumerate(ports)
+        ]  # fmt: skip
+        assert launcher.room(replicas).replicas == 2
+        killed.close()
+        # The router has lost both: one by the end of its process, whose node is well, one with its node.
+        assert launcher.room([]).replicas == 1
+        for replica in replicas:
+            launcher.stop(replica)
+        assert launcher.room([]).replicas == 1
+        nodes[1]["NodeManagerPort"] = ports["living"]  # it was cut off for a while
+        assert launcher.room([]).replicas == 2
+        nodes[1] |= {"Alive": False, "NodeManagerPort": 0}
+        assert launcher.room([]).replicas == 1
+
+
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:
     rollout = filled_in(*POOL, f"{ROLLOUT}.node_resource=pool", f"{ROLLOUT}.tensor_model_parallel_size=2")
     nodes = [{"pool": 1.0, "GPU": 4.0}, {"pool": 1.0, "GPU": 3.0}, {"GPU": 8.0}, {"pool": 1.0}]
