@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.models.text import qwen_tokenizer
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.workers.config import DiffusionModelConfig
