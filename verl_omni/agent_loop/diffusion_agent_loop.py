@@ -38,7 +38,7 @@ from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffu
 from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, training_tensors
-from verl_omni.pipelines.registry import family, training_adapter
+from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import BOTH
@@ -130,7 +130,7 @@ class DiffusionAgentLoopWorker:
             "data_config": DictConfigWrap(config.data),
         }
         # Loops defined elsewhere need not accept this argument.
-        if extra := self.model_config.load_extra_tokenizers():
+        if reads_extra_ids(self.model_config.architecture) and (extra := self.model_config.load_extra_tokenizers()):
             offered["extra_tokenizer_map"] = extra
         return offered
 
