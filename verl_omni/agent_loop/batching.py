@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl import DataProto
 
-from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER
+from verl_omni.utils.columns import objects
 
 # Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
 OWN_COLUMNS = frozenset({*FOR_THE_DRIVER, "uid", "stored", "reward_extra_info", "raw_prompt", "__num_turns__"})
@@ -60,16 +62,27 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
     return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
 
 
-def check_reward_fields(fields: Collection[str]) -> None:
-    """Refuse fields of a scorer that would replace a column which training reads.
+def check_loop_score(output: DiffusionAgentLoopOutput) -> None:
+    """Refuse a score of an agent loop that training cannot use, or fields with it as of `check_reward_fields`.
+
+    Raises:
+        ValueError: the score is not finite, or a name is in `OWN_COLUMNS`.
+    """
+    if output.reward_score is not None and not math.isfinite(output.reward_score):
+        raise ValueError(f"the agent loop gave the score {output.reward_score}, which is not finite")
+    check_reward_fields(output.extra_fields.get("reward_extra_info") or {}, "agent loop")
+
+
+def check_reward_fields(fields: Collection[str], source: str = "scorer") -> None:
+    """Refuse fields next to a score that would replace a column which training reads.
 
     Raises:
         ValueError: a name is in `OWN_COLUMNS`.
     """
     if taken := sorted(OWN_COLUMNS & set(fields)):
         raise ValueError(
-            f"the scorer returned the field {taken[0]!r}, and the batch has a column of that name, which training "
-            "reads: rename the field in the scorer's result"
+            f"the {source} returned the field {taken[0]!r}, and the batch has a column of that name, which training "
+            f"reads: rename the field in the {source}'s result"
         )
 
 
@@ -77,7 +90,7 @@ def reward_column(values: Sequence[Any]) -> np.ndarray:
     """A column [B] of a scorer's field: of numbers if all values are numbers or 0-d tensors, otherwise of objects."""
     plain = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
     numbers = all(isinstance(value, (bool, int, float)) for value in plain)
-    return np.array(plain) if numbers else _objects(values)
+    return np.array(plain) if numbers else objects(values)
 
 
 def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[str, np.ndarray]) -> DataProto:
@@ -109,8 +122,9 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
         infos = [row.extra_fields.get("reward_extra_info") or {} for row in rows]
         meta["reward_extra_keys"] = sorted(set.intersection(*(set(info) for info in infos)))
         others |= {key: reward_column([info[key] for info in infos]) for key in meta["reward_extra_keys"]}
-    names = dict.fromkeys(key for row in rows for key in row.extra_fields if key not in carried)
-    others |= {key: _objects([row.extra_fields.get(key) for row in rows]) for key in names}
+    taken = {*carried, *meta.get("reward_extra_keys", [])}
+    names = dict.fromkeys(key for row in rows for key in row.extra_fields if key not in taken)
+    others |= {key: objects([row.extra_fields.get(key) for row in rows]) for key in names}
     return DataProto(batch=TensorDict(tensors, batch_size=len(rows)), non_tensor_batch=others, meta_info=meta)
 
 
@@ -129,7 +143,7 @@ def align(parts: Sequence[DataProto]) -> list[DataProto]:
     made = []
     for part in parts:
         batch = part.batch if scored else part.batch.exclude("rm_scores")
-        columns = {name: part.non_tensor_batch.get(name, _objects([None] * len(part))) for name in names}
+        columns = {name: part.non_tensor_batch.get(name, objects([None] * len(part))) for name in names}
         keys = {"reward_extra_keys": sorted(common)} if scored else {}
         others = {name: value for name, value in part.meta_info.items() if name != "reward_extra_keys"}
         made.append(DataProto(batch=batch, non_tensor_batch=columns, meta_info={**others, **keys}))
@@ -142,10 +156,3 @@ def _joined(key: str, values: Sequence[Tensor | None]) -> Tensor:
         missing = [row for row, value in enumerate(values) if not isinstance(value, Tensor)]
         raise KeyError(f"{key} is missing in rows {missing}, row 0 has it")
     return torch.cat(found)
-
-
-def _objects(values: Sequence[Any]) -> np.ndarray:
-    made: np.ndarray = np.empty(len(values), dtype=object)
-    for row, value in enumerate(values):  # NumPy would make arrays of one length a second dimension
-        made[row] = value
-    return made

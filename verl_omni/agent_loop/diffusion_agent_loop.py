@@ -7,10 +7,10 @@ import copy
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import hydra
 import numpy as np
@@ -28,17 +28,20 @@ from verl.utils.import_utils import resolve_config_path
 from verl_omni.agent_loop.batching import (
     PADDED_FIELDS,
     _pad_prompt_extra_field,
+    check_loop_score,
     check_reward_fields,
     collate,
     pad_fields,
     pad_prompt,
 )
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, training_tensors
-from verl_omni.pipelines.registry import family, training_adapter
+from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
+from verl_omni.reward_loop.scorer_names import lost_worker_text
+from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import BOTH
-from verl_omni.utils.root_cause import describe_error, is_lost_process
 from verl_omni.utils.sample_store import SampleWriter
 
 SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
@@ -49,18 +52,9 @@ SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wai
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
 _writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # of the batch, if samples are stored
-
-Result = TypeVar("Result")
+_score_later: ContextVar[bool] = ContextVar("score_later", default=False)
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed", "_pad_prompt_extra_field"]
-
-
-class SampleFailed(RuntimeError):
-    """A row failed; the message names it, `__cause__` has the error."""
-
-
-class SampleLost(SampleFailed):
-    """A row failed because a process that it needed is gone. The class says so where `__cause__` is lost: over Ray."""
 
 
 class DiffusionAgentLoopWorker:
@@ -136,7 +130,7 @@ class DiffusionAgentLoopWorker:
             "data_config": DictConfigWrap(config.data),
         }
         # Loops defined elsewhere need not accept this argument.
-        if extra := self.model_config.load_extra_tokenizers():
+        if reads_extra_ids(self.model_config.architecture) and (extra := self.model_config.load_extra_tokenizers()):
             offered["extra_tokenizer_map"] = extra
         return offered
 
@@ -148,6 +142,9 @@ class DiffusionAgentLoopWorker:
         `responses`. With `meta_info["store_samples"]`, the tensors that training reads stay in Ray's object store, the
         embeddings of a prompt once for all its samples: the result has a column `stored`
         (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
+
+        With `meta_info["score_later"]`, the caller scores the samples that agent loops have not scored: the result has
+        the columns `loop_score`, and `tool_extra_fields` as reward workers get it from here.
 
         Raises:
             SampleFailed: a row failed, or has no score when its sample is dropped; the other rows were cancelled.
@@ -164,6 +161,7 @@ class DiffusionAgentLoopWorker:
         carry = bool(batch.meta_info.get("carry_responses", True))
         store = bool(batch.meta_info.get("store_samples"))
         _writer.set(SampleWriter(self.put) if store else None)
+        _score_later.set(bool(batch.meta_info.get("score_later")))
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
@@ -173,7 +171,7 @@ class DiffusionAgentLoopWorker:
             size,
             run,
             lambda row: (
-                f"row {row} of {size} at weight version {version} (prompt {_short(rows[row].get('raw_prompt'))})"
+                f"row {row} of {size} at weight version {version} (prompt {short_prompt(rows[row].get('raw_prompt'))})"
             ),
         )
         return self._postprocess(
@@ -229,7 +227,12 @@ class DiffusionAgentLoopWorker:
             tensors = training_tensors(output.extra_fields, log_probs, conditions, keys)
             fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
             fields["stored"] = writer.store(tensors.own, tensors.shared)
-            ids, log_probs = ids[:, :0], None
+            log_probs = None
+            if not _score_later.get():
+                ids = ids[:, :0]
+        if _score_later.get():
+            fields["tool_extra_fields"] = self._scorer_fields(output)
+            fields["loop_score"] = output.reward_score
         if "reward_extra_info" in output.extra_fields:
             fields["reward_extra_info"] = output.extra_fields["reward_extra_info"]
         return _InternalDiffusionAgentLoopOutput(
@@ -260,17 +263,19 @@ class DiffusionAgentLoopWorker:
             TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`, or the scorer's
                 call did not end; how long a sample waits for other samples does not matter.
             RuntimeError: the process of the reward worker has ended.
-            ValueError: the scorer returned a field with the name of a column that training reads.
+            ValueError: the scorer, or the loop, returned a field with the name of a column that training reads, or the
+                loop a score that is not finite.
         """
-        if output.reward_score is not None or self.reward_loop_worker_handles is None:
+        if output.reward_score is not None:
+            check_loop_score(output)
             return
-        columns = {name: _single(value) for name, value in kwargs.items()}
+        if self.reward_loop_worker_handles is None:
+            return
+        columns = {name: objects([value]) for name, value in kwargs.items()}
         columns["__num_turns__"] = np.array([output.num_turns])
         if _validating.get() and self.rollout_config.val_kwargs.pipeline.get("output_type") == BOTH:
             responses = output.extra_fields["clean_latents"].unsqueeze(0)
-        recorded = {*RECORDED, *PADDED_FIELDS, *training_adapter(self.model_config.architecture).CONDITIONS}
-        own = {name: value for name, value in output.extra_fields.items() if name not in recorded}
-        columns["tool_extra_fields"] = _single(own)
+        columns["tool_extra_fields"] = objects([self._scorer_fields(output)])
         data = DataProto(
             batch=TensorDict({"prompts": prompts, "responses": responses}, batch_size=1),
             non_tensor_batch=columns,
@@ -291,6 +296,11 @@ class DiffusionAgentLoopWorker:
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
         output.metrics.compute_score = time.perf_counter() - began
 
+    def _scorer_fields(self, output: DiffusionAgentLoopOutput) -> dict[str, Any]:
+        """What scorers get of a sample's `extra_fields`: the audio, and what an agent loop added."""
+        recorded = {*RECORDED, *PADDED_FIELDS, *training_adapter(self.model_config.architecture).CONDITIONS}
+        return {name: value for name, value in output.extra_fields.items() if name not in recorded}
+
     async def _scored(self, number: int, data: DataProto) -> dict[str, Any]:
         """What reward worker `number` returns; its own deadline limits the scorer's call."""
         assert self.reward_loop_worker_handles is not None
@@ -303,7 +313,7 @@ class DiffusionAgentLoopWorker:
             result: dict[str, Any] = reply.result()
             return result
         except RayActorError as error:  # Ray names the worker only if it has noticed its death already
-            raise RuntimeError(f"reward worker {number} is gone: {describe_error(error)}") from error
+            raise RuntimeError(lost_worker_text(number, self.config.reward, error)) from error
         except TimeoutError as error:
             if reply.done():
                 raise  # the scorer's deadline
@@ -337,47 +347,3 @@ def _drop_response(made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusio
     if made.reward_score is None:
         raise ValueError("carry_responses is false, so each sample needs a score, and there are no reward workers")
     return made.model_copy(update={"response_diffusion_output": None})
-
-
-def _single(value: Any) -> np.ndarray:
-    made: np.ndarray = np.empty(1, dtype=object)
-    made[0] = value
-    return made
-
-
-def _short(messages: Any) -> str:
-    """The text of a prompt, at most 80 characters."""
-    listed = isinstance(messages, Sequence) and all(isinstance(each, Mapping) for each in messages)
-    text = repr(" ".join(_text(each.get("content")) for each in messages) if listed else messages)
-    return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def _text(content: Any) -> str:
-    """The text of a message, with `<image>` for its images."""
-    if isinstance(content, str) or not isinstance(content, Sequence):
-        return str(content)
-    return "".join(part["text"] if "text" in part else f"<{part.get('type')}>" for part in content)
-
-
-async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]) -> list[Result]:
-    """Results in the order of the rows.
-
-    On the first failure the others are cancelled and awaited. `run` limits what is in flight.
-
-    Raises:
-        SampleFailed: a row raised; `describe` says which.
-    """
-
-    async def runner(row: int) -> Result:
-        try:
-            return await run(row)
-        except Exception as error:
-            kind = SampleLost if is_lost_process(error) else SampleFailed
-            raise kind(f"{describe(row)} failed: {describe_error(error)}") from error
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(runner(row)) for row in range(size)]
-    except* SampleFailed as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [task.result() for task in tasks]

@@ -126,6 +126,11 @@ class TrainingAdapter(Protocol):
         """
 
 
+def reads_extra_ids(architecture: str | None) -> bool:
+    """Whether a family may read `extra_prompt_ids`: those of this package tokenize for each text encoder themselves."""
+    return architecture in FAMILIES.registered
+
+
 def family(architecture: str | None) -> Family:
     """The family of a model.
 

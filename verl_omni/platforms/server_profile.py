@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 UNI_EXECUTOR = "uni"  # runs the engine's worker as a thread of the server's process
 
@@ -15,10 +16,16 @@ class ServerProfile:
     Attributes:
         uni_switch_seconds: interpreter switch interval of a server that runs its worker as a thread.
         language_model_scheduler: qualified name of the scheduler of a language model; None for the engine's choice.
+        attention_by_engine: attention backends in place of which the engine chooses the best that is installed.
     """
 
     uni_switch_seconds: float | None = None
     language_model_scheduler: str | None = None
+    attention_by_engine: frozenset[str] = frozenset()
+
+    def attention_config(self, backend: str) -> dict[str, Any] | None:
+        """The engine's `diffusion_attention_config` for a backend; None leaves the choice to the engine."""
+        return None if backend.upper() in self.attention_by_engine else {"default": {"backend": backend}}
 
     def tune_process(self, *, executor: str | None) -> None:
         """Set this process up for an engine with this `distributed_executor_backend`."""
@@ -35,9 +42,16 @@ CPU_PROFILE = ServerProfile(
     language_model_scheduler="vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
 )
 
+NPU_PROFILE = ServerProfile(
+    # On CUDA the engine takes torch's attention where the package of flash attention is missing. On an NPU it does not,
+    # and the first request fails to import MindIE-SD (vllm_omni/platforms/npu/platform.py,
+    # diffusion/attention/backends/flash_attn.py). Without a name it takes flash attention if that is installed.
+    attention_by_engine=frozenset({"FLASH_ATTN", "FLASH_ATTN_HUB", "FLASH_ATTN_3_HUB"}),
+)
+
 
 def server_profile() -> ServerProfile:
     """Profile of the platform that vLLM-Omni runs on."""
     from vllm_omni.platforms import current_omni_platform
 
-    return CPU_PROFILE if current_omni_platform.device_type == "cpu" else ServerProfile()
+    return {"cpu": CPU_PROFILE, "npu": NPU_PROFILE}.get(current_omni_platform.device_type, ServerProfile())

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import AsyncRetrying, stop_after_attempt, wait_exponential
 from torch import Tensor
 
+from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
 from verl_omni.reward_loop.judge_router import WAITING
 from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
+from verl_omni.reward_loop.scorer_results import error_text
 
-SHOWN = 200  # characters of a response in an error
-BUSY = 429  # too many requests
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
 # What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
 SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
@@ -38,7 +39,8 @@ class Judge:
         model: the name that the server serves it under.
         api_key: sent as a bearer token.
         timeout: seconds of an attempt.
-        attempts: number of attempts while the server is unreachable or answers 429 or 5xx.
+        attempts: number of attempts while the server is unreachable, answers 408, 425, 429 or 5xx, or no JSON. The
+            pauses grow, unless the server's `Retry-After` is longer.
         max_tokens: upper limit of an answer.
     """
 
@@ -73,37 +75,47 @@ class Judge:
             "temperature": 0, "max_tokens": self.max_tokens,
         }  # fmt: skip
         again = AsyncRetrying(
-            stop=stop_after_attempt(self.attempts), wait=PAUSES, reraise=True,
-            retry=retry_if_exception_type((httpx.TransportError, _Busy)),
+            stop=stop_after_attempt(self.attempts), wait=lambda state: pause_before(state, PAUSES), reraise=True,
+            retry=AGAIN,
         )  # fmt: skip
         try:
             while True:
                 with contextlib.suppress(_NoReplica):  # the deadline of the score limits how long it asks again
                     return self._text(await again(self._post, body))
-        except _Busy as error:
+        except AskAgain as error:
             raise JudgeError(f"{self.url}: {error} in each of {self.attempts} attempts") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.TransportError as error:
+            unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol)
+            advice = "; start the judge's server, or correct base_url" if unreachable else ""
             raise JudgeError(
                 f"{self.url}: no response in {self.attempts} attempts of {self.timeout:g} s "
-                f"({type(error).__name__}: {error}); start the judge's server, or correct base_url"
+                f"({type(error).__name__}: {error}){advice}"
             ) from error
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise JudgeError(f"{self.url}: {error_text(error)}") from error
 
-    async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
+    async def _post(self, body: Mapping[str, Any]) -> Answer:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        response = await _client().post(self.url, json=body, headers=headers, timeout=self.timeout)
-        if response.status_code == BUSY or response.status_code >= 500:
-            if WAITING in response.headers:
-                raise _NoReplica(response.text[:SHOWN])
-            raise _Busy(f"status {response.status_code}: {response.text[:SHOWN]}")
-        return response
+        reader = AnswerReader(self.timeout, time.monotonic)
+        request = _client().stream("POST", self.url, json=body, headers=headers, timeout=self.timeout)
+        async with request as response:
+            async for part in response.aiter_bytes():
+                reader.add(part)
+        answer = reader.answer(response)
+        if answer.status >= 500 and WAITING in answer.headers:
+            raise _NoReplica(answer.shown)
+        answer.check_status()
+        if response.is_success:
+            answer.json()
+        return answer
 
-    def _text(self, response: httpx.Response) -> str:
-        shown = f"{self.url}: status {response.status_code}: {response.text[:SHOWN]}"
-        if not response.is_success:
+    def _text(self, answer: Answer) -> str:
+        shown = f"{self.url}: {answer.shown}"
+        if not 200 <= answer.status < 300:
             raise JudgeError(f"{shown}; check base_url, model ({self.model}) and api_key_env")
         try:
-            content = response.json()["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError) as error:
+            content = answer.json()["choices"][0]["message"]["content"]
+        except (LookupError, TypeError) as error:
             raise JudgeError(f"{shown}; expected choices[0].message.content") from error
         if not isinstance(content, str):
             raise JudgeError(f"{shown}; choices[0].message.content is no text")
@@ -112,10 +124,6 @@ class Judge:
 
 class _NoReplica(RuntimeError):
     """The judge of the run has no replica at the moment, and another one may come."""
-
-
-class _Busy(RuntimeError):
-    """The server answered 429 or 5xx."""
 
 
 def connect(

@@ -8,13 +8,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import (
+    ClientConnectionError,
+    ClientConnectorError,
+    ClientPayloadError,
+    ClientSession,
+    ClientTimeout,
+    TCPConnector,
+    web,
+)
 
 from verl_omni.reward_loop.replica_load import BusyClock, ReplicaLoad
 
 LARGEST_REQUEST = 256 * 2**20  # bytes: a request carries images
 CONNECT_SECONDS = 10.0
 REASONS_SHOWN = 8
+CUT_ANSWERS = 3  # of a request whose connections ended before the answer did; after more, its client is told
 WAIT_SECONDS = 20.0  # for another replica, before the client is told to ask again
 WAITING = "x-judge-waiting"  # header of an answer without a replica, where another one may come
 # Headers of one connection (RFC 9110, 7.6.1), and those that aiohttp writes itself.
@@ -25,8 +34,10 @@ class JudgeRouter:
     """HTTP server with the routes of the replicas.
 
     A replica that refuses connections, or answers nothing for `silence` seconds, gets no further requests; its requests
-    go to another one when its connections end. The status and the body
-    of an answer are passed on as they are. Without a replica that answers, the status is 503, with the reason of each.
+    go to another one when its connections end. One that ends a connection before the answer is complete may serve other
+    requests, and is asked again. The status and the body of an answer are passed on as they are. Without a replica that
+    answers, the status is 503, with the reason of each, and 502 of a request whose answers were cut off `CUT_ANSWERS`
+    times.
 
     Args:
         replicas: host:port of each replica.
@@ -110,8 +121,8 @@ class JudgeRouter:
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         body = await request.read()
-        headers = without_connection(request.headers)
-        while replica := await self._choose():
+        headers, cut = without_connection(request.headers), []
+        while len(cut) < CUT_ANSWERS and (replica := await self._choose()):
             load, answered = self._load(replica), False
             load.sent(self._busy.read(self._clock()))
             try:
@@ -120,17 +131,21 @@ class JudgeRouter:
                 ) as answer:
                     found, answered = await answer.read(), True
                     return web.Response(body=found, status=answer.status, headers=without_connection(answer.headers))
-            except (TimeoutError, ClientConnectionError) as error:
+            except (TimeoutError, ClientConnectorError) as error:
                 await self.remove(replica, f"{type(error).__name__}: {error}")
+            except (ClientConnectionError, ClientPayloadError) as error:
+                cut.append(f"replica {replica}: {type(error).__name__}: {error}")
             finally:
                 if answered:
                     load.answered(self._busy.read(self._clock()))
                 else:
                     load.ended()
+        if len(cut) == CUT_ANSWERS:
+            return _error(502, f"{self._name} ended {len(cut)} connections before the answer: {'; '.join(cut)}", {})
         last = list(self._failed.items())[-REASONS_SHOWN:]
         reasons = "; ".join(f"replica {replica}: {reason}" for replica, reason in last)
         text, headers = f"{self._name} has no replica left: {reasons}", {} if self._wait is None else {WAITING: "1"}
-        return web.json_response({"error": {"message": text}}, status=503, headers=headers)
+        return _error(503, text, headers)
 
     async def _choose(self) -> str | None:
         """The replica with the fewest requests; None if there is none, and none comes in time."""
@@ -149,6 +164,10 @@ class JudgeRouter:
 
     def _load(self, replica: str) -> ReplicaLoad:
         return self._loads.setdefault(replica, ReplicaLoad())
+
+
+def _error(status: int, text: str, headers: Mapping[str, str]) -> web.Response:
+    return web.json_response({"error": {"message": text}}, status=status, headers=headers)
 
 
 def without_connection(headers: Mapping[str, str]) -> dict[str, str]:

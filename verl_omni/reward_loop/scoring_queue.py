@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import os
 from collections import deque
@@ -11,6 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from verl_omni.reward_loop.scorer_results import error_text
 from verl_omni.reward_loop.scorer_signature import PLURAL, takes_lists
 
 Scorer = Callable[..., Any]
@@ -67,6 +72,8 @@ class ScoringQueue:
             TimeoutError: the scorer's call did not end within the deadline, or calls that do not return occupy every
                 thread.
             ValueError: a scorer that takes lists did not return a result for each sample.
+            ForbiddenRaise: the scorer raised an exception that ends processes or cancels tasks.
+            Exception: any other that the scorer raised.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((sample, result))
@@ -145,6 +152,8 @@ class ScoringQueue:
         columns = {PLURAL[name]: [sample[name] for sample in samples] for name in PLURAL}
         others = {name: value for name, value in samples[0].items() if name not in PLURAL}
         found = await self._invoke({**columns, **others})
+        if isinstance(found, (np.ndarray, Tensor)):
+            found = found.tolist()
         if not isinstance(found, Sequence) or len(found) != len(samples):
             number = len(found) if isinstance(found, Sequence) else type(found).__name__
             raise ValueError(f"the scorer must return a list of {len(samples)} results, one a sample, not {number}")
@@ -153,5 +162,37 @@ class ScoringQueue:
     async def _invoke(self, arguments: Mapping[str, Any]) -> Any:
         bound = partial(self._scorer, **arguments, **self._settings)
         if self._is_async:
-            return await bound()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, bound)
+            return await _awaited(bound)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _called, bound)
+
+
+class ForbiddenRaise(RuntimeError):
+    """A scorer raised what would end the reward worker, or would never reach the caller of a task."""
+
+
+def _called(scorer: Scorer) -> Any:
+    """Call a plain function in its thread."""
+    try:
+        return scorer()
+    except (StopIteration, concurrent.futures.CancelledError) as error:  # a future cannot hold them
+        raise _forbidden(error) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _forbidden(error) from error
+
+
+async def _awaited(scorer: Scorer) -> Any:
+    try:
+        return await scorer()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _forbidden(error) from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _forbidden(error) from error
+
+
+def _forbidden(error: BaseException) -> ForbiddenRaise:
+    return ForbiddenRaise(f"it raised {error_text(error)}; raise another exception, or return a score")

@@ -5,7 +5,6 @@ The batches of the next steps may be generated while the trainer updates (`gener
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -32,6 +31,7 @@ from verl_omni.trainer.preferences import PreferencePairs
 from verl_omni.trainer.replica_reports import JudgeReports, RunReports
 from verl_omni.trainer.run_folder import RunFolder, write_samples
 from verl_omni.trainer.trackers import Trackers
+from verl_omni.trainer.watched_call import watched
 from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
@@ -237,16 +237,31 @@ class DiffusionTrainer:
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
         score = self._score_all if judges.sleeps(self.config) else None
         prompts.meta_info |= {"carry_responses": saved or score is not None, "store_samples": True}
-        with self._joining(version) if self._ahead is None else contextlib.nullcontext():
+        if self._ahead is None:
+            samples = self._generate_scored(prompts, score, version)
+        else:
             samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
         metrics.check_versions(samples.versions, version)
         if saved and (drawn := shown_samples.training_samples(prompts, samples, rollout)):
             write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
         return samples
 
-    def _joining(self, version: int) -> AbstractContextManager[None]:
-        """Replicas may join during a generation, in which the weights of the trainer stay those of this version."""
-        return self.stack.pool.updates.generating(version) if self.stack.pool else contextlib.nullcontext()
+    def _generate_scored(
+        self, prompts: DataProto, score: Callable[[DataProto], DataProto] | None, version: int
+    ) -> sample_generation.ScoredSamples:
+        """Generate a batch with the weights of this version, which replicas that join meanwhile get too.
+
+        While all replicas are lost, the run may be stopped, or save for the operator.
+        """
+
+        def call() -> sample_generation.ScoredSamples:
+            return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+
+        if self.stack.pool is None:
+            return call()
+        updates = self.stack.pool.updates
+        with updates.generating(version):
+            return watched(call, lambda: updates.while_lost(self._poll_requests), self.stack.before_ray_ends.append)
 
     def _score_all(self, samples: DataProto) -> DataProto:
         """Have the judge on the trainer's accelerators score a batch, while the engines sleep."""
@@ -303,8 +318,7 @@ class DiffusionTrainer:
             score = self._score_all if judges.sleeps(self.config) else None
 
             def generate() -> sample_generation.ScoredSamples:
-                with self._joining(step):
-                    return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
+                return self._generate_scored(prompts, score, step)
 
             waits = generation_ahead.batches_ahead(self.config) == 0  # the requests themselves do, for others to join
             found = generate() if waits else self._with_others(generate, step)

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from verl import DataProto
 
-from verl_omni.trainer.sample_generation import objects
+from verl_omni.utils.columns import objects
 from verl_omni.utils.messages import prompt_text
 from verl_omni.workers.algorithms.base import draw_seeds
 

@@ -179,6 +179,15 @@ class ReplicaUpdates:
             with self._changed:
                 self._generating = None
 
+    def while_lost(self, action: Callable[[], None]) -> None:
+        """Run `action` if no replica serves; none joins meanwhile. Nothing happens while one is being sent weights."""
+        if not self.replicas and self._changed.acquire(blocking=False):
+            try:
+                if not self.replicas:
+                    action()
+            finally:
+                self._changed.release()
+
     def admit(self) -> None:
         """Let replicas serve that join, or that left the router and answer again, in the middle of `generating`.
 

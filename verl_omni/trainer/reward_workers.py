@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from omegaconf import DictConfig
+from ray.exceptions import RayActorError
 from typing_extensions import override
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from verl_omni.agent_loop.batching import check_reward_fields, reward_column
+from verl_omni.agent_loop.rows import run_rows, short_prompt
+from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.trainer import judges
 from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
 
@@ -31,6 +34,20 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
         """The score of one sample, from the reward manager."""
         found: dict[str, Any] = await self.reward_manager.run_single(data)
         return found
+
+    @override
+    async def compute_score_batch(self, data: DataProto) -> list[dict[str, Any]]:
+        """The scores of samples, in their order. The first failure cancels the others.
+
+        Raises:
+            SampleFailed: a sample could not be scored; the message has its prompt.
+        """
+        prompts = data.non_tensor_batch.get("raw_prompt", [None] * len(data))
+        return await run_rows(
+            len(data),
+            lambda row: self.compute_score(data[row : row + 1]),
+            lambda row: f"scoring a sample (prompt {short_prompt(prompts[row])})",
+        )
 
 
 class RewardWorkers(PinnedRewardLoopManager):
@@ -64,7 +81,8 @@ class RewardWorkers(PinnedRewardLoopManager):
 
         Raises:
             TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
-            RayTaskError: a sample could not be scored.
+            RuntimeError: the process of a reward worker has ended.
+            RayTaskError: a sample could not be scored; the message has its prompt.
             ValueError: the scorer returned a field with the name of a column that training reads.
         """
         assert self.judge is not None
@@ -77,12 +95,21 @@ class RewardWorkers(PinnedRewardLoopManager):
         self._wait(replies)
         found = [each for part in ray.get(list(replies)) for each in part]
         self.judge.sleep()
+        return self.collected(self.reward_manager_cls, data, found)
+
+    @staticmethod
+    def collected(manager: Any, data: DataProto, found: Sequence[Mapping[str, Any]]) -> DataProto:
+        """PURE: what reward workers returned for each sample, as a batch.
+
+        Raises:
+            ValueError: as of `compute_rm_score`.
+        """
         extras = [each["reward_extra_info"] for each in found]
         for each in extras:
             check_reward_fields(each)
         names = sorted(set.intersection(*(set(each) for each in extras)))  # a key that only some have has no column
         return DataProto.from_dict(
-            tensors={"rm_scores": self.reward_manager_cls.assemble_rm_scores(data, [e["reward_score"] for e in found])},
+            tensors={"rm_scores": manager.assemble_rm_scores(data, [each["reward_score"] for each in found])},
             non_tensors={name: reward_column([each[name] for each in extras]) for name in names},
             meta_info={"reward_extra_keys": names},
         )
@@ -103,7 +130,11 @@ class RewardWorkers(PinnedRewardLoopManager):
         while waiting:
             ended, waiting = ray.wait(waiting, timeout=seconds)
             for reply in ended:
-                ray.get(reply)
+                try:
+                    ray.get(reply)
+                except RayActorError as error:
+                    number = self.reward_loop_workers.index(replies[reply])
+                    raise RuntimeError(lost_worker_text(number, self.config.reward, error)) from error
             alive = {replies[reply].__ray_ready__.remote(): replies[reply] for reply in waiting}
             if not ended and ray.wait(list(alive), num_returns=len(alive), timeout=seconds)[1]:
                 raise TimeoutError(f"a reward worker did not respond within {seconds:g} s (reward.deadline_seconds)")

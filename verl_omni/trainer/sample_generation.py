@@ -15,8 +15,10 @@ from verl import DataProto
 from verl_omni.agent_loop.training_tensors import RECORDED
 from verl_omni.algos import advantages
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.trainer import late_scoring
 from verl_omni.trainer.reward_settings import NORMALIZED
-from verl_omni.utils.pixels import as_pixels
+from verl_omni.utils.columns import objects
+from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.sample_store import StoredSample
 from verl_omni.utils.seeds import hashed_seed
 
@@ -97,11 +99,14 @@ def generate_scored(
         KeyError: a sample has no reward.
     """
     began = time.perf_counter()
+    if score is not None:
+        prompts.meta_info["score_later"] = True
     output = generate(agent_loop, prompts, config.actor_rollout_ref.rollout.agent.num_workers)
     scoring_seconds = output.meta_info.get("timing", {}).get("agent_loop/slowest/compute_score")
     if score is not None and "rm_scores" not in output.batch:
         generated = time.perf_counter()
-        output = output.union(score(to_score(prompts, output)))
+        latent = _output_type(config.actor_rollout_ref.rollout, prompts.meta_info) == BOTH
+        late_scoring.score_rest(prompts, output, score, latent=latent)
         scoring_seconds = time.perf_counter() - generated
     seconds = time.perf_counter() - began
     if "rm_scores" not in output.batch:
@@ -124,20 +129,6 @@ def generate_scored(
         seconds=seconds,
         scoring_seconds=scoring_seconds,
         stored=stored,
-    )
-
-
-def to_score(prompts: DataProto, output: DataProto) -> DataProto:
-    """The rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added."""
-    own = [
-        name for name in output.non_tensor_batch if name not in (*prompts.non_tensor_batch, "stored", "__num_turns__")
-    ]
-    added = [{name: output.non_tensor_batch[name][row] for name in own} for row in range(len(output))]
-    columns = {**prompts.non_tensor_batch, "tool_extra_fields": objects(added)}
-    columns["__num_turns__"] = output.non_tensor_batch["__num_turns__"]
-    validating = bool(prompts.meta_info.get("validate"))
-    return DataProto.from_dict(
-        tensors={"responses": output.batch["responses"]}, non_tensors=columns, meta_info={"validate": validating}
     )
 
 
@@ -177,13 +168,6 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Columns of rows that may have different keys; None where a row lacks one."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: objects([row.get(name) for row in rows]) for name in names}
-
-
-def objects(values: Sequence[Any]) -> np.ndarray:
-    """A column of these values; np.array would make lists of messages a second dimension."""
-    column: np.ndarray = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
 
 
 def training_scores(samples: ScoredSamples, reward: DictConfig) -> ScoredSamples:

@@ -138,7 +138,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
         FileNotFoundError: the folder is not in diffusers' layout.
         ValueError: no model family matches, or the model has two transformers, and its family does not support that.
     """
-    from verl_omni.pipelines.registry import FAMILIES, family, training_adapter
+    from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, training_adapter
 
     folder = model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
@@ -157,8 +157,8 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
-    if model.extra_tokenizers and model.architecture not in FAMILIES.registered:
-        model.extra_tokenizers = {}  # its engine tokenizes the prompt's text for each of its text encoders
+    if not reads_extra_ids(model.architecture):
+        model.extra_tokenizers = {}
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
     if model.custom_chat_template is None:

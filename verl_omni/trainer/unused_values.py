@@ -45,7 +45,9 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    from verl_omni.pipelines.registry import FAMILIES  # imports torch, before which modules of users are imported
+    from verl_omni.pipelines.registry import (
+        reads_extra_ids,  # imports torch, before which modules of users are imported
+    )
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     if without_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
@@ -57,7 +59,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     if correction.bypass_mode and correction.rollout_is is not None:
         name = "algorithm.rollout_correction.rollout_is"
         yield name, "with bypass_mode=true the loss has the ratio to the engine's policy already"
-    if given.get(f"{MODEL}.extra_tokenizers") and settings.model.architecture not in FAMILIES.registered:
+    if given.get(f"{MODEL}.extra_tokenizers") and not reads_extra_ids(settings.model.architecture):
         yield f"{MODEL}.extra_tokenizers", "the model family tokenizes the prompt for each of its text encoders itself"
     for name in given:
         rule = find_rule(name)

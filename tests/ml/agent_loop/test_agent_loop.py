@@ -16,8 +16,8 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl_omni.agent_loop import batching
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, SampleLost, run_rows
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
+from verl_omni.agent_loop.rows import SampleFailed, SampleLost, run_rows
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.utils import maybe_per_rollout_seeds
 from verl_omni.workers.config import DiffusionRolloutConfig, DiffusionSamplingConfig

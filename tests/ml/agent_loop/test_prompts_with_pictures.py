@@ -161,7 +161,7 @@ async def test_a_video_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any,
 
 
 async def test_an_image_with_too_many_tokens_is_refused(worker: Any, batch: Any, model: Path) -> None:
-    from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+    from verl_omni.agent_loop.rows import SampleFailed
 
     made = worker(f"actor_rollout_ref.model.path='{model}'", "data.max_prompt_length=16", engine=server(Engine()))
     large = message(Image.new("RGB", (4 * SIDE, 4 * SIDE), "red"))

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.models.text import qwen_tokenizer
 from verl_omni.pipelines.engine_requests import decode_token_ids
+from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.workers.config import DiffusionModelConfig
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
@@ -66,6 +67,7 @@ async def test_without_a_chat_template_the_plain_text_is_tokenized(worker: Any, 
     assert request["negative_prompt_ids"] is request["image_data"] is request["video_data"] is None
 
 
+@pytest.mark.usefixtures("own_family")
 async def test_without_a_chat_template_a_system_message_is_not_drawn(worker: Any, batch: Any) -> None:
     made = worker(extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"))
     system = {"role": "system", "content": "Draw:"}
@@ -187,11 +189,23 @@ async def test_a_prompt_with_images_is_never_truncated(worker: Any, batch: Any) 
         await one(made, batch, prompt)
 
 
+@pytest.fixture
+def own_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stable Diffusion 3 as if a user had registered it."""
+    monkeypatch.setattr(FAMILIES, "_own", FAMILIES._own - {"StableDiffusion3Pipeline"})
+
+
+async def test_a_family_of_this_package_gets_no_ids_for_other_encoders(worker: Any, batch: Any) -> None:
+    request = await one(worker(extra(t5=f"path: '{MODEL / 'tokenizer_3'}'")), batch, "a circle")
+    assert request.keys() == SENT, "the server refuses them"
+
+
 def extra(**entries: str) -> str:
     listed = ", ".join(f"{name}: {{{text}}}" for name, text in entries.items())
     return f"actor_rollout_ref.model.extra_tokenizers={{{listed}}}"
 
 
+@pytest.mark.usefixtures("own_family")
 async def test_other_encoders_get_ids_from_their_own_tokenizers(worker: Any, batch: Any) -> None:
     folder = MODEL / "tokenizer_3"
     made = worker(extra(long=f"path: '{folder}'", short=f"path: '{folder}', max_length: 3"), "data.truncation=right")
@@ -204,6 +218,7 @@ async def test_other_encoders_get_ids_from_their_own_tokenizers(worker: Any, bat
     assert request["negative_extra_prompt_ids"]["long"] == read("blue")["input_ids"]
 
 
+@pytest.mark.usefixtures("own_family")
 async def test_other_encoders_get_ids_of_the_rendered_template(worker: Any, batch: Any) -> None:
     made = worker(
         extra(t5=f"path: '{MODEL / 'tokenizer_3'}'"), f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'"

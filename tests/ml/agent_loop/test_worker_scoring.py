@@ -10,7 +10,7 @@ import pytest
 import torch
 from ray.exceptions import ActorUnavailableError
 
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+from verl_omni.agent_loop.rows import SampleFailed
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 

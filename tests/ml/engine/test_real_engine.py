@@ -187,7 +187,7 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
     from omegaconf import OmegaConf, open_dict
 
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
-    from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+    from verl_omni.agent_loop.rows import SampleFailed
     from verl_omni.trainer import sample_generation
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 

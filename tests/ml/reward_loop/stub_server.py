@@ -7,11 +7,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+CUT = {"X-Cut": "1"}  # the connection ends in the middle of the answer
+
 
 class Server(ThreadingHTTPServer):
     """Answers from a list, and keeps what it was sent."""
 
-    answers: list[tuple[int, str]]
+    answers: list[tuple[Any, ...]]  # status, body, and perhaps headers; CUT sends no more than half of the body
     received: list[dict[str, Any]]
     paths: list[str]
     keys: list[str | None]
@@ -35,17 +37,21 @@ class Answer(BaseHTTPRequestHandler):
         self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.paths.append(self.path)
         self.server.keys.append(self.headers["Authorization"])
-        status, body = self.server.answers.pop(0)
+        status, body, *more = self.server.answers.pop(0)
+        headers = {"Content-Length": str(len(body.encode())), **(more[0] if more else {})}
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body.encode())))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body.encode())
+        cut = headers.get("X-Cut") is not None
+        self.wfile.write(body.encode()[: len(body) // 2 if cut else None])
+        self.close_connection = cut
 
     def log_message(self, *args: Any) -> None:
         """The test's output stays clean."""
 
 
-def start(*answers: tuple[int, str]) -> tuple[Server, threading.Thread]:
+def start(*answers: tuple[Any, ...]) -> tuple[Server, threading.Thread]:
     """A server in a thread; call `stop` at the end."""
     server = Server(("127.0.0.1", 0), Answer)
     server.answers, server.received, server.paths, server.keys, server.connections = list(answers), [], [], [], 0

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import torch
 
-from tests.ml.reward_loop.stub_server import Server, start, stop
+from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
 from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.judge_client import JudgeError, disconnect
-from verl_omni.reward_loop.judge_router import WAITING, JudgeRouter
+from verl_omni.reward_loop.judge_router import CUT_ANSWERS, WAITING, JudgeRouter
 
 ASKED = {"model": "judge", "messages": []}
 Serve = Callable[..., Server]
@@ -27,7 +27,7 @@ Serve = Callable[..., Server]
 async def serve() -> AsyncIterator[Serve]:
     started: list[tuple[Server, threading.Thread]] = []
 
-    def made(*answers: tuple[int, str]) -> Server:
+    def made(*answers: tuple[Any, ...]) -> Server:
         started.append(start(*answers))
         return started[-1][0]
 
@@ -99,6 +99,20 @@ async def test_a_replica_that_is_gone_is_left_out_and_without_any_the_error_name
             "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
             reward_router_address=address, model_name="tiny-vl", attempts=1,
         )  # fmt: skip
+    await router.stop()
+
+
+async def test_a_replica_that_ends_a_connection_in_an_answer_is_asked_again_and_stays(serve: Serve) -> None:
+    replica = serve((200, "half of it", CUT), (200, "{}"))
+    router, address = await routed(replica.address)
+    assert (await post(address)).status_code == 200
+    assert len(replica.received) == 2 and await router.failed() == {}
+    replica.answers += [(200, "half of it", CUT)] * CUT_ANSWERS
+    answer = await post(address)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 502 and "the judge tiny-vl ended 3 connections before the answer: replica" in message
+    replica.answers.append((200, "{}"))
+    assert (await post(address)).status_code == 200, "it serves other requests"
     await router.stop()
 
 

@@ -8,8 +8,10 @@ import io
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -20,8 +22,8 @@ from PIL import Image
 from tenacity import wait_none
 from verl import DataProto
 
-from tests.ml.reward_loop.stub_server import Server, start, stop
-from verl_omni.reward_loop import judge_client, rewards
+from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
+from verl_omni.reward_loop import http_answers, judge_client, rewards
 from verl_omni.reward_loop.judge_client import JudgeError, disconnect
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 from verl_omni.reward_loop.rewards.genrm_ocr import edit_distance, normalize, text_score
@@ -41,7 +43,7 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     started: list[tuple[Server, threading.Thread]] = []
     monkeypatch.setattr(judge_client, "PAUSES", wait_none())
 
-    def made(*answers: tuple[int, str]) -> Server:
+    def made(*answers: tuple[Any, ...]) -> Server:
         started.append(start(*answers))
         return started[-1][0]
 
@@ -137,7 +139,7 @@ async def test_a_rating_is_scaled_to_its_bounds(serve: Serve) -> None:
         (says("Final Score: 9"), "the rating 9 in the answer of vlm, expected 'Final Score: N' from 1 to 5"),
         (says("a fine picture"), "no rating in the answer of vlm.*'a fine picture'"),
         (says(None), "content is no text"),
-        ((200, "sorry"), "status 200: sorry; expected choices"),
+        ((200, "sorry"), "the response is not JSON: status 200: sorry in each of 1 attempts"),
         ((200, '{"choices": []}'), "expected choices"),
         ((200, '{"choices": 1}'), "expected choices"),
         ((404, "no model vlm"), r"status 404: no model vlm; check base_url, model \(vlm\) and api_key_env"),
@@ -161,6 +163,64 @@ async def test_a_busy_judge_is_asked_again_and_one_that_refuses_is_not(serve: Se
     with pytest.raises(JudgeError, match="400"):
         await ask("unified_reward", refusing)
     assert (len(busy.received), len(refusing.received)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(429, "slow down"), (500, ""), (200, "<html>proxy</html>"), (200, says("3")[1][:20]), (*says("3"), CUT),
+     (200, "[" * 100_000)],
+)  # fmt: skip
+async def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
+    serve: Serve, answer: tuple[Any, ...]
+) -> None:
+    server = serve(answer, answer, says("3"))
+    assert (await ask("unified_reward", server))["rating"] == 3.0
+    assert len(server.received) == 3
+    failing = serve(answer, answer)
+    with pytest.raises(JudgeError, match="2 attempts") as caught:
+        await ask("unified_reward", failing, attempts=2)
+    assert failing.address in str(caught.value) and len(str(caught.value)) < 500
+    assert "start the judge's server" not in str(caught.value), "it has answered"
+
+
+async def test_a_judge_that_says_when_to_ask_again_is_asked_then(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def recorded(*arguments: Any) -> float:
+        pauses.append(http_answers.pause_before(*arguments))
+        return 0.0
+
+    monkeypatch.setattr(judge_client, "pause_before", recorded)
+    server = serve((429, "", {"Retry-After": "7"}), (503, "", {"Retry-After": "3600"}), (429, ""), says("3"))
+    assert (await ask("unified_reward", server, attempts=4))["rating"] == 3.0
+    assert pauses == [7.0, http_answers.LONGEST_PAUSE, 0.0]
+    with pytest.raises(JudgeError, match=r"status 429: busy \(it asks to wait 9 s\) in each of 1 attempts"):
+        await ask("unified_reward", serve((429, "busy", {"Retry-After": "9"})), attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("30", 30.0), ("0", 0.0), ("Sat, 03 Jan 2026 00:00:05 GMT", 5.0), ("Fri, 02 Jan 2026 00:00:00 GMT", 0.0),
+     (None, None), ("", None), ("soon", None), ("-5", None), ("1e9", None)],
+)  # fmt: skip
+def test_a_server_may_say_in_two_ways_when_to_ask_again(value: str | None, seconds: float | None) -> None:
+    assert http_answers.retry_after(value, lambda: datetime(2026, 1, 3, tzinfo=UTC)) == seconds
+
+
+async def test_an_answer_without_an_end_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_answers, "LARGEST_ANSWER", 1000)
+    endless = serve(says("x" * 2000), says("3"))
+    with pytest.raises(JudgeError, match="the answer is larger than 1000 bytes") as caught:
+        await ask("unified_reward", endless)
+    assert len(endless.received) == 1 and len(str(caught.value)) < 500
+
+
+def test_the_time_of_an_attempt_limits_the_whole_answer() -> None:
+    seconds = iter([0.0, 1.0, 2.5])
+    reader = http_answers.AnswerReader(2.0, lambda: next(seconds))
+    reader.add(b"a part every second")
+    with pytest.raises(httpx.ReadTimeout, match="not complete after 2 s"):
+        reader.add(b"is never late enough for a timeout of its own")
 
 
 async def test_an_unreachable_judge_says_what_to_do() -> None:

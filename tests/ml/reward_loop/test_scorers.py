@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 from PIL import Image
 from tenacity import wait_none
 
-from tests.ml.reward_loop.stub_server import Server, start, stop
+from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
 from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.rewards import http
 from verl_omni.reward_loop.rewards.http import RewardServerError
@@ -165,7 +165,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     started: list[tuple[Server, threading.Thread]] = []
     monkeypatch.setattr(http, "PAUSES", wait_none())
 
-    def made(*answers: tuple[int, str]) -> Server:
+    def made(*answers: tuple[Any, ...]) -> Server:
         started.append(start(*answers))
         return started[-1][0]
 
@@ -254,7 +254,7 @@ def test_a_busy_server_is_retried_and_a_refusal_is_not(serve: Callable[..., Serv
     ("answer", "message"),
     [
         ((500, ""), "status 500"),
-        ((200, "sorry"), "the response is not JSON: sorry"),
+        ((200, "sorry"), "the response is not JSON: status 200: sorry, in each of 1 attempts"),
         ((200, '{"value": 1}'), "has no number 'score'"),
         ((200, '{"score": "high"}'), "has no number 'score'"),
         ((200, "[1]"), "has no number 'score'"),
@@ -267,6 +267,29 @@ def test_an_unusable_response_names_the_server_and_the_fault(
     with pytest.raises(RewardServerError, match=message) as caught:
         score("http", CONSTANT, url=url(server), attempts=1)
     assert url(server) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(429, "slow down"), (408, ""), (502, "<html>bad gateway</html>"), (200, "<html>proxy</html>"), (200, '{"sco'),
+     (200, '{"score": 0.5, "detail": 1}', CUT), (200, "[" * 100_000)],
+)  # fmt: skip
+def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
+    serve: Callable[..., Server], answer: tuple[Any, ...]
+) -> None:
+    server = serve(answer, answer, (200, '{"score": 1}'))
+    assert score("http", CONSTANT, url=url(server)) == {"score": 1.0}
+    assert len(server.received) == 3
+    failing = serve(answer, answer)
+    with pytest.raises(RewardServerError, match="2 attempts") as caught:
+        score("http", CONSTANT, url=url(failing), attempts=2)
+    assert str(caught.value).startswith(f"{url(failing)}: ") and len(str(caught.value)) < 500
+
+
+def test_a_refusal_has_the_text_of_the_server(serve: Callable[..., Server]) -> None:
+    server = serve((422, "image is too small"))
+    with pytest.raises(RewardServerError, match="status 422: image is too small"):
+        score("http", CONSTANT, url=url(server))
 
 
 def test_an_unreachable_server_is_named() -> None:

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from verl_omni.reward_loop import scoring_queue
 from verl_omni.reward_loop.scoring_queue import ScoringQueue
@@ -182,6 +184,14 @@ async def test_a_scorer_of_lists_must_return_a_result_for_each_sample(answer: An
     found = await scores(queue(judge, batch_size=2), 3)
     assert [str(each) for each in found[1:]] == [str(found[1])] * 2
     assert str(found[1]).startswith("the scorer must return a list of 2 results, one a sample, not ")
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+async def test_a_scorer_of_lists_may_return_an_array(kind: Any) -> None:
+    def judge(data_sources: Any, solution_images: Any, ground_truths: Any, extra_infos: Any) -> Any:
+        return kind([float(image) for image in solution_images])
+
+    assert await scores(queue(judge), 3) == [0.0, 1.0, 2.0]
 
 
 async def test_samples_whose_callers_were_cancelled_are_not_scored() -> None:

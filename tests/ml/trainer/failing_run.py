@@ -33,7 +33,7 @@ class AgentLoop:
     """A worker whose reward worker raises."""
 
     async def generate(self) -> None:
-        from verl_omni.agent_loop.diffusion_agent_loop import run_rows
+        from verl_omni.agent_loop.rows import run_rows
 
         async def run(row: int) -> Any:
             return await score.remote("mauve")

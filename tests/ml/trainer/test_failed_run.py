@@ -17,7 +17,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayActorError, RayTaskError
 
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed, SampleLost
+from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.operator_reporter import NullReporter
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +35,21 @@ finally:
 DEADLINE = 60
 
 
-def started() -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+# Its first fork fails.
+FULL = """
+import os
+fork = os.fork
+def refused():
+    os.fork = fork
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = refused
+"""
+
+
+def started(before: str = "") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", before + SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     process.address = process.stdout.readline().strip()  # type: ignore[attr-defined]
     return process
@@ -114,6 +128,29 @@ def test_a_signal_reaches_the_fork(server: object, tmp_path: Path) -> None:
     made.send_signal(signal.SIGTERM)
     assert made.wait(DEADLINE) == 128 + signal.SIGTERM
     made.stdout.close()
+
+
+def test_a_fork_that_fails_does_not_end_the_server_and_the_other_forks(tmp_path: Path) -> None:
+    server = started(FULL)
+    script = tmp_path / "script.py"
+    script.write_text("print('runs')\n")
+    refused = client(server, script, stderr=subprocess.PIPE)
+    output, error = refused.communicate(timeout=DEADLINE)
+    assert (output, refused.returncode) == ("", 1) and "no Ray worker was forked" in error
+    made = client(server, script)
+    assert made.communicate(timeout=DEADLINE)[0] == "runs\n"
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.close()
+    assert server.wait(DEADLINE) == 0
+    server.stdout.close()
+
+
+def test_a_client_that_sends_nothing_does_not_stop_the_server(server: object, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('runs')\n")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(f"\0{server.address}")  # type: ignore[attr-defined]
+        assert client(server, script).communicate(timeout=DEADLINE)[0] == "runs\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_omni.agent_loop.diffusion_agent_loop import SampleFailed
+from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.trainer import checkpoints, generation_ahead, process_counts, settings
 from verl_omni.trainer.generation_ahead import GenerationAhead
 from verl_omni.trainer.loop import LOSSES_OF_ALL_REPLICAS, DiffusionTrainer, Interrupted

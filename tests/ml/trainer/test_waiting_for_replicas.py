@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verl import DataProto
 
 from tests.ml.trainer.replicas_in_memory import Memory, Recorded, Replica
 from tests.ml.trainer.test_generation_ahead import Trained, trainer
-from verl_omni.trainer import checkpoints, replica_updates
+from verl_omni.trainer import checkpoints, replica_updates, watched_call
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
 from verl_omni.trainer.replica_reports import JoinTimes
 from verl_omni.trainer.replica_updates import ReplicaUpdates
@@ -122,3 +124,79 @@ def once(condition: Callable[[], bool]) -> Callable[[], bool]:
         return True
 
     return asked
+
+
+class Blocked(Trained):
+    """All replicas are lost in the generation after a step, or in its evaluation, and requests wait for others."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.lose, self.go_on = where, lambda: None, threading.Event()
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        evaluates = bool(prompts.meta_info.get("validate"))
+        if self.served == LOST and evaluates == (self.where == "evaluation"):
+            self.lose()
+            assert self.go_on.wait(60), "neither stopped nor joined"
+        return super().generate_sequences(prompts)
+
+
+def blocked_run(folder: Path, stack: Blocked, monkeypatch: pytest.MonkeyPatch) -> tuple[DiffusionTrainer, Any]:
+    monkeypatch.setattr(watched_call, "POLL_SECONDS", 0.01)
+    made, updates = waiting_run(folder, stack, "true", patience=1000.0, lost=None)
+    made.stack.pool = SimpleNamespace(updates=updates)
+    stack.lose = lambda: updates.lose(updates.replicas[0], "its node is gone")  # type: ignore[assignment]
+    return made, updates
+
+
+@pytest.mark.parametrize("where", ["generation", "evaluation"])
+def test_a_run_that_is_stopped_while_a_generation_waits_for_replicas_has_saved_its_step(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, updates = blocked_run(tmp_path / "run", stack := Blocked(where), monkeypatch)
+    made.stop_requested = lambda: not updates.replicas
+    with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
+        made.fit(None)
+    stack.go_on.set()
+    (join,) = made.stack.before_ray_ends  # the thread that is left waits for nothing any more
+    join()
+    assert not [each for each in threading.enumerate() if each.name == "watched-call"]
+    resumed(tmp_path / "run", "true", stack.updates[:LOST])
+
+
+def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, updates = blocked_run(tmp_path, stack := Blocked("generation"), monkeypatch)
+    made.checkpoint_wanted = once(lambda: not updates.replicas)
+    save = made.saver.save
+
+    def save_and_join(step: int) -> None:
+        save(step)
+        if not updates.replicas:
+            updates.join(Replica(1, 1), JoinTimes(0.0, 0.0))
+            stack.go_on.set()
+
+    made.saver.save = save_and_join  # type: ignore[method-assign]
+    made.fit(None)
+    assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
+    lines = (tmp_path / "progress.jsonl").read_text().splitlines()
+    assert [each["step"] for each in map(json.loads, lines) if each["event"] == "checkpoint"] == [LOST, STEPS]
+
+
+def test_no_request_is_read_during_a_generation_with_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop waits for the end of the step, as it does on the trainer's accelerators."""
+    made, updates = blocked_run(tmp_path, stack := Blocked("generation"), monkeypatch)
+    polled = threading.Event()
+    stack.lose = lambda: None  # type: ignore[assignment]
+
+    def while_lost(action: Callable[[], None]) -> None:
+        ReplicaUpdates.while_lost(updates, action)
+        stack.go_on.set()
+        polled.set()
+
+    updates.while_lost = while_lost  # type: ignore[method-assign]
+    made.stop_requested = stack.go_on.is_set
+    with pytest.raises(Interrupted, match="stopped after step 3 of 4"):
+        made.fit(None)
+    assert polled.is_set()

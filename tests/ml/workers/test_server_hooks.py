@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from verl_omni.pipelines.registry import FAMILIES
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
@@ -116,17 +119,45 @@ def test_the_engine_gets_the_pipeline_of_the_model() -> None:
 def test_the_attention_backend_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_omni.diffusion.data import parse_attention_config
 
-    from verl_omni.workers.rollout.vllm_rollout.server import rollout_server
+    from verl_omni.platforms.server_profile import NPU_PROFILE
+    from verl_omni.workers.rollout.vllm_rollout.server import diffusion_mode, rollout_server
 
     on_cpu = prepared()["diffusion_attention_config"]
     assert parse_attention_config(on_cpu).default.backend == "TORCH_SDPA"
     monkeypatch.setattr(rollout_server, "get_device_name", lambda: "cuda")
     for given, found in (({"rollout_attn_backend": "TORCH_SDPA"}, "TORCH_SDPA"), ({}, "FLASH_ATTN")):
         assert parse_attention_config(prepared(**given)["diffusion_attention_config"]).default.backend == found
+    with monkeypatch.context() as on_npu:
+        on_npu.setattr(diffusion_mode, "server_profile", lambda: NPU_PROFILE)
+        assert prepared()["diffusion_attention_config"] is None, "FLASH_ATTN, the default, needs a further package"
+        named = prepared(rollout_attn_backend="TORCH_SDPA")["diffusion_attention_config"]
+        assert parse_attention_config(named).default.backend == "TORCH_SDPA"
     for name in ("backend", "config"):
         given = {f"diffusion_attention_{name}": json.dumps({"default": "CUDNN_ATTN"})}
         made = prepared(given)
         assert {key: value for key, value in made.items() if "attention" in key and value is not None} == given
+
+
+@pytest.mark.parametrize("side", ["", "negative_"])
+def test_ids_for_other_encoders_are_refused_unless_a_family_of_a_user_may_read_them(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode = diffusion_server()._mode
+    request = RolloutRequest(prompt_ids=[1], **{f"{side}extra_prompt_ids": {"t5": [2]}})
+    said = "extra_prompt_ids are not read: StableDiffusion3Pipeline tokenizes .* send prompt_ids alone"
+    with pytest.raises(ValueError, match=said):
+        mode.engine_request(request, {}, None, None, [])
+    mode.engine_request(RolloutRequest(prompt_ids=[1]), {}, None, None, [])
+    monkeypatch.setattr(FAMILIES, "_own", FAMILIES._own - {"StableDiffusion3Pipeline"})
+    assert mode.engine_request(request, {}, None, None, [])["prompt"][f"{side}extra_prompt_ids"] == {"t5": [2]}
+
+
+@pytest.mark.parametrize("given", ["extra_prompt_ids", "negative_extra_prompt_ids", "negative_prompt_ids"])
+def test_a_language_model_refuses_what_it_does_not_read(given: str) -> None:
+    from verl_omni.workers.rollout.vllm_rollout.language_model.token_requests import token_prompt
+
+    with pytest.raises(ValueError, match="prompt_ids are not read: a language model"):
+        token_prompt(RolloutRequest(prompt_ids=[1], **{given: [2]}))
 
 
 async def test_headless_mode_is_refused() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
-from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, parse_score, resolve
+from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, resolve
 from verl_omni.reward_loop.rewards import get_scorer
+from verl_omni.reward_loop.scorer_results import parse_score, scorer_failed
 
 logger = logging.getLogger(__name__)
 AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
@@ -62,7 +63,7 @@ class MultiVisualRewardManager(VisualRewardManager):
         """Score one sample with every part.
 
         Raises:
-            RuntimeError: a required part failed; the message names it.
+            ScorerFailed: a required part failed; the message names it.
         """
         sample = self.arguments(data)
         extra: dict[str, Any] = {}
@@ -82,7 +83,7 @@ class MultiVisualRewardManager(VisualRewardManager):
             made = parse_score(answer)
         except Exception as error:
             if part.required:
-                raise RuntimeError(f"reward {part.key!r} failed: {type(error).__name__}: {error}") from error
+                raise scorer_failed(f"reward {part.key!r}", error) from error
             logger.warning("reward %r failed; its score is 0", part.key, exc_info=error)
             return {"reward_score": 0.0, "reward_extra_info": {"failed": 1.0}}
         fields = made["reward_extra_info"] if isinstance(answer, Mapping) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +14,8 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import load
+from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
+from verl_omni.reward_loop.scorer_results import parse_score, scorer_failed
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
 from verl_omni.reward_loop.scoring_queue import ScoringQueue
 from verl_omni.utils.pixels import BOTH, as_pixels
@@ -61,17 +62,26 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         """Score one sample.
 
         Returns:
-            `reward_score`, and `reward_extra_info`: the other fields of a scorer's dict, or `acc` for a number.
+            As of `parse_score`.
 
         Raises:
-            ValueError: the response has the wrong dtype, or the score is not finite.
-            TimeoutError: the scorer's call did not end within `reward.deadline_seconds`.
+            ValueError: the response has the wrong dtype, or the scorer does not exist.
+            ScorerFailed: the scorer raised an error, returned no usable score, or did not end within
+                `reward.deadline_seconds`.
         """
         sample = self.arguments(data)
         source = str(sample["data_source"])
         scorer, settings = self.select_scorer(source)
         chosen = self.custom is not None or self.config.reward.get("scorer")  # one scorer for all data sources
-        return parse_score(await self.queue("" if chosen else source, scorer, settings).score(sample))
+        try:
+            return parse_score(await self.queue("" if chosen else source, scorer, settings).score(sample))
+        except Exception as error:
+            raise scorer_failed(f"scorer {self._name(source)}", error) from error
+
+    def _name(self, data_source: str) -> str:
+        """What the scorer is called in errors."""
+        reward = self.config.reward
+        return scorer_name(reward, data_source) if self.custom is None else custom_name(reward, self.custom)
 
     def select_scorer(self, data_source: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function and its settings; without `reward.scorer`, the data source names the scorer."""
@@ -158,22 +168,3 @@ def check_settings(scorer: Callable[..., Any], given: Collection[str], where: st
     """
     if problems := signature_of(scorer).problems(given):
         raise ValueError("\n".join(f"{where}.{problem}" for problem in problems))
-
-
-def parse_score(result: Any) -> dict[str, Any]:
-    """Convert a scorer's result to verl's format.
-
-    Raises:
-        ValueError: it has no score, or the score is not finite.
-    """
-    if isinstance(result, Mapping):
-        if "score" not in result:
-            raise ValueError(f"the scorer's dict has no 'score'; it has {sorted(result)}")
-        score = float(result["score"])
-        extra = {name: value for name, value in result.items() if name != "score"}
-    else:
-        score = float(result)
-        extra = {"acc": score}
-    if not math.isfinite(score):
-        raise ValueError(f"the scorer returned {score}, which is not finite")
-    return {"reward_score": score, "reward_extra_info": extra}

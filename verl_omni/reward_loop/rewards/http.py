@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 from functools import lru_cache
 from typing import Any
 
 import httpx
 from PIL import Image
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import Retrying, stop_after_attempt, wait_exponential
 from torch import Tensor
+
+from verl_omni.reward_loop.http_answers import AGAIN, AnswerReader, AskAgain, pause_before
+from verl_omni.reward_loop.scorer_results import error_text
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
@@ -35,7 +39,8 @@ def compute_score(
     all of them. Expects JSON with a number `score`; further numbers are reported as metrics.
 
     Args:
-        timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.
+        timeout: seconds per attempt. attempts: number of attempts while the server is unreachable, answers 408, 425,
+            429 or 5xx, or no JSON. The pauses grow, unless the server's `Retry-After` is longer.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score.
@@ -56,16 +61,20 @@ def request(url: str, body: dict[str, Any], timeout: float, attempts: int) -> An
     """Post JSON and return the JSON of the response; arguments as in `compute_score`.
 
     Raises:
-        RewardServerError: no attempt succeeded, or the response is not JSON.
+        RewardServerError: no attempt succeeded, or the server refused the request.
     """
     again = Retrying(
-        stop=stop_after_attempt(attempts), wait=PAUSES, reraise=True,
-        retry=retry_if_exception_type((httpx.TransportError, _ServerError)),
-    )  # fmt: skip
+        stop=stop_after_attempt(attempts), wait=lambda state: pause_before(state, PAUSES), reraise=True, retry=AGAIN
+    )
     try:
         return again(_post, url, body, timeout)
-    except (httpx.HTTPError, _ServerError) as error:
-        raise RewardServerError(f"{url}: {error}") from error
+    except AskAgain as error:
+        raise RewardServerError(f"{url}: {error}, in each of {attempts} attempts") from error
+    except httpx.TransportError as error:
+        text = f"no response in {attempts} attempts of {timeout:g} s ({error_text(error)})"
+        raise RewardServerError(f"{url}: {text}") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise RewardServerError(f"{url}: {error_text(error)}") from error
 
 
 def score_fields(url: str, answer: Any) -> dict[str, float]:
@@ -79,10 +88,6 @@ def score_fields(url: str, answer: Any) -> dict[str, float]:
     return {name: float(value) for name, value in answer.items() if isinstance(value, (int, float))}
 
 
-class _ServerError(RuntimeError):
-    """The server answered with a status of 500 or more."""
-
-
 @lru_cache(maxsize=1)
 def _client() -> httpx.Client:
     """The client of this process, shared by all threads; a new one for each request would connect each time."""
@@ -91,14 +96,15 @@ def _client() -> httpx.Client:
 
 
 def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
-    response = _client().post(url, json=body, timeout=timeout)
-    if response.status_code >= 500:
-        raise _ServerError(f"status {response.status_code}")
-    response.raise_for_status()
-    try:
-        return response.json()
-    except ValueError as error:
-        raise RewardServerError(f"{url}: the response is not JSON: {response.text[:200]}") from error
+    reader = AnswerReader(timeout, time.monotonic)
+    with _client().stream("POST", url, json=body, timeout=timeout) as response:
+        for part in response.iter_bytes():
+            reader.add(part)
+    answer = reader.answer(response)
+    answer.check_status()
+    if not response.is_success:
+        raise RewardServerError(f"{url}: {answer.shown}")
+    return answer.json()
 
 
 def png_base64(image: Tensor) -> str:

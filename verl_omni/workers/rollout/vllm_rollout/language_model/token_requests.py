@@ -9,7 +9,7 @@ from verl.workers.rollout.replica import TokenOutput
 from vllm import SamplingParams
 
 from verl_omni.workers.rollout.vllm_rollout.server.outputs import stop_reason
-from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest, attended_ids
+from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest, attended_ids, check_extra_ids
 
 
 def token_sampling_params(
@@ -49,7 +49,14 @@ def token_sampling_params(
 
 
 def token_prompt(request: RolloutRequest) -> dict[str, Any]:
-    """vLLM's prompt of token ids. Raises `ValueError` as `attended_ids` does."""
+    """vLLM's prompt of token ids.
+
+    Raises:
+        ValueError: as of `attended_ids`, or there is a negative prompt or token ids of other encoders.
+    """
+    if request.negative_prompt_ids is not None:
+        raise ValueError("negative_prompt_ids are not read: a language model has no negative prompt")
+    check_extra_ids(request, "a language model", reads=False)
     prompt: dict[str, Any] = {"prompt_token_ids": attended_ids(request)}
     if media := request.media():
         prompt["multi_modal_data"] = media

@@ -9,8 +9,9 @@ from typing import Any
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.pipelines.registry import POST_PROCESS
+from verl_omni.pipelines.registry import POST_PROCESS, reads_extra_ids
 from verl_omni.pipelines.registry import family as family_of
+from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.registry import load
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
@@ -27,9 +28,14 @@ class DiffusionMode(ModelMode):
     npu_worker_extension = NPU_WORKER_EXTENSION
     ignored_engine_kwargs = ()
 
+    def __init__(self) -> None:
+        self._architecture = ""
+
     @override
     def load_model_config(self, config: Any) -> DiffusionModelConfig:
-        return omega_conf_to_dataclass(config)
+        found: DiffusionModelConfig = omega_conf_to_dataclass(config)
+        self._architecture = str(found.architecture)
+        return found
 
     @override
     def complete_rollout_config(self, config: DiffusionRolloutConfig) -> None:
@@ -54,7 +60,8 @@ class DiffusionMode(ModelMode):
         engine_args["custom_pipeline_args"] = {"pipeline_class": family.pipeline_class}
         engine_args["step_execution"] = config.step_execution
         if all(engine_args.get(f"diffusion_attention_{key}") is None for key in ("config", "backend")):
-            engine_args["diffusion_attention_config"] = {"default": {"backend": config.rollout_attn_backend}}
+            attention = server_profile().attention_config(config.rollout_attn_backend)
+            engine_args["diffusion_attention_config"] = attention
         pipeline = load(family.pipeline)
         # The engine looks only whether the class has the methods, which an editing model inherits.
         if config.step_execution and not getattr(pipeline, "supports_step_execution", False):
@@ -74,6 +81,7 @@ class DiffusionMode(ModelMode):
         config: Any,
         stage_defaults: Sequence[Any],
     ) -> dict[str, Any]:
+        requests.check_extra_ids(request, self._architecture, reads=reads_extra_ids(self._architecture))
         sampling = requests.engine_sampling_params(params)
         sampling.lora_request = lora
         return {

@@ -28,7 +28,7 @@ class RolloutRequest:
         prompt_text, negative_prompt_text: the texts, for models whose text encoders tokenize for themselves; None: the
             text of the ids.
         prompt_mask: attention mask, 1 for each id to attend to; the others, such as padding, are removed. None: all.
-        extra_prompt_ids: token ids for other encoders, by the encoder's name.
+        extra_prompt_ids: token ids for other encoders, by the encoder's name; for model families of users only.
         image_data, video_data, audio_data: parts of the prompt.
         mm_processor_kwargs: arguments of the model's processor for those parts.
     """
@@ -87,6 +87,23 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
     nested = params.get("extra_args") or {}
     ours = {"pixel_dtype": sample.pixel_dtype, "weights_version": True}
     return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, **ours})
+
+
+def check_extra_ids(request: RolloutRequest, reader: str, *, reads: bool) -> None:
+    """Refuse token ids for other encoders where nothing reads them: the sample would be of another prompt.
+
+    Args:
+        reader: what would have to read them, for the message.
+
+    Raises:
+        ValueError: there are some.
+    """
+    given = request.extra_prompt_ids is not None or request.negative_extra_prompt_ids is not None
+    if given and not reads:
+        raise ValueError(
+            f"extra_prompt_ids are not read: {reader} tokenizes the prompt for each of its text encoders itself; send "
+            "prompt_ids alone, with prompt_text where they lose something of the text"
+        )
 
 
 def attended_ids(request: RolloutRequest) -> list[int]:

@@ -1,0 +1,165 @@
+"""Scoring after a batch is generated: a scorer gets the same as when samples are scored one by one meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+from verl_omni.agent_loop import DiffusionSingleTurnAgentLoop
+from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
+from verl_omni.reward_loop.reward_manager import VisualRewardManager
+from verl_omni.trainer.reward_workers import RewardWorkers
+from verl_omni.trainer.sample_generation import (
+    ScoredSamples,
+    evaluation_prompts,
+    generate_scored,
+    training_prompts,
+)
+
+pytestmark = pytest.mark.slow  # reads a model and all settings for each
+
+WORKERS = 2
+AUDIO = torch.arange(4.0)
+RECORDED = {"all_latents": torch.ones(3, 2), "prompt_embeds": torch.ones(4, 5), "clean_latents": torch.ones(16, 1, 1)}
+ROWS = [
+    {
+        "raw_prompt": [{"role": "user", "content": text}], "data_source": "s", "note": "the row's",
+        "reward_model": {"ground_truth": text}, "extra_info": {"prompt": text, "index": number},
+    }
+    for number, text in enumerate(("a", "b"))
+]  # fmt: skip
+BOTH = "actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=both"
+
+
+class AddingLoop(DiffusionSingleTurnAgentLoop):
+    """A loop of a user: it adds fields, and scores the samples of one prompt itself."""
+
+    scores_own = False
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        made = await super().run(sampling_params, **kwargs)
+        text = kwargs["raw_prompt"][0]["content"]
+        made.extra_fields |= {"tries": len(text), "boxes": torch.arange(len(text) + 1), "note": "the loop's"}
+        made.num_turns = 3
+        if self.scores_own and text == "a":
+            made.reward_score = 7.0
+            made.extra_fields["reward_extra_info"] = {"acc": 7.0, "own": 1.0}
+        return made
+
+
+class ScoringLoop(AddingLoop):
+    scores_own = True
+
+
+class Scorers:
+    """Reward workers: the arguments of the scorer for each sample, by its ground truth."""
+
+    def __init__(self, config: Any) -> None:
+        self.manager = VisualRewardManager(config, None, None)
+        self.given: list[dict[str, Any]] = []
+        self.compute_score = self.compute_score_batch = self
+
+    async def remote(self, data: DataProto) -> dict[str, Any]:
+        return self.score(data)
+
+    def score(self, data: DataProto) -> dict[str, Any]:
+        assert data.batch["prompts"].shape == (1, 8)
+        self.given.append(self.manager.arguments(data))
+        return {"reward_score": 2.0, "reward_extra_info": {"acc": 0.5, "note": "the scorer's", "of": "scorer"}}
+
+    def all(self, data: DataProto) -> DataProto:
+        """As `RewardWorkers.compute_rm_score`, without its processes."""
+        found = [self.score(data[row : row + 1]) for row in range(len(data))]
+        return RewardWorkers.collected(VisualRewardManager, data, found)
+
+
+@pytest.fixture
+def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, list[dict[str, Any]]]]:
+    """Generates and scores a batch, during the generation or after it."""
+
+    def made(later: bool, loop: type, *overrides: str, training: bool) -> tuple[ScoredSamples, list[dict[str, Any]]]:
+        _agent_loop_registry["mine"] = {"_target_": f"{__name__}.{loop.__name__}"}
+        chosen = f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}"
+        loops = [
+            worker(
+                chosen, "actor_rollout_ref.rollout.agent.default_agent_loop=mine", "actor_rollout_ref.rollout.n=2",
+                "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *overrides,
+                engine=engine(audio=AUDIO, audio_sample_rate=16000, **RECORDED), rewards=None,
+            )
+            for _ in range(WORKERS)
+        ]  # fmt: skip
+        scorers = Scorers(loops[0].config)
+        for each in loops:
+            each.put = lambda tensors: object()
+            each.reward_loop_worker_handles = None if later else [scorers]
+        manager = DiffusionAgentLoopManager(loops[0].config, None)
+        manager.agent_loop_workers = [
+            SimpleNamespace(generate_sequences=SimpleNamespace(remote=each.generate_sequences)) for each in loops
+        ]
+        if training:
+            prompts = training_prompts(ROWS, n=2, step=1, version=3, seed=0)
+            prompts.meta_info |= {"store_samples": True, "carry_responses": later}
+        else:
+            prompts = evaluation_prompts(ROWS, seed=0)
+        found = generate_scored(loops[0].config, manager, prompts, scorers.all if later else None)
+        return found, sorted(scorers.given, key=lambda each: (each["ground_truth"], str(each["solution_image"])))
+
+    return made
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("loop", [AddingLoop, ScoringLoop])
+def test_a_scorer_gets_the_same_after_a_generation_as_during_it(generate: Any, loop: type, training: bool) -> None:
+    (now, during), (late, after) = (generate(later, loop, training=training) for later in (False, True))
+    own = 0 if loop is AddingLoop else 1
+    assert len(after) == len(during) == (2 - own) * (2 if training else 1), "what the loop has scored is not scored"
+    assert all(same(left, right) for left, right in zip(after, during, strict=True))
+    fields = after[-1]["extra_info"]
+    assert (fields["tries"], fields["boxes"].tolist(), fields["note"]) == (1, [0, 1], "the loop's")
+    assert fields["audio"].tolist() == AUDIO.tolist() and fields["num_turns"] == 3
+    assert not set(RECORDED) & set(fields)
+    assert now.scores.tolist() == late.scores.tolist()
+    assert now.extras == late.extras
+    assert set(late.extras) == ({"acc", "note", "of"} if loop is AddingLoop else {"acc"})
+
+
+def test_an_evaluation_with_both_types_of_output_gets_latents_after_a_generation_too(generate: Any) -> None:
+    (now, during), (late, after) = (generate(later, AddingLoop, BOTH, training=False) for later in (False, True))
+    assert [each["solution_image"].shape for each in after] == [(16, 1, 1)] * 2
+    assert all(same(left, right) for left, right in zip(after, during, strict=True))
+    assert late.images is not None and now.images is not None and torch.equal(late.images, now.images)
+
+
+class UnusableLoop(AddingLoop):
+    answer: tuple[float, dict[str, Any]] = (0.0, {})
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        made = await super().run(sampling_params, **kwargs)
+        made.reward_score, made.extra_fields["reward_extra_info"] = self.answer
+        return made
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [((float("nan"), {}), "the agent loop gave the score nan, which is not finite"),
+     ((1.0, {"uid": "x"}), "the agent loop returned the field 'uid', and the batch has a column of that name")],
+)  # fmt: skip
+def test_a_score_of_a_loop_that_training_cannot_use_is_refused(
+    generate: Any, monkeypatch: pytest.MonkeyPatch, answer: tuple[float, dict[str, Any]], said: str, later: bool
+) -> None:
+    monkeypatch.setattr(UnusableLoop, "answer", answer)
+    with pytest.raises(Exception, match=said):
+        generate(later, UnusableLoop, training=True)

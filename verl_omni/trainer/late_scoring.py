@@ -1,0 +1,48 @@
+"""Scoring of a batch after it is generated, by a judge that sleeps meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from verl import DataProto
+
+from verl_omni.agent_loop.batching import reward_column
+from verl_omni.utils.columns import objects
+
+
+def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto], DataProto], *, latent: bool) -> None:
+    """Score the samples of `output` that their agent loop has not scored, and add the columns of all scores to it.
+
+    Args:
+        prompts, output: of a generation with `meta_info["score_later"]`.
+        score: returns `rm_scores` [b, 1] and `meta_info["reward_extra_keys"]`, whose columns are further fields.
+        latent: whether the scorer gets `clean_latents`, which an evaluation with the output type `both` has.
+    """
+    scores = list(output.non_tensor_batch.pop("loop_score"))
+    rest = [row for row, given in enumerate(scores) if given is None]
+    fields = [info or {} for info in output.non_tensor_batch.get("reward_extra_info", [None] * len(output))]
+    found = score(to_score(prompts, output, rest, latent=latent))
+    keys = found.meta_info["reward_extra_keys"]
+    for place, row in enumerate(rest):
+        scores[row] = float(found.batch["rm_scores"][place, 0])
+        fields[row] = {key: found.non_tensor_batch[key][place] for key in keys}
+    output.batch["rm_scores"] = torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
+    common = sorted(set.intersection(*(set(each) for each in fields)))  # a key that only some have has no column
+    output.non_tensor_batch |= {key: reward_column([each[key] for each in fields]) for key in common}
+    output.meta_info["reward_extra_keys"] = common
+
+
+def to_score(prompts: DataProto, output: DataProto, rows: Sequence[int], *, latent: bool) -> DataProto:
+    """Rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added."""
+    chosen = list(rows)
+    columns: dict[str, Any] = {name: column[chosen] for name, column in prompts.non_tensor_batch.items()}
+    columns["tool_extra_fields"] = objects(list(output.non_tensor_batch["tool_extra_fields"][chosen]))
+    columns["__num_turns__"] = output.non_tensor_batch["__num_turns__"][chosen]
+    responses = output.batch["clean_latents" if latent else "responses"]
+    return DataProto.from_dict(
+        tensors={"prompts": output.batch["prompts"][chosen], "responses": responses[chosen]},
+        non_tensors=columns,
+        meta_info={"validate": bool(prompts.meta_info.get("validate"))},
+    )

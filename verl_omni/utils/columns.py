@@ -1,0 +1,16 @@
+"""PURE: columns of a batch with a Python object in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """An object array [B] of any values; `np.array` would make values of one length a second dimension."""
+    column: np.ndarray = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        column[row] = value
+    return column
