@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on the loopback: what its client asks for to create, fill and read model repositories.
+"""A small Hugging Face hub on this machine: what its client asks for to create, fill and read model repositories.
 
 Written from the client's code and the hub's documentation; the hub itself was not asked. Git LFS transfers the files
 that are large or binary; their digests are checked. A commit is stored as a whole, or not at all.
@@ -112,12 +112,12 @@ class Hub:
 
 
 @contextmanager
-def hub_server() -> Iterator[Hub]:
+def hub_server(address: str = "127.0.0.1") -> Iterator[Hub]:
     """Serve until the end of the block."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server = ThreadingHTTPServer((address, 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    hub.endpoint = f"http://{address}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

@@ -14,8 +14,10 @@ from click.testing import Result
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
+from e2e.cluster.bare.provider import BareCluster
 from e2e.drl import opened, run_drl
-from e2e.jobs import Job
+from e2e.hub_server import TOKEN, Hub, hub_server
+from e2e.jobs import Job, condition
 from e2e.system import System
 from e2e.training_jobs import EXAMPLES, example, metrics, the_pod
 
@@ -142,18 +144,59 @@ def fetch_from_the_claim(system: System, api: Api, space: str, run: Path, folder
     )
 
 
-def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(api: Api, space: str, run: Path) -> None:
+def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(
+    system: System, api: Api, space: str, run: Path
+) -> None:
+    """The model comes from a hub, and the results go there."""
+    assert isinstance(system.cluster, BareCluster)
     device = {"vendor": "Mock", "resourceName": "huawei.com/Ascend910", "preset": "Atlas-A2", "count": 1}
     job = Job(api, space, NAME)
-    job.create(
-        example(
-            NAME,
-            trainer__accelerator=device,
-            trainer__totalSteps=LOST,
-            trainer__evalEverySteps=LOST,
-            checkpoint__everySteps=2,
+    with hub_server(system.cluster.network.gateway) as hub:
+        hub.create("team/base", model_files())
+        api.post(
+            f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": "hub"}, "stringData": {"HF_TOKEN": TOKEN}}
         )
-    )
+        job.create(
+            example(
+                NAME,
+                **from_and_to(hub),
+                trainer__accelerator=device,
+                trainer__totalSteps=LOST,
+                trainer__evalEverySteps=LOST,
+                checkpoint__everySteps=2,
+            )
+        )
+        lose_the_head(api, space, run, job)
+        status = job.status()
+    sent = hub.files("team/adapters")
+    (folder,) = {name.rpartition("/")[0] for name in sent if name.endswith(".safetensors") and f"{LOST:06d}" in name}
+    assert json.loads(sent[f"{NAME}/latest.json"])["step"] == LOST, "the newest checkpoint was not sent"
+    local = run / folder.removeprefix(f"{NAME}/") / "pytorch_lora_weights.safetensors"
+    assert sent[f"{folder}/pytorch_lora_weights.safetensors"] == local.read_bytes()
+    shown = condition(status, "OutputSent")
+    assert (shown["status"], f"hf://team/adapters/{NAME}" in shown["message"]) == ("True", True), shown
+
+
+def model_files() -> dict[str, bytes]:
+    """The example's base model, as a repository has it."""
+    folder = EXAMPLES / "shapes-sd3"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def from_and_to(hub: Hub) -> dict[str, Any]:
+    """What a job says to read its model from a hub, and to send its results there."""
+    endpoint = {"name": "HF_ENDPOINT", "value": hub.endpoint}
+    return {
+        "model__base": "team/base",
+        "model__tokenSecretRef": {"name": "hub", "key": "HF_TOKEN"},
+        "trainer__podTemplate": {"spec": {"containers": [{"name": "ray", "env": [endpoint]}]}},
+        "output": {"url": "hf://team/adapters"},
+        "storage": {"secretName": "hub"},
+    }
+
+
+def lose_the_head(api: Api, space: str, run: Path, job: Job) -> None:
+    """Delete the head pod of the first attempt, after a checkpoint; the second one succeeds."""
     saved = job.await_status("a checkpoint", lambda status: bool(status.get("checkpoint", {}).get("step")), FIRST_STEP)
     worker = the_pod(api, space, NAME, "trainer")
     assert worker["spec"]["nodeName"] == "ascend"
