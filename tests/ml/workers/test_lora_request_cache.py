@@ -41,9 +41,9 @@ def server() -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     made: Any = object.__new__(vLLMOmniHttpServer)
-    made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
+    made._lora_loaded, made._asleep, made._ready, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
-    made.config = SimpleNamespace(step_execution=False)
+    made.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
     made.node_rank, made.rollout_mode, made._worker_version, made.replica_rank = 0, None, None, 0
     made._mode, made._submission_paused = DiffusionMode(), False
     return made
@@ -82,7 +82,7 @@ async def test_every_change_of_the_adapter_invalidates_the_cache(server: Any, ch
 async def test_workers_get_the_version_if_the_update_had_none(server: Any) -> None:
     await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 3})
     await server.set_global_steps(3)
-    assert [method for method, _ in server.engine.calls] == ["update_weights_from_ipc"]
+    assert server.engine.calls == [("update_weights_from_ipc", ()), ("commit_adapter", (3,))]
     await server.collective_rpc("update_weights_from_ipc")
     await server.set_global_steps(4)
     assert server.engine.calls[-1] == ("note_weights_version", (4,))
