@@ -11,6 +11,7 @@ from omni_operator.cli.main import app
 from omni_operator.cli.prompt_rows import find_problem
 
 GOOD = b'{"prompt": "red"}\n'
+WRONG_PROMPT = "column prompt: a prompt must be text or a list of messages"
 PARQUET = b"PAR1" + b"\0" * 8 + b"PAR1"
 
 
@@ -36,8 +37,8 @@ def test_usable_files_are_accepted(tmp_path: Path, name: str, content: bytes) ->
     [
         ("p.jsonl", GOOD + b'{"text": "red"}\n', "line 2: there is no column 'prompt'; its columns: text"),
         ("p.jsonl", b"{}\n", "line 1: there is no column 'prompt'; its columns: none"),
-        ("p.jsonl", GOOD + b'\n{"prompt": null}\n', "line 3: column prompt: a prompt must be text or a list of messages"),
-        ("p.jsonl", b'{"prompt": []}', "line 1: column prompt: a prompt must be text or a list of messages"),
+        ("p.jsonl", GOOD + b'\n{"prompt": null}\n', f"line 3: {WRONG_PROMPT}"),
+        ("p.jsonl", b'{"prompt": []}', f"line 1: {WRONG_PROMPT}"),
         ("p.jsonl", GOOD + b"red\n", "line 2: not valid JSON: Expecting value, column 1"),
         ("p.jsonl", GOOD + b'"red"\n', "line 2: a row must be a mapping of columns"),
         ("p.jsonl", b"[" * 200_000 + b"\n", None),

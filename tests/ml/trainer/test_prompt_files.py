@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
@@ -100,11 +100,11 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (pyarrow.table({"prompt": ["a", None]}), f": row 1: {WRONG_PROMPT}null"),
-        (pyarrow.table({"prompt": [b"a"]}), f": row 0: {WRONG_PROMPT}bytes"),
-        (pyarrow.table({"text": ["a"], "image": [b"b"]}), f": {NO_PROMPT}, image"),
-        (pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), " has no rows"),
-        (pyarrow.table([["a"], ["b"]], names=["prompt", "prompt"]), ": column 'prompt' is given twice"),
+        (pa.table({"prompt": ["a", None]}), f": row 1: {WRONG_PROMPT}null"),
+        (pa.table({"prompt": [b"a"]}), f": row 0: {WRONG_PROMPT}bytes"),
+        (pa.table({"text": ["a"], "image": [b"b"]}), f": {NO_PROMPT}, image"),
+        (pa.table({"prompt": pa.array([], pa.string())}), " has no rows"),
+        (pa.table([["a"], ["b"]], names=["prompt", "prompt"]), ": column 'prompt' is given twice"),
     ],
     ids=["null", "bytes", "no prompt", "no rows", "two columns of one name"],
 )
@@ -115,7 +115,7 @@ def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, said: str
 
 def test_a_part_of_a_parquet_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
-    parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "negative_prompt": [None, "c"]}), path)
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "negative_prompt": [None, "c"]}), path)
     prompt_files.check_file(path, "prompt")
     path.write_bytes(path.read_bytes()[:-1])
     assert problem(path).startswith(f"{path} cannot be read as a Parquet file: ")
