@@ -80,7 +80,7 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
     script, path = tmp_path / "recipe.sh", tmp_path / "job.yaml"
     (tmp_path / "data" / "ocr").mkdir(parents=True)
     for name in ("train", "test"):
-        (tmp_path / "data" / "ocr" / f"{name}.parquet").touch()
+        (tmp_path / "data" / "ocr" / f"{name}.parquet").write_bytes(b"PAR1" + bytes(8) + b"PAR1")
     script.write_text(recipe.script.replace("$HOME", str(tmp_path)))
     made = CliRunner().invoke(app, ["convert", str(script)])
     assert "left out: " not in made.stderr

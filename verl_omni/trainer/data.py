@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets.exceptions import DatasetsError
 from omegaconf import DictConfig, OmegaConf
+from pyarrow import ArrowException
 from torch import Tensor
 from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
 from verl_omni.trainer import prompt_images
+from verl_omni.trainer.prompt_files import InvalidPromptFile
 from verl_omni.utils.messages import prompt_text
 
 logger = logging.getLogger(__name__)
@@ -107,7 +110,7 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
 
     Raises:
         FileNotFoundError: one of `files` does not exist.
-        ValueError: they have no rows, or no column named `data.prompt_key`.
+        ValueError: they cannot be read together, have no rows, or no column named `data.prompt_key`.
     """
     from verl.utils.dataset.rl_dataset import get_dataset_class
 
@@ -116,7 +119,11 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
         if not Path(path).is_file():
             raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
     settings = OmegaConf.merge(config, {"shuffle": False, "cache_dir": config.cache_dir or "~/.cache/verl/rlhf"})
-    dataset = get_dataset_class(settings)(paths, tokenizer, settings, processor, max_samples)
+    try:
+        dataset = get_dataset_class(settings)(paths, tokenizer, settings, processor, max_samples)
+    except (DatasetsError, ArrowException, ValueError) as error:
+        cause = error.__cause__ or error
+        raise InvalidPromptFile(f"{', '.join(paths)} cannot be read: {cause}") from error
     if settings.prompt_key not in dataset.dataframe.column_names:
         found = ", ".join(dataset.dataframe.column_names)
         raise ValueError(f"{paths} have no column {settings.prompt_key!r}: set data.prompt_key to one of {found}")

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = _StopOnSignal()
     try:
         _fetch_inputs(config)
+        _check_prompts(config)
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)
     except (OSError, ValueError) as error:
@@ -80,6 +81,13 @@ def _fetch_inputs(config: Any) -> None:
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
+
+
+def _check_prompts(config: Any) -> None:
+    """Check the files of prompts; raises as `prompt_files.check`."""
+    from verl_omni.trainer import prompt_files
+
+    prompt_files.check(config)
 
 
 def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:

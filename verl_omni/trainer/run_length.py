@@ -68,10 +68,10 @@ def _rows_of(path: Path) -> int:
             return int(ParquetFile(path).metadata.num_rows)
         except ArrowInvalid as error:
             raise ValueError(f"{path} is not a Parquet file: {error}") from error
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if text.lstrip().startswith("["):
         try:
             return len(json.loads(text))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
-    return sum(1 for line in text.splitlines() if line.strip())
+    return sum(1 for line in text.split("\n") if line.strip())  # JSON allows other separators of lines in its text

@@ -35,8 +35,7 @@ def load_job(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
     Raises:
         JobError: the file cannot be read or is not a valid job.
     """
-    source = source_name(path)
-    return read_job(_read_text(path, source), source, assignments)
+    return read_job(read_text(path, "job"), source_name(path), assignments)
 
 
 def source_name(path: Path) -> str:
@@ -59,9 +58,19 @@ def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJ
     return LoadedJob(job, document)
 
 
-def _read_text(path: Path, source: str) -> str:
+def read_text(path: Path, noun: str) -> str:
+    """Read a file, or for `-` standard input, as UTF-8.
+
+    Args:
+        noun: what messages call the content, e.g. `job`.
+
+    Raises:
+        JobError: it cannot be read.
+    """
+    source = source_name(path)
     if path == STDIN and sys.stdin is None:
-        raise JobError([Problem(source, "standard input is closed: name a file, or give the job on standard input")])
+        text = f"standard input is closed: name a file, or give the {noun} on standard input"
+        raise JobError([Problem(source, text)])
     try:
         return sys.stdin.buffer.read().decode("utf-8") if path == STDIN else path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

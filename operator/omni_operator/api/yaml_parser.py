@@ -1,7 +1,7 @@
 """YAML parser that reports every text that it cannot read as an error with its position.
 
 ruamel.yaml leaves it to Python to reject a value such as the date 2001-99-99, and reads collections that contain
-themselves, or are nested until the stack is full.
+themselves, are nested until the stack is full, or grow without limit when each alias is replaced by its value.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor
+from ruamel.yaml.nodes import MappingNode, ScalarNode
 from typing_extensions import override
 
 DEEPEST = 64  # levels; pod templates, the deepest part of a job, have about 15
+# Characters of a document whose aliases are replaced by their values. Each value has one more than its text. The API
+# server stores objects of 1.5 MiB.
+LARGEST_SIZE = 2_000_000
 LARGEST_BITS = 1023  # of an integer: as much as a float can have; Python cannot print one of more than 4,300 digits
 # What ruamel.yaml raises for a scalar that does not have the form of its tag, as !!bool abc.
 INVALID = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
@@ -30,11 +34,12 @@ def make_yaml() -> YAML:
 
 
 class _Composer(Composer):
-    """Refuses what is nested too deeply, and aliases of what they are in."""
+    """Refuses what is nested too deeply, aliases of what they are in, and aliases that make the document too large."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._open: list[Any] = []
+        self._sizes: dict[Any, int] = {}  # of composed nodes, with their aliases' values
 
     @override
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -48,7 +53,21 @@ class _Composer(Composer):
                 raise ComposerError(problem="an alias stands for a value that contains the alias", problem_mark=mark)
         finally:
             self._open.pop()
+        if self._size(node) > LARGEST_SIZE:
+            text = f"with a value in place of each alias, the document has more than {LARGEST_SIZE:,} characters"
+            raise ComposerError(problem=text, problem_mark=mark)
         return node
+
+    def _size(self, node: Any) -> int:
+        if node not in self._sizes:
+            if isinstance(node, ScalarNode):
+                size = len(node.value)
+            elif isinstance(node, MappingNode):
+                size = sum(self._sizes[key] + self._sizes[value] for key, value in node.value)
+            else:
+                size = sum(self._sizes[item] for item in node.value)
+            self._sizes[node] = 1 + size
+        return self._sizes[node]
 
 
 class _Constructor(RoundTripConstructor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +9,10 @@ import typer
 
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
+from omni_operator.api.job_loader import STDIN, read_text, source_name
 from omni_operator.recipes import Conversion, RecipeError, convert, read_script
 
 from . import console
-
-STDIN = Path("-")
 
 
 def convert_recipe(
@@ -30,12 +28,11 @@ def convert_recipe(
     supported or the job is not complete.
     """
     try:
-        script = sys.stdin.read() if recipe == STDIN else recipe.read_text(encoding="utf-8")
-        call = read_script(script)
-    except (OSError, UnicodeDecodeError) as error:
-        console.refuse(f"{recipe}: cannot be read: {error}")
+        call = read_script(read_text(recipe, "script"))
+    except JobError as error:
+        console.refuse(console.format_problems(error.problems))
     except RecipeError as error:
-        console.refuse(f"{recipe}: {error}")
+        console.refuse(f"{source_name(recipe)}: {error}")
     made = convert(call.arguments)
     typer.echo(_text(recipe, made), nl=False)
     for name in call.unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,7 @@ class Family(str, Enum):
 
 
 NewFolder = Annotated[Path, typer.Argument(help="New or empty folder to write.", metavar="PATH")]
-Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, metavar="N")]
+Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, max=2**31 - 1, metavar="N")]
 
 
 @app.command()
@@ -40,7 +41,7 @@ def tiny(
     seed: Seed = 0,
 ) -> None:
     """Create a tiny model with random weights, for tests. Takes about half a minute."""
-    _refuse_non_empty(path)
+    _make_folder(path)
     console.say(f"creating a tiny {family.value} model in {path} ...")
     training_stack.exec_module(PROGRAM, ["tiny", family.value, str(path), "--seed", str(seed)])
 
@@ -55,7 +56,7 @@ def shapes(
     ] = 0.0,
 ) -> None:
     """Train the model of the examples, a small SD3 that draws shapes. Takes minutes."""
-    _refuse_non_empty(path)
+    _make_folder(path)
     options = {"--steps": steps, "--seed": seed, "--wrong-colors": wrong_colors}
     training_stack.exec_module(
         PROGRAM, ["shapes", str(path), *(text for pair in options.items() for text in map(str, pair))]
@@ -71,11 +72,23 @@ def prompts(path: Annotated[Path, typer.Argument(help="Folder to write the files
     """
     if existing := [name for name in PROMPT_FILES if (path / name).exists()]:
         console.refuse(f"{path} already contains {' and '.join(existing)}; give another folder, or delete them first")
+    _make_writable(path)
     training_stack.exec_module(PROGRAM, ["prompts", str(path)])
 
 
-def _refuse_non_empty(path: Path) -> None:
+def _make_folder(path: Path) -> None:
+    """Make the new folder; exit if it has content, or if files cannot be written to it."""
     if path.is_dir() and any(path.iterdir()):
         console.refuse(f"{path} is not empty; give a new folder, or delete it first")
     if path.exists() and not path.is_dir():
         console.refuse(f"{path} is a file; give a new folder")
+    _make_writable(path)
+
+
+def _make_writable(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        console.refuse(f"{path} cannot be made: {error.strerror}; give another folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        console.refuse(f"{path} is read-only; give another folder")

@@ -16,12 +16,12 @@ from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
 from omni_operator.plan.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 
-from . import console
+from . import console, prompt_rows
 from .machine import Accelerators
 from .training_stack import missing_text
 
 PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
-CUSTOM_DATASET = "data.custom_cls."
+CUSTOM_DATASET, PROMPT_KEY = "data.custom_cls.", "data.prompt_key="
 
 
 def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
@@ -85,10 +85,10 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
-    data, custom = (
-        job.spec.data,
-        any(text.lstrip("+").startswith(CUSTOM_DATASET) for text in job.spec.algorithm.overrides),
-    )
+    data, overrides = job.spec.data, [text.lstrip("+") for text in job.spec.algorithm.overrides]
+    custom = any(text.startswith(CUSTOM_DATASET) for text in overrides)
+    own = job.spec.algorithm.entrypoint == ENTRYPOINT and not custom
+    keys = [text.removeprefix(PROMPT_KEY).strip("'\"") for text in overrides if text.startswith(PROMPT_KEY)]
     for name, files in (("train", data.train), ("validation", data.validation)):
         for place, path in enumerate(files):
             at = ("spec", "data", name, place)
@@ -98,6 +98,8 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
                 yield at, f"no readable file {console.short_path(Path(path))}"
             elif not custom and not path.endswith(PROMPT_SUFFIXES):
                 yield at, f"{Path(path).name!r} must end in {', '.join(PROMPT_SUFFIXES)}"
+            elif own and (problem := prompt_rows.find_problem(Path(path), keys[-1] if keys else "prompt")):
+                yield at, f"{console.short_path(Path(path))}: {problem}"
 
 
 def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:

@@ -193,6 +193,32 @@ def test_a_value_that_cannot_be_read_is_refused_with_its_place(value: str, said:
     assert found == f"--set spec.seed={value}: the value is not valid YAML: {value!r}: {said}"
 
 
+def nested_aliases(value: str, levels: int) -> str:
+    """A list whose size with a value in place of each alias is 10 to the power of `levels`."""
+    items = [f"&a0 [{', '.join([value] * 10)}]"]
+    items += [f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+    return f"[{', '.join(items)}]"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        nested_aliases("x", 9),
+        nested_aliases("{a: 1}", 30),
+        f"[&a {'x' * 100_000}, {', '.join(['*a'] * 20)}]",
+        f"[&a0 {{x: 1}}, {', '.join(f'&a{n + 1} {{<<: *a{n}, k{n}: *a{n}}}' for n in range(40))}]",
+        f"[&a0 {{x: 1}}, {', '.join(f'&a{n + 1} {{<<: [*a{n}, *a{n}]}}' for n in range(40))}]",
+    ],
+    ids=["lists", "mappings", "long text", "merged and nested", "merged twice"],
+)
+def test_aliases_that_make_a_document_too_large_are_refused_before_they_are_replaced(value: str) -> None:
+    said = "not valid YAML: with a value in place of each alias, the document has more than 2,000,000 characters"
+    (found,) = problems(GOOD + f"  seed: {value}\n")
+    assert found == f"job.yaml:15: {said}"
+    (found,) = problems(GOOD, f"spec.seed={value}")
+    assert found.endswith(said.removeprefix("not valid YAML: "))
+
+
 def test_aliases_are_read_and_64_levels_too() -> None:
     deep = "[" * 60 + "]" * 60
     text = GOOD + f"  seed: &seed 3\n  rollout: {{samplesPerPrompt: *seed}}\n  head: {{podTemplate: {{a: {deep}}}}}\n"

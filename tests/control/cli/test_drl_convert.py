@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,28 @@ def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\n", "not a text file in UTF-8"),
+        (b"", "the script does not start verl_omni.trainer.main_diffusion"),
+    ],
+)
+def test_a_script_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "recipe.sh").write_bytes(content)
+    done = CliRunner().invoke(app, ["convert", str(tmp_path / "recipe.sh")])
+    assert (done.exit_code, done.stderr) == (2, f"{tmp_path / 'recipe.sh'}: {said}\n")
+    done = CliRunner().invoke(app, ["convert", "-"], input=content)
+    assert (done.exit_code, done.stderr) == (2, f"<stdin>: {said}\n")
+
+
+def test_closed_standard_input_is_refused() -> None:
+    command = f"exec {sys.executable} -m omni_operator.cli convert - <&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    said = "<stdin>: standard input is closed: name a file, or give the script on standard input\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 def test_what_depends_on_a_condition_is_named_with_its_line() -> None:
     backend = "actor_rollout_ref.model.attn_backend"
     choice = 'ATTENTION=native\n[ "$DEVICE" = npu ] && ATTENTION=_native_npu\n'
@@ -79,7 +103,7 @@ def test_a_job_that_is_not_complete_is_printed_with_what_is_missing() -> None:
     assert "the job: spec.model" in done.stderr or "spec.model" in done.stderr
 
 
-@pytest.mark.parametrize(("text", "said"), [("echo", "does not start"), (None, "cannot be read")])
+@pytest.mark.parametrize(("text", "said"), [("echo", "does not start"), (None, "no such file")])
 def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "recipe.sh"
     if text is not None:

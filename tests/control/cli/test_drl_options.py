@@ -297,6 +297,24 @@ def test_model_commands_do_not_overwrite_files(tmp_path: Path) -> None:
     assert "already contains shapes_train.jsonl" in drl("model", "prompts", tmp_path).stderr
 
 
+@pytest.mark.parametrize("arguments", [("tiny", "sd3"), ("shapes",), ("prompts",)])
+def test_model_commands_refuse_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    for path, why in ((tmp_path / "file" / "new", "Not a directory"), (Path("/proc/new"), "No such file or directory")):
+        result = drl("model", *arguments, path)
+        assert (result.exit_code, result.stderr) == (2, f"{path} cannot be made: {why}; give another folder\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests run as root, whom permissions do not stop
+    result = drl("model", *arguments, tmp_path / "new")
+    assert (result.exit_code, result.stderr) == (2, f"{tmp_path / 'new'} is read-only; give another folder\n")
+
+
+def test_a_seed_that_torch_does_not_take_is_refused(tmp_path: Path) -> None:
+    result = drl("model", "tiny", "sd3", tmp_path / "new", "--seed", 2**64)
+    assert result.exit_code == 2 and "'--seed'" in result.stderr and not (tmp_path / "new").exists()
+
+
 @pytest.mark.slow  # starts a process on a terminal
 @pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color_disables_colors_on_a_terminal(write_job: WriteJob, variables: dict[str, str], colored: bool) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer import pools
+from verl_omni.workers.algorithms.base import training_algorithm
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LORA_RANK, HALF = 32, "bfloat16"
+MOST_ACCELERATORS = 8  # of a node
+# Samples are not made smaller than this. Sides that are multiples of the step suit every model family.
+SMALLEST_SIDE, SIDE_STEP = 256, 32
 NOTICEABLE = 0.98  # a change that leaves more of the peak is no advice
 
 
@@ -79,7 +83,7 @@ def changes(config: DictConfig) -> Iterator[Change]:
     settings = config.actor_rollout_ref
     model, actor, rollout = settings.model, settings.actor, settings.rollout
     for name in ("free_cache_engine", "enable_sleep_mode"):
-        if rollout.nnodes == 0 and not rollout[name]:
+        if rollout.nnodes == 0 and _on_accelerators(rollout) and not rollout[name]:
             yield Change(f"{ROLLOUT}.{name}", True, "the engine sleeps during updates")
             break
     micro = actor.ppo_micro_batch_size_per_gpu
@@ -106,16 +110,32 @@ def changes(config: DictConfig) -> Iterator[Change]:
             yield Change(f"{ACTOR}.fsdp_config.{setting}", True, "copies to host memory in each step, which needs it")
     if model.lora_rank == 0:
         yield Change(f"{MODEL}.lora_rank", LORA_RANK, "an adapter is trained instead of all weights")
-    if config.trainer.n_gpus_per_node < 8:
-        yield Change("trainer.n_gpus_per_node", 2 * config.trainer.n_gpus_per_node, "accelerators")
-    if rollout.pipeline.height > 256 or rollout.pipeline.width > 256:
-        yield Change(f"{ROLLOUT}.pipeline.height", rollout.pipeline.height // 2, "smaller samples")
-        yield Change(f"{ROLLOUT}.pipeline.width", rollout.pipeline.width // 2, "smaller samples")
+    count = 2 * config.trainer.n_gpus_per_node
+    if count <= MOST_ACCELERATORS and _divides_batch(config, config.trainer.nnodes * count):
+        costs = "accelerators"
+        if rollout.nnodes == 0:  # a job names the engines that share them
+            engines = config.trainer.nnodes * count // pools.replica_size(rollout)
+            costs = f"accelerators; needs spec.rollout.replicas: {engines}"
+        yield Change("trainer.n_gpus_per_node", count, costs)
+    for side in ("height", "width"):
+        if rollout.pipeline[side] > SMALLEST_SIDE:
+            half = rollout.pipeline[side] // 2 // SIDE_STEP * SIDE_STEP
+            yield Change(f"{ROLLOUT}.pipeline.{side}", half, "smaller samples")
+
+
+def _on_accelerators(rollout: DictConfig) -> bool:
+    """Whether engines are on accelerators; on the CPU nothing of an engine can sleep or be split."""
+    return bool(rollout.engine_kwargs.vllm_omni.distributed_executor_backend != "uni")
 
 
 def _can_be_split(rollout: DictConfig) -> bool:
     """Whether engines can have twice as many accelerators each, which must be of one node."""
-    on_accelerators = rollout.engine_kwargs.vllm_omni.distributed_executor_backend != "uni"
-    return bool(
-        on_accelerators and rollout.nnodes > 0 and rollout.n_gpus_per_node % (2 * pools.replica_size(rollout)) == 0
-    )
+    size = pools.replica_size(rollout)
+    return bool(_on_accelerators(rollout) and rollout.nnodes > 0 and rollout.n_gpus_per_node % (2 * size) == 0)
+
+
+def _divides_batch(config: DictConfig, ranks: int) -> bool:
+    """Whether so many ranks get equal shares of the samples of a step, and of the rows of an optimizer step."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    rows = training_algorithm(actor.diffusion_loss.loss_mode).rows_per_prompt(n)
+    return config.data.train_batch_size * n % ranks == 0 == actor.ppo_mini_batch_size * rows % ranks

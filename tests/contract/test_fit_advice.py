@@ -1,0 +1,73 @@
+"""What `drl fit` advises is valid in a job, and does what it says in the trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from omni_operator import plan
+from omni_operator.api import load_job
+from omni_operator.cli.fit_text import change_text
+from verl_omni.trainer import settings, startup
+from verl_omni.trainer.memory_estimate import advice
+
+MODEL = Path(__file__).parents[2] / "examples" / "shapes-sd3"
+JOB = f"""\
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {{name: a-job}}
+spec:
+  model: {{base: {MODEL}}}
+  data: {{train: [t.jsonl]}}
+  reward: {{scorers: [{{name: jpeg}}]}}
+  algorithm: {{overrides: []}}
+  trainer: {{totalSteps: 3, accelerator: {{vendor: NVIDIA}}}}
+"""
+SIDES = ("spec.rollout.pipeline.height=720", "spec.rollout.pipeline.width=1352")
+SEPARATE = "spec.rollout={placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 4}}"
+
+
+def trainer_settings(path: Path, assignments: list[str]) -> DictConfig:
+    job = load_job(path, assignments).job
+    config = settings.load(plan.render_overrides(job, plan.pod_layout(job, "runs")))
+    accelerator = job.spec.trainer.accelerator.vendor != "CPU"
+    startup.fit_to_machine(config, accelerator, cpus=8 if accelerator else None)
+    return config
+
+
+def in_a_job(change: advice.Change) -> list[str]:
+    text = change_text(change.setting, change.value)
+    if text.startswith("spec.model.lora."):
+        return ["spec.model.lora.enabled=true", f"spec.model.lora.rank={change.value}"]
+    field, _, value = text.partition(": ")
+    _, _, needed = change.costs.partition("; needs ")
+    return [f"{field}={value}", *([needed.replace(": ", "=")] if needed else [])]
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        [*SIDES, "spec.model.lora.enabled=false"],
+        ["spec.trainer.batch.prompts=6", "spec.rollout.samplesPerPrompt=3", "spec.trainer.accelerator.count=2",
+         "spec.rollout.replicas=2"],
+        ["spec.algorithm.name=DiffusionDPO", "spec.trainer.batch.prompts=4", "spec.rollout.samplesPerPrompt=4"],
+        [SEPARATE, "spec.trainer.accelerator.count=4"],
+        ["spec.trainer.accelerator.vendor=CPU", *SIDES],
+    ],
+    ids=["all weights", "odd batch", "preferences", "separate", "CPU"],
+)  # fmt: skip
+def test_a_job_that_follows_the_advice_has_the_settings_that_were_estimated(
+    tmp_path: Path, assignments: list[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    config, tried = trainer_settings(path, assignments), set[str]()
+    while change := next((each for each in advice.changes(config) if str(each) not in tried), None):
+        tried.add(str(change))
+        OmegaConf.update(config, change.setting, change.value)
+        followed = {text.partition("=")[0]: text for text in [*assignments, *in_a_job(change)]}
+        found = OmegaConf.select(trainer_settings(path, list(followed.values())), change.setting)
+        assert found == change.value, change
+    assert len(tried) > 3

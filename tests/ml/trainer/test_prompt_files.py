@@ -1,0 +1,156 @@
+"""Files of prompts are checked row by row before anything starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from verl_omni.trainer import data, prompt_files, run_length, settings
+
+NEEDED = ["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
+GOOD = '{"prompt": "red"}\n'
+MESSAGES = [{"role": "user", "content": "red"}, {"role": "user", "content": [{"type": "text", "text": "blue"}]}]
+NO_PROMPT = "there is no column 'prompt'; set data.prompt_key to one of the columns: text"
+WRONG_PROMPT = "column prompt: a prompt must be text or a list of messages, not "
+
+
+def problem(path: Path) -> str:
+    with pytest.raises(prompt_files.InvalidPromptFile) as refused:
+        prompt_files.check_file(path, "prompt")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        "\ufeff" + GOOD + "\r\n\n" + GOOD.replace("\n", "\r"),
+        json.dumps({"prompt": MESSAGES, "negative_prompt": None, "extra_info": None, "reward_model": {"a": 1}}),
+        GOOD.replace("red", "one\u2028two\x85three"),
+        "[" + GOOD + ",\n" + GOOD + "]",
+        '{\n"prompt":\n"red"\n}\n',
+    ],
+    ids=["text", "byte order mark, CRLF, CR", "messages", "other separators of lines", "array", "one object"],
+)
+def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text, newline="")
+    prompt_files.check_file(tmp_path / "p.jsonl", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD + '\n{"text": "red"}\n', f":3: {NO_PROMPT}"),
+        (GOOD + '{"prompt": null}\n', f":2: {WRONG_PROMPT}null"),
+        ('{"prompt": 3}\n', f":1: {WRONG_PROMPT}a number"),
+        ('{"prompt": NaN}\n', f":1: {WRONG_PROMPT}a number"),
+        ('{"prompt": true}\n', f":1: {WRONG_PROMPT}a boolean"),
+        ('{"prompt": {"text": "red"}}\n', f":1: {WRONG_PROMPT}a mapping"),
+        ('{"prompt": []}\n', ":1: column prompt: a list of messages must not be empty"),
+        (
+            '{"prompt": ["red"]}\n',
+            ":1: column prompt: message 0 of the prompt must be a mapping with role and content, not text",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": "a"}, {"content": "b"}]}',
+            ":1: column prompt: message 1 of the prompt must have a role, such as user",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": null}]}',
+            ":1: column prompt: message 0 of the prompt must have a content: text, or a list of parts",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": ["red"]}]}',
+            ":1: column prompt: message 0 of the prompt must have a content: text, or a list of parts",
+        ),
+        (
+            '{"prompt": "a", "negative_prompt": 5}',
+            ":1: column negative_prompt: a prompt must be text or a list of messages, not a number",
+        ),
+        ('{"prompt": "a", "extra_info": "b"}', ":1: column extra_info: must be a mapping, not text"),
+        ('{"prompt": "a", "reward_model": [1]}', ":1: column reward_model: must be a mapping, not a list"),
+        ('{"prompt": "a", "prompt": "b"}', ":1: 'prompt' is given twice"),
+        (GOOD + '{"prompt": "red"\n' + GOOD, ":2: not valid JSON: Expecting ',' delimiter, column 17"),
+        (GOOD + '"red"\n', ":2: a row must be a mapping of columns, not text"),
+        ('["red"]', ": row 0: a row must be a mapping of columns, not text"),
+        ('[{"prompt": "red"},\n{"prompt": }]', ":2: not valid JSON: Expecting value, column 12"),
+        ('{"prompt": ' + "[" * 200_000, ":1: nested too deeply"),
+        ("", " has no rows"),
+        ("\n \n", " has no rows"),
+        ("[]", " has no rows"),
+    ],
+)
+def test_the_first_row_that_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text)
+    assert problem(tmp_path / "p.jsonl") == f"{tmp_path / 'p.jsonl'}{said}"
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(GOOD.encode() + b'{"prompt": "caf\xe9"}\n')
+    assert problem(tmp_path / "p.jsonl") == f"{tmp_path / 'p.jsonl'} is not a text file in UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (pa.table({"prompt": ["a", None]}), f": row 1: {WRONG_PROMPT}null"),
+        (pa.table({"prompt": [b"a"]}), f": row 0: {WRONG_PROMPT}bytes"),
+        (pa.table({"text": ["a"], "image": [b"b"]}), f": {NO_PROMPT}, image"),
+        (pa.table({"prompt": pa.array([], pa.string())}), " has no rows"),
+        (pa.table([["a"], ["b"]], names=["prompt", "prompt"]), ": column 'prompt' is given twice"),
+    ],
+    ids=["null", "bytes", "no prompt", "no rows", "two columns of one name"],
+)
+def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, said: str) -> None:
+    parquet.write_table(table, tmp_path / "p.parquet")
+    assert problem(tmp_path / "p.parquet") == f"{tmp_path / 'p.parquet'}{said}"
+
+
+def test_a_part_of_a_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "negative_prompt": [None, "c"]}), path)
+    prompt_files.check_file(path, "prompt")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert problem(path).startswith(f"{path} cannot be read as a Parquet file: ")
+
+
+def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text(GOOD)
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    overrides = [*NEEDED, f"data.train_files='{tmp_path}/good.jsonl'"]
+    prompt_files.check(settings.load(overrides))
+    overrides.append(f"data.val_files=['{tmp_path}/good.jsonl','{tmp_path}/bad.jsonl']")
+    with pytest.raises(prompt_files.InvalidPromptFile, match=r"bad.jsonl:1: there is no column 'prompt'; .*: none"):
+        prompt_files.check(settings.load(overrides))
+    prompt_files.check(settings.load([*overrides, "data.custom_cls.path=own.py", "data.custom_cls.name=Own"]))
+
+
+def test_files_whose_columns_have_other_types_are_named(tmp_path: Path) -> None:
+    for name, value in (("a", "s"), ("b", 1)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": "red", "x": value}))
+    files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    config = settings.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
+    with pytest.raises(prompt_files.InvalidPromptFile, match=r"a.jsonl, .*b.jsonl cannot be read: .*the key x of"):
+        data.load(files, config, None)
+
+
+def test_separators_of_lines_inside_of_a_prompt_do_not_count_as_rows(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(GOOD.replace("red", "one\u2028two\x85three") + GOOD)
+    (tmp_path / "p.json").write_text("\ufeff[" + GOOD + "]")
+    assert run_length.count_rows([str(tmp_path / "p.jsonl"), str(tmp_path / "p.json")]) == 3
+
+
+def test_a_run_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(GOOD + '{"prompt": null}\n')
+    overrides = [*NEEDED, f"data.train_files='{tmp_path}/p.jsonl'", f"trainer.default_local_dir='{tmp_path}/run'"]
+    command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path}/p.jsonl:2: {WRONG_PROMPT}null\n")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,193 @@
+"""Checks of prompt files, row by row, before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.trainer.reference_scorers import DATASET
+
+NEGATIVE_PROMPT = "negative_prompt"
+MAPPINGS = ("extra_info", "reward_model")
+
+
+class InvalidPromptFile(ValueError):
+    """A file of prompts that cannot be used; the message names file and row."""
+
+
+def check(config: DictConfig) -> None:
+    """Check the prompts of a run. Files of another dataset class (`data.custom_cls`) are its own.
+
+    Args:
+        config: settings of the trainer.
+
+    Raises:
+        FileNotFoundError: a file does not exist.
+        InvalidPromptFile: a file cannot be read, has no rows, or a row without a usable prompt.
+    """
+    data = config.data
+    if OmegaConf.select(data, "custom_cls.path") != DATASET["path"]:  # an override may have removed it
+        return
+    for files in (data.train_files, data.val_files):
+        for file in [files] if isinstance(files, str) else files or ():
+            check_file(Path(file), data.prompt_key)
+
+
+def check_file(path: Path, prompt_key: str) -> None:
+    """Check one file of prompts.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
+    found = False
+    for place, row in rows(path, prompt_key):
+        found = True
+        if problem := row_problem(row, prompt_key):
+            raise InvalidPromptFile(f"{place}: {problem}")
+    if not found:
+        raise InvalidPromptFile(f"{path} has no rows")
+
+
+def rows(path: Path, prompt_key: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a file, of a Parquet file with the checked columns only, and the place of each for messages.
+
+    Raises:
+        InvalidPromptFile: the file cannot be read.
+    """
+    try:
+        yield from _parquet_rows(path, prompt_key) if path.suffix == ".parquet" else _json_rows(path)
+    except UnicodeDecodeError as error:
+        raise InvalidPromptFile(f"{path} is not a text file in UTF-8") from error
+
+
+def row_problem(row: Any, prompt_key: str) -> str | None:
+    """Why a row cannot be used; None if it can. PURE."""
+    if not isinstance(row, Mapping):
+        return f"a row must be a mapping of columns, not {_kind(row)}"
+    if prompt_key not in row:
+        return _lacks_prompt(prompt_key, list(row))
+    if problem := _prompt_problem(row[prompt_key]):
+        return f"column {prompt_key}: {problem}"
+    negative = row.get(NEGATIVE_PROMPT)
+    if negative is not None and (problem := _prompt_problem(negative)):
+        return f"column {NEGATIVE_PROMPT}: {problem}"
+    wrong = next((name for name in MAPPINGS if not isinstance(row.get(name), Mapping | None)), None)
+    return f"column {wrong}: must be a mapping, not {_kind(row[wrong])}" if wrong else None
+
+
+def _prompt_problem(prompt: Any) -> str | None:
+    """Why a value is no prompt: text, or messages with a role and a content each."""
+    if isinstance(prompt, str):
+        return None
+    if not isinstance(prompt, list):
+        return f"a prompt must be text or a list of messages, not {_kind(prompt)}"
+    if not prompt:
+        return "a list of messages must not be empty"
+    for number, message in enumerate(prompt):
+        where = f"message {number} of the prompt"
+        if not isinstance(message, Mapping):
+            return f"{where} must be a mapping with role and content, not {_kind(message)}"
+        if not isinstance(message.get("role"), str):
+            return f"{where} must have a role, such as user"
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if not isinstance(content, str | list) or not all(isinstance(part, Mapping) for part in parts):
+            return f"{where} must have a content: text, or a list of parts"
+    return None
+
+
+def _lacks_prompt(prompt_key: str, columns: Sequence[str]) -> str:
+    found = ", ".join(columns) or "none"
+    return f"there is no column {prompt_key!r}; set data.prompt_key to one of the columns: {found}"
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in the words of JSON."""
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", bytes: "bytes"}
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a file with an object on each line, with one array of objects, or with one object."""
+    parsed = 0
+    # Lines end with \n, \r\n or \r; JSON allows other separators of lines, such as U+2028, in its text.
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if not parsed and line.lstrip().startswith("["):
+                yield from _rows_of_array(path)
+                return
+            try:
+                row = _parse(line.strip(), path, number)
+            except InvalidPromptFile:
+                if parsed or (whole := _single_value(path)) is None:
+                    raise
+                yield str(path), whole
+                return
+            parsed += 1
+            yield f"{path}:{number}", row
+
+
+def _rows_of_array(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(_parse(path.read_text(encoding="utf-8-sig"), path)):
+        yield f"{path}: row {number}", row
+
+
+def _single_value(path: Path) -> Any | None:
+    """The value of a file that is one JSON value over several lines; None for other files."""
+    try:
+        return _parse(path.read_text(encoding="utf-8-sig"), path)
+    except InvalidPromptFile:
+        return None
+
+
+def _parse(text: str, path: Path, line: int | None = None) -> Any:
+    """A JSON value of a file: all of it, or that of one line."""
+    place = str(path) if line is None else f"{path}:{line}"
+
+    def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in made if names.count(name) > 1)
+            raise InvalidPromptFile(f"{place}: {twice!r} is given twice")
+        return made
+
+    try:
+        return json.loads(text, object_pairs_hook=refuse_twice)
+    except json.JSONDecodeError as error:
+        where = f"{path}:{line or error.lineno}"
+        raise InvalidPromptFile(f"{where}: not valid JSON: {error.msg}, column {error.colno}") from error
+    except RecursionError as error:
+        raise InvalidPromptFile(f"{place}: nested too deeply") from error
+
+
+def _parquet_rows(path: Path, prompt_key: str) -> Iterator[tuple[str, Any]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise InvalidPromptFile(f"{path}: column {twice!r} is given twice")
+            if prompt_key not in names:
+                raise InvalidPromptFile(f"{path}: {_lacks_prompt(prompt_key, names)}")
+            number = 0
+            checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS) if name in names]
+            for batch in file.iter_batches(columns=checked):
+                for row in batch.to_pylist():
+                    yield f"{path}: row {number}", row
+                    number += 1
+    except (ArrowException, OSError) as error:
+        raise InvalidPromptFile(f"{path} cannot be read as a Parquet file: {error}") from error
