@@ -56,8 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(problem)
     stop = _StopOnSignal()
     try:
-        _fetch_inputs(config)
-        _check_prompts(config)
+        _prepare_inputs(config)
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)
     except (OSError, ValueError) as error:
@@ -75,18 +74,12 @@ def _refuse(message: str) -> int:
     return USAGE_ERROR
 
 
-def _fetch_inputs(config: Any) -> None:
-    """Copy what is in stores; raises as `inputs.fetch`."""
-    from verl_omni.trainer import inputs
+def _prepare_inputs(config: Any) -> None:
+    """Copy what is in stores, and check the prompts; raises as `inputs.fetch` and `prompt_files.check`."""
+    from verl_omni.trainer import inputs, prompt_files
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
-
-
-def _check_prompts(config: Any) -> None:
-    """Check the files of prompts; raises as `prompt_files.check`."""
-    from verl_omni.trainer import prompt_files
-
     prompt_files.check(config)
 
 

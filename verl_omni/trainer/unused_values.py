@@ -45,9 +45,8 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    from verl_omni.pipelines.registry import (
-        reads_extra_ids,  # imports torch, before which modules of users are imported
-    )
+    # Imports torch, before which modules of users are imported.
+    from verl_omni.pipelines.registry import reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     if without_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
