@@ -47,14 +47,19 @@ def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
     target.write_text(f"{MARK}{fingerprint(extras)}\n{target.read_text()}")
 
 
-def stale() -> list[str]:
-    """Sets that were resolved from something else, or name an address."""
-    found = []
-    for name, extras in SETS.items():
-        text = (HERE / name).read_text() if (HERE / name).exists() else ""
-        if not text.startswith(f"{MARK}{fingerprint(extras)}\n") or "://" in text:
-            found.append(name)
-    return found
+def stale(folder: Path = HERE) -> list[str]:
+    """Sets that were resolved from something else, name an address, or have other versions than the first set."""
+    texts = {name: (folder / name).read_text() if (folder / name).exists() else "" for name in SETS}
+    tested = versions(next(iter(texts.values())))
+    return [
+        name for name, text in texts.items()
+        if not text.startswith(f"{MARK}{fingerprint(SETS[name])}\n") or "://" in text or not versions(text) <= tested
+    ]  # fmt: skip
+
+
+def versions(text: str) -> set[str]:
+    """The packages of a set with their versions, as `name==version`."""
+    return {line.split()[0] for line in text.splitlines() if "==" in line}
 
 
 def main() -> int:
