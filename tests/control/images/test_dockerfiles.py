@@ -55,6 +55,13 @@ def test_python_does_not_import_from_the_working_directory(image: Image) -> None
 
 
 @IMAGES
+def test_no_image_gives_devices_to_containers_that_request_none(image: Image) -> None:
+    """Heads and init containers have the image too, and NVIDIA's runtime shows them what its variable names."""
+    variables = " ".join(argument for name, argument in last_stage(image) if name == "ENV")
+    assert "VISIBLE_DEVICES" not in variables
+
+
+@IMAGES
 def test_packages_are_installed_by_hash(image: Image) -> None:
     for command in of(image, "RUN"):
         for part in command.split("&&"):

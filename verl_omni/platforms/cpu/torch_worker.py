@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import psutil
 import torch
 from typing_extensions import override
 from vllm.utils.torch_utils import set_random_seed
@@ -16,6 +15,7 @@ from vllm.v1.worker.workspace import init_workspace_manager
 
 from verl_omni.compat import slot_mapping as compat_slot_mapping
 from verl_omni.platforms.cpu import paged_attention
+from verl_omni.platforms.cpu.memory import available_memory
 
 
 class TorchKernelModelRunner(CPUModelRunner):
@@ -51,8 +51,9 @@ class TorchWorker(Worker):
         if given := self.cache_config.kv_cache_memory_bytes:
             return int(given)
         per_request = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
-        free = psutil.virtual_memory().available * self.cache_config.gpu_memory_utilization
-        return min(per_request * self.scheduler_config.max_num_seqs, int(free))
+        available, _ = available_memory()
+        free = int(available * self.cache_config.gpu_memory_utilization)
+        return min(per_request * self.scheduler_config.max_num_seqs, free)
 
     @override
     def compile_or_warm_up_model(self) -> CompilationTimes:

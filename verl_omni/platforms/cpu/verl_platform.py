@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+
+from verl_omni.platforms.cpu.memory import available_memory
 
 
 class _CpuDeviceModule:
@@ -27,8 +28,7 @@ class _CpuDeviceModule:
     memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = current_device = _zero
 
     def mem_get_info(self, *args: Any) -> tuple[int, int]:
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
+        return available_memory()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

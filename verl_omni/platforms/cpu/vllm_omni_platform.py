@@ -5,12 +5,12 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-import psutil
 import torch
 from typing_extensions import override
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
 from verl_omni.compat import sdpa_forward
+from verl_omni.platforms.cpu.memory import available_memory
 from verl_omni.platforms.cpu.vllm_platform import OutOfTreeCpuPlatform
 
 
@@ -75,13 +75,12 @@ class OmniCpuPlatform(OmniPlatform, OutOfTreeCpuPlatform):
     @classmethod
     @override
     def get_free_memory(cls, device: torch.device | None = None) -> int:
-        return int(psutil.virtual_memory().available)
+        return available_memory()[0]
 
     @classmethod
     @override
     def get_device_memory(cls, device: torch.device | None = None) -> tuple[int, int]:
-        memory = psutil.virtual_memory()
-        return int(memory.available), int(memory.total)
+        return available_memory()
 
     @classmethod
     def max_memory_allocated(cls, device: Any = None) -> int:
