@@ -76,9 +76,8 @@ def engine_lane(files: Sequence[Path]) -> Lane:
     """One process for each file: a process that has loaded Ray cannot fork its workers (docs/adr/0007)."""
     named = {file.stem.removeprefix("test_"): file for file in files}
     names = sorted(named, key=lambda name: LONG.index(name) if name in LONG else len(LONG))
-    stages = [
-        pytest_stage(f"engine: {name}", "engine and not gpu", "-W", "default", named[name].as_posix()) for name in names
-    ]
+    marks = "engine and not gpu and not npu"
+    stages = [pytest_stage(f"engine: {name}", marks, "-W", "default", named[name].as_posix()) for name in names]
     return tuple(replace(stage, preloaded=True) for stage in stages)
 
 

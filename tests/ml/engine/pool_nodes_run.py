@@ -2,8 +2,9 @@
 
 GROUPS is a JSON list of the nodes' Ray resources; the last is a rollout node. It is killed while version 1 generates,
 and another one like it joins before version 2 is sent. The other rollout node is drained while version 2 generates, as
-the hook of a pod that is deleted does. Written to the file PLACES, as JSON: where workers run at the start and at the
-end, and whether the drained node has ended by itself.
+the hook of a pod that is deleted does. Workers are forks of this process as it is before it imports Ray. Written to
+the file PLACES, as JSON: where workers run at the start and at the end, and whether the drained node has ended by
+itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ def main() -> int:
     """Start the nodes, and run the training job on them."""
     places, given, *settings = sys.argv[1:]
     groups = json.loads(given)
+    from verl_omni.trainer.fork_server.cluster import start_server
+
+    # Its forks import Ray themselves: each reads variables that its own node has set.
+    server, alive, executable = start_server()
+    import ray
     from ray.cluster_utils import Cluster
 
     from verl_omni.trainer import main_diffusion, startup
@@ -72,7 +78,10 @@ def main() -> int:
         stack.weights.join = joining
         return stack
 
-    startup.start_actors = starting
+    startup.start_actors, init = starting, ray.init
+    ray.init = lambda *, runtime_env, **options: init(
+        runtime_env={**runtime_env, "py_executable": executable}, **options
+    )
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, **ADDRESS}
     )
@@ -83,10 +92,10 @@ def main() -> int:
         Path(places).write_text(json.dumps({"pools": found, "drained": drained}), encoding="utf-8")
         return code
     finally:
-        import ray
-
         ray.shutdown()  # the driver joined the cluster, which refuses to lose the node of a driver
         cluster.shutdown()
+        os.close(alive)
+        os.waitpid(server, 0)
 
 
 def add_node(cluster: Any, resources: dict[str, float]) -> Any:

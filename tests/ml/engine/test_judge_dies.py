@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.ml.engine import forked_program
 from tests.ml.engine.leftovers import Leftovers
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
@@ -46,7 +47,7 @@ def wait_for(condition: Callable[[], Any], ended: Callable[[], str | None]) -> A
     return found
 
 
-def start(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], Path, Path]:
+def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path, Path]:
     """A run of a tiny model with a tiny judge, its log, and the folder of the judge's model."""
     model, judge, log = folder / "model", folder / "judge", folder / "log"
     make_tiny_sd3(model)
@@ -68,10 +69,10 @@ def start(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], Path, Path
     )  # fmt: skip
     with log.open("w") as output:
         command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *settings]
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), log, judge
+        return forked_program.start(command, stdout=output, stderr=subprocess.STDOUT), log, judge
 
 
-def kill_judge(running: subprocess.Popen[bytes], log: Path) -> list[psutil.Process]:
+def kill_judge(running: subprocess.Popen[str], log: Path) -> list[psutil.Process]:
     """Kill the only server of the judge in the second step or later. Returns its engine's processes."""
     metrics = log.parent / "run" / "metrics.jsonl"
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.ml.engine import forked_program
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.models.vision_language import make_tiny_qwen3_vl
 from verl_omni.reward_loop.rewards.genrm_ocr import QUESTION, normalize, text_score
@@ -51,12 +52,9 @@ def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list
 
 def run(folder: Path, model: Path, program: str, *overrides: str) -> tuple[Path, str]:
     """Run a short training; its run folder and its output."""
-    command = command_of(folder, model, program, *overrides)
-    ended = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
-    )
-    assert ended.returncode == 0, ended.stdout
-    return folder / "run", ended.stdout
+    code, said = forked_program.run(command_of(folder, model, program, *overrides), timeout=280)
+    assert code == 0, said
+    return folder / "run", said
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -110,7 +108,7 @@ def test_a_run_that_generates_ahead_can_be_interrupted(tmp_path: Path) -> None:
     make_tiny_sd3(model)
     steps = "trainer.total_training_steps=50"
     command = command_of(tmp_path, model, "-m verl_omni.trainer.main_diffusion", *STANDALONE, *ASYNC, steps)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with forked_program.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
             said = list(itertools.takewhile(lambda line: not line.startswith("step 2"), process.stdout))

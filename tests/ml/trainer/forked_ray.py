@@ -50,6 +50,8 @@ psutil.Process(pid).wait(30)
 assert ray.get(two.about.remote(), timeout=60)[0] == other
 
 everyone = psutil.Process().children(recursive=True)
+idle = [p.pid for p in everyone if "ray::IDLE" in p.cmdline() and p.ppid() != cluster._server]
+assert not idle, "Ray has started workers that are no forks, which no actor can use"
 cluster.stop()
 deadline = time.monotonic() + 30
 while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in everyone) and time.monotonic() < deadline:

@@ -82,10 +82,9 @@ class ForkingCluster:
             with _ray_rng_untouched():
                 for name in (*WORKERS_NEED, *needed):
                     importlib.import_module(name)
-        name = self._fork_server()
+        self._server, self._alive, executable = start_server()
         import ray
 
-        executable = f"{sys.executable} -S -E {Path(__file__).with_name('client.py')} {name}"
         ray.init(address=found["address"], runtime_env={"py_executable": executable}, log_to_driver=True)
         if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
             raise RuntimeError(f"Ray gave the driver job id {job}; its workers were forked for {JOB_ID}")
@@ -103,24 +102,6 @@ class ForkingCluster:
                 self._head = _head(head_options)
         raise RuntimeError(f"Ray did not start in {HEAD_STARTS} attempts; its messages are above in this log")
 
-    def _fork_server(self) -> str:
-        """Fork the fork server. Returns the name of its abstract socket, which has no file."""
-        name = f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"\0{name}")
-        listener.listen(64)
-        reading, writing = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            os.close(writing)
-            server.run(listener, reading)
-        os.close(reading)
-        listener.close()
-        self._server, self._alive = pid, writing
-        return name
-
     def stop(self) -> None:
         """Disconnect from Ray, and stop it and the fork server. Calling it again does nothing."""
         if (ray := sys.modules.get("ray")) is not None:
@@ -137,6 +118,28 @@ class ForkingCluster:
         except subprocess.TimeoutExpired:
             self._head.kill()
             self._head.wait()
+
+
+def start_server() -> tuple[int, int, str]:
+    """Fork the fork server from this process.
+
+    Returns:
+        Its process id, a file descriptor that ends it when it is closed, and the program that Ray starts workers with.
+    """
+    name = f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")  # abstract, so it has no file
+    listener.listen(64)
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        server.run(listener, reading)
+    os.close(reading)
+    listener.close()
+    return pid, writing, f"{sys.executable} -S -E {Path(__file__).with_name('client.py')} {name}"
 
 
 @contextlib.contextmanager

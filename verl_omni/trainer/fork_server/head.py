@@ -18,6 +18,8 @@ def main() -> int:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray's own output goes to the log
     options = json.loads(sys.stdin.readline())
+    # Workers that Ray starts in advance, one for each core, are no forks: no actor of the job would use them.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     import ray
 
     found = ray.init(address="local", log_to_driver=False, **options).address_info
