@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two checks for forks that have exited
+READ_SECONDS = 5.0  # for a client to send its request, which it has when it connects
 END_SECONDS = 10.0  # timeout for forks to exit with the driver's job
 
 
@@ -84,17 +85,28 @@ def _serve(listener: socket.socket, driver: int) -> tuple[Request, socket.socket
                 logger.warning("dropped a malformed request for a Ray worker: %s", error)
                 connection.close()
                 continue
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:  # too many processes, or no memory: the forks that run are not to end for it
+                logger.warning("no Ray worker was forked: %s", error)
+                connection.close()
+                _close_files(request)
+                continue
             if pid == 0:
                 os.close(driver)
                 for other in (listener, *clients.values()):
                     other.close()
                 return request, connection
             clients[pid] = connection
-            for descriptor in request.fds:
-                os.close(descriptor)
+            _close_files(request)
             with contextlib.suppress(OSError):
                 connection.sendall(pid.to_bytes(4, "big"))
+
+
+def _close_files(request: Request) -> None:
+    """Close this process's copies of a request's files."""
+    for descriptor in request.fds:
+        os.close(descriptor)
 
 
 def _wait_for_forks(clients: dict[int, socket.socket]) -> None:
@@ -124,8 +136,9 @@ def _read(connection: socket.socket) -> Request:
     """Receive a request.
 
     Raises:
-        ValueError: it is malformed, or another user sent it.
+        ValueError: it is malformed, or another user sent it. OSError: it did not arrive within `READ_SECONDS`.
     """
+    connection.settimeout(READ_SECONDS)  # a client that is stopped must not stop the server
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     user = struct.unpack("3i", peer)[1]
     if user != os.getuid():
@@ -141,6 +154,7 @@ def _read(connection: socket.socket) -> Request:
         if not part:
             raise ValueError(f"{len(body)} of {size} bytes arrived")
         body += part
+    connection.settimeout(None)
     found: dict[str, Any] = json.loads(body)
     return Request(found["argv"], found["env"], found["cwd"], (fds[0], fds[1], fds[2]))
 
