@@ -121,7 +121,8 @@ class JudgeRouter:
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         body = await request.read()
-        headers, cut = without_connection(request.headers), []
+        headers = without_connection(request.headers)
+        cut: list[str] = []
         while len(cut) < CUT_ANSWERS and (replica := await self._choose()):
             load, answered = self._load(replica), False
             load.sent(self._busy.read(self._clock()))

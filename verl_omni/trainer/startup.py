@@ -157,7 +157,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
-    if not reads_extra_ids(model.architecture):
+    if model.extra_tokenizers and not reads_extra_ids(model.architecture):
         model.extra_tokenizers = {}
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
