@@ -22,7 +22,8 @@ class SampleLost(SampleFailed):
 async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]) -> list[Result]:
     """Results in the order of the rows.
 
-    On the first failure the others are cancelled and awaited. `run` limits what is in flight.
+    On the first failure the others are cancelled and awaited. `SystemExit`, and a cancellation that `run` raises
+    itself, are failures too. `run` limits what is in flight.
 
     Raises:
         SampleFailed: a row raised; `describe` says which.
@@ -34,6 +35,12 @@ async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe:
         except Exception as error:
             kind = SampleLost if is_lost_process(error) else SampleFailed
             raise kind(f"{describe(row)} failed: {describe_error(error)}") from error
+        except (asyncio.CancelledError, SystemExit) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            # Of a user's loop. A group takes such a task for one that was cancelled, and an actor would exit.
+            raise SampleFailed(f"{describe(row)} failed: it raised {describe_error(error)}") from error
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ray import cloudpickle
 from torch import Tensor
 
 LONGEST_TEXT = 2000  # characters of an error: it becomes a line of the log and an event of the run
@@ -87,6 +86,8 @@ def _field(name: str, value: Any) -> Any:
     try:
         plain = _plain(value)
         if not isinstance(plain, SIMPLE):
+            from ray import cloudpickle  # the trainer checks settings of scorers before it may import Ray
+
             cloudpickle.dumps(plain)
     except Exception as error:
         raise ValueError(

@@ -216,8 +216,10 @@ async def test_a_reward_worker_that_is_gone_is_named_also_before_ray_knows_that_
         async def remote(self, data: Any) -> dict[str, Any]:
             raise ActorUnavailableError("Socket closed", None)
 
-    with pytest.raises(SampleFailed, match=r"reward worker 0 is gone: ActorUnavailableError: .*Socket closed"):
-        await worker(rewards=[Gone()]).generate_sequences(batch(["a"]))
+    with pytest.raises(
+        SampleFailed, match=r"reward worker 0 is gone: ActorUnavailableError: .*Socket closed.* \(color\)"
+    ):
+        await worker("reward.scorer=color", rewards=[Gone()]).generate_sequences(batch(["a"]))
 
 
 async def test_without_reward_workers_there_are_no_scores(worker: Any, batch: Any) -> None:

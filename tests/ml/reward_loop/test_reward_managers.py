@@ -58,7 +58,7 @@ async def test_without_a_function_the_data_source_names_the_scorer(settings: Set
 async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, sample: Sample) -> None:
     manager = visual(settings(scorer="color", scorer_kwargs={"color": "green"}))
     assert (await manager.run_single(sample()))["reward_score"] == NOTHING
-    with pytest.raises(ValueError, match="Unknown scorer 'web'"):
+    with pytest.raises(ScorerFailed, match="scorer web failed: ValueError: Unknown scorer 'web'"):
         await visual(settings()).run_single(sample(data_source="web"))
 
 
@@ -306,6 +306,20 @@ async def test_an_async_scorer_cannot_end_its_process(
         raise error
 
     assert re.search(message, await failure(settings, sample, judge, several=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("import sys\nsys.exit(2)\n", r"ValueError: .*scorer.py calls sys.exit\(2\) when it is imported"),
+     ("import not_installed\n", "ModuleNotFoundError: No module named 'not_installed'")],
+)  # fmt: skip
+async def test_a_file_that_cannot_be_imported_is_named_and_ends_no_process(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str], text: str, said: str
+) -> None:
+    function = f"{user_file(text)}:judge"
+    manager = visual(settings(scorer="python", scorer_kwargs={"function": function}))
+    with pytest.raises(ScorerFailed, match=f"scorer {re.escape(function)} failed: {said}"):
+        await manager.run_single(sample())
 
 
 @pytest.mark.parametrize(

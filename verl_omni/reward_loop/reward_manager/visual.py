@@ -65,15 +65,15 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             As of `parse_score`.
 
         Raises:
-            ValueError: the response has the wrong dtype, or the scorer does not exist.
-            ScorerFailed: the scorer raised an error, returned no usable score, or did not end within
-                `reward.deadline_seconds`.
+            ValueError: the response has the wrong dtype.
+            ScorerFailed: the scorer does not exist, raised an error, also when it was imported, returned no usable
+                score, or did not end within `reward.deadline_seconds`.
         """
         sample = self.arguments(data)
         source = str(sample["data_source"])
-        scorer, settings = self.select_scorer(source)
         chosen = self.custom is not None or self.config.reward.get("scorer")  # one scorer for all data sources
         try:
+            scorer, settings = self.select_scorer(source)
             return parse_score(await self.queue("" if chosen else source, scorer, settings).score(sample))
         except Exception as error:
             raise scorer_failed(f"scorer {self._name(source)}", error) from error

@@ -42,7 +42,8 @@ def load(function: str) -> Any:
     """Load `function`; a file is executed once per process, although scorers run in several threads.
 
     Raises:
-        ValueError: the file, module or plain function does not exist. Errors inside the module are not translated.
+        ValueError: the file, module or plain function does not exist, or the module exits. Other errors inside the
+            module are not translated.
     """
     with _LOADING:
         if function not in _LOADED:
@@ -54,7 +55,13 @@ def _find(function: str) -> Any:
     where, _, name = function.rpartition(":")
     if not (where and name.isidentifier()):
         raise ValueError(f"function {function!r}: write 'path/to/file.py:name' or 'package.module:name'")
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    except SystemExit as error:  # it would end the reward worker
+        raise ValueError(
+            f"{where} calls sys.exit({error.code!r}) when it is imported: put what it does as a program below "
+            "`if __name__ == '__main__':`"
+        ) from error
     found = getattr(module, name, None)
     if not callable(found):
         raise ValueError(f"{where} has no function {name!r}")

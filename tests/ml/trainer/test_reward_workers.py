@@ -1,0 +1,80 @@
+"""Reward workers of a run: the scores of a batch by a judge that sleeps otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError
+from tensordict import TensorDict
+from verl import DataProto
+
+from verl_omni.agent_loop.rows import SampleFailed
+from verl_omni.reward_loop.reward_manager import VisualRewardManager
+from verl_omni.reward_loop.scorer_results import ScorerFailed
+from verl_omni.trainer import reward_workers
+from verl_omni.trainer.reward_workers import RewardWorker, RewardWorkers
+
+
+class Manager:
+    """Scores a sample by its number; the sample 2 cannot be scored."""
+
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        number = int(data.batch["responses"][0])
+        if number == 2:
+            raise ScorerFailed("scorer mine.py:judge failed: ValueError: no number")
+        return {"reward_score": float(number), "reward_extra_info": {}}
+
+
+def samples(numbers: list[int]) -> DataProto:
+    prompts = np.empty(len(numbers), dtype=object)
+    prompts[:] = [[{"role": "user", "content": f"{number} circles"}] for number in numbers]
+    return DataProto(
+        batch=TensorDict({"responses": torch.tensor(numbers)}, batch_size=len(numbers)),
+        non_tensor_batch={"raw_prompt": prompts},
+    )
+
+
+def worker() -> Any:
+    made: Any = object.__new__(RewardWorker)
+    made.reward_manager = Manager()
+    return made
+
+
+async def test_the_scores_of_a_batch_are_in_its_order() -> None:
+    found = await worker().compute_score_batch(samples([3, 0, 1]))
+    assert [each["reward_score"] for each in found] == [3.0, 0.0, 1.0]
+
+
+async def test_a_sample_that_cannot_be_scored_is_named_by_scorer_and_prompt() -> None:
+    said = (
+        r"scoring a sample \(prompt '2 circles'\) failed: ScorerFailed: scorer mine.py:judge failed: ValueError: no num"
+    )
+    with pytest.raises(SampleFailed, match=said):
+        await worker().compute_score_batch(samples([3, 2, 1]))
+
+
+def test_a_reward_worker_whose_process_has_ended_is_named_with_its_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(reply: Any) -> Any:
+        raise ActorDiedError
+
+    made: Any = object.__new__(RewardWorkers)
+    made.config = OmegaConf.create({"reward": {"deadline_seconds": 1, "scorer": "genrm_ocr"}})
+    made.reward_loop_workers = ["first", "second"]
+    monkeypatch.setattr(reward_workers.ray, "wait", lambda waiting, timeout: (waiting, []))
+    monkeypatch.setattr(reward_workers.ray, "get", get)
+    with pytest.raises(RuntimeError, match=r"reward worker 1 is gone: ActorDiedError: .*the scorer runs \(genrm_ocr\)"):
+        made._wait({"reply": "second"})
+
+
+def test_columns_of_all_samples_only() -> None:
+    found = [
+        {"reward_score": score, "reward_extra_info": {"acc": score, **more}}
+        for score, more in ((0.5, {"x": 1}), (1.0, {}))
+    ]
+    made = RewardWorkers.collected(VisualRewardManager, samples([0, 1]), found)
+    assert made.batch["rm_scores"].tolist() == [[0.5], [1.0]]
+    assert made.meta_info["reward_extra_keys"] == ["acc"] and made.non_tensor_batch["acc"].tolist() == [0.5, 1.0]
