@@ -84,8 +84,8 @@ def server(engine: Engine) -> Any:
     made.model_config = SimpleNamespace(lora_rank=0, lora={})
     made.global_steps, made.replica_rank, made._worker_version = 3, 0, None
     made._submission_paused, made._rejecting, made._admitting = False, False, 0
-    made._awake, made._resume_event = asyncio.Event(), asyncio.Event()
-    made._awake.set()
+    made._ready, made._resume_event = asyncio.Event(), asyncio.Event()
+    made._ready.set()
     made._resume_event.set()
     return made
 

@@ -10,8 +10,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +24,7 @@ from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import (
     DEADLINE,
     LAYER,
+    PROMPTS,
     SOON,
     Replica,
     TwoReplicas,
@@ -234,3 +239,90 @@ def test_an_adapter_of_too_large_a_rank_is_refused(replica: Replica, sent: Chang
     weights = replica.adapter(3.0, sent[0], sent[2])
     transfer.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
     assert said in refused(answer)
+
+
+# --- requests over HTTP, while training goes on ---------------------------------------------------------
+
+SEEDS = range(6)
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Sends requests over HTTP to the first replica, many at a time."""
+
+    one: Replica
+    address: str
+    threads: ThreadPoolExecutor
+
+    def ask(self, seed: int) -> Future[httpx.Response]:
+        asked = {"prompt": PROMPTS[0], "size": "64x64", "seed": seed, "num_inference_steps": 16, "guidance_scale": 1.0}
+        url = f"http://{self.address}/v1/images/generations"
+        return self.threads.submit(httpx.post, url, json=asked, timeout=SOON)
+
+    def pictures(self) -> dict[int, str]:
+        """The image of each seed with the weights of now."""
+        return {seed: picture(self.ask(seed).result()) for seed in SEEDS}
+
+    def queue(self) -> dict[int, Future[httpx.Response]]:
+        """Requests of which several are in flight."""
+        asked = {seed: self.ask(seed) for seed in SEEDS}
+        wait_for(lambda: self.one.in_flight() > 2)
+        return asked
+
+
+def picture(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["data"][0]["b64_json"])
+
+
+@pytest.fixture
+def visitor(two_replicas: TwoReplicas) -> Iterator[Visitor]:
+    with ThreadPoolExecutor(2 * len(SEEDS)) as threads:
+        yield Visitor(two_replicas.replicas[0], two_replicas.stack.servers.server_addresses[0], threads)
+
+
+def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visitor) -> None:
+    import ray
+
+    one, pictures = visitor.one, {}
+    for version, strength in ((3, 1.5), (2, 2.0)):
+        one.publish(one.adapter(strength), version)
+        pictures[version] = visitor.pictures()
+    assert not set(pictures[2].values()) & set(pictures[3].values())
+    asked = [visitor.queue()]
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for number, each in enumerate(one.adapter(1.5).items()):
+            if number == 5:
+                assert one.in_flight() == 0, "the engine has requests while its weights change"
+                asked.append({seed: visitor.ask(seed) for seed in SEEDS})
+                wait_for(lambda: ray.get(one.server.requests_in_flight.remote()) >= len(SEEDS))
+                assert one.in_flight() == 0
+            yield each
+
+    handle, answer = one.begin(3)
+    transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    ray.get(answer, timeout=SOON)
+    for number, requests in enumerate(asked):
+        for seed, request in requests.items():
+            found = request.result()
+            version = int(found.headers["X-Weights-Version"])
+            assert picture(found) == pictures[version][seed], f"seed {seed} is not of version {version}"
+            assert version == 3 or number == 0
+    one.publish(one.adapter(1.0), 1)
+
+
+def test_a_request_over_http_is_held_while_the_replica_sleeps(two_replicas: TwoReplicas, visitor: Visitor) -> None:
+    import ray
+
+    one, expected = visitor.one, visitor.pictures()
+    early = visitor.queue()
+    two_replicas.stack.weights.sleep_replicas()
+    assert one.in_flight() == 0, "the engine has requests while it sleeps"
+    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", 0.2)))
+    answer = visitor.ask(0).result()
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
+    assert "not admitted within 0.2 s (rollout.deadline_seconds), because this replica sleeps" in answer.text
+    ray.get(one.server.__ray_call__.remote(lambda own: setattr(own._http, "_deadline", own.config.deadline_seconds)))
+    ray.get([each.server.wake_up.remote() for each in two_replicas.replicas], timeout=SOON)
+    assert {seed: picture(request.result()) for seed, request in early.items()} == expected

@@ -15,6 +15,7 @@ import torch
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS, AT_ONCE = 4, 4
+HTTP_STEPS = 100
 SEEDS = (1, 2, 3, 4)
 
 
@@ -119,6 +120,7 @@ def test_weights_change_after_an_abort_between_two_steps_but_not_before(tmp_path
 async def _aborted_and_updated(model: Path) -> None:
     from safetensors.torch import load_file
     from vllm_omni.entrypoints import AsyncOmni
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
     from verl_omni.pipelines.registry import family
     from verl_omni.utils.registry import load
@@ -126,6 +128,7 @@ async def _aborted_and_updated(model: Path) -> None:
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, wait_until
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine
     from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
@@ -160,6 +163,20 @@ async def _aborted_and_updated(model: Path) -> None:
     socket = "ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock"
     handle = names.make_update_zmq_handle(socket, update_id)
     update = {"use_shm": True, "zmq_update_id": update_id, "deadline": 30.0}
+
+    async def updated() -> None:
+        sending = asyncio.to_thread(
+            transfer.send, iter(sent.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0
+        )
+        receiving = server.collective_rpc("update_weights_from_ipc", kwargs=update)
+        count, (answer,) = await asyncio.gather(sending, receiving)
+        assert count == answer["tensors"] == len(sent)
+
+    async def over_http() -> list[Any]:
+        sampling = OmniDiffusionSamplingParams(height=64, width=64, num_inference_steps=HTTP_STEPS)
+        engine = PolicyEngine(server.engine, server._policy, server._http)
+        return [each async for each in engine.generate({"prompt": "a lawn"}, sampling_params_list=[sampling])]
+
     try:
         running = asyncio.create_task(server.generate(ids, params, "a"))
         await wait_until(lambda: bool(steps), deadline=60, waiting_for="the first step")
@@ -170,13 +187,15 @@ async def _aborted_and_updated(model: Path) -> None:
         await wait_until(lambda: len(steps) > taken, deadline=60, waiting_for="a step after the refused update")
         await server.abort_all_requests()
         assert (await running).stop_reason == "aborted"
-        sending = asyncio.to_thread(
-            transfer.send, iter(sent.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0
-        )
-        receiving = server.collective_rpc("update_weights_from_ipc", kwargs=update)
-        count, (answer,) = await asyncio.gather(sending, receiving)
-        assert count == answer["tensors"] == len(sent)
+        await updated()
         await server.resume_generation()
+        # Training does not abort a request over HTTP. It starts again after the update.
+        taken = len(steps)
+        visitor = asyncio.create_task(over_http())
+        await wait_until(lambda: len(steps) > taken, deadline=60, waiting_for="a step of the request over HTTP")
+        await updated()
+        (made,) = await visitor
+        assert made.images and len(steps) - taken > HTTP_STEPS, "it did not start again"
         after = await server.generate(ids, {**params, "num_inference_steps": 2}, "b")
         assert after.stop_reason == "completed"
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,14 +79,14 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
 
     server: Any = object.__new__(vLLMOmniHttpServer)
     server.engine, server._mode = engine, DiffusionMode()
-    server.config = SimpleNamespace(free_cache_engine=True, step_execution=False)
+    server.config = SimpleNamespace(free_cache_engine=True, step_execution=False, deadline_seconds=30.0)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
     server._worker_version = None
     server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
     server._submission_paused, server._rejecting, server._admitting = False, False, 0
-    server._resume_event, server._awake = asyncio.Event(), asyncio.Event()
+    server._resume_event, server._ready = asyncio.Event(), asyncio.Event()
     server._resume_event.set()
-    server._awake.set()
+    server._ready.set()
     server.node_rank, server.rollout_mode = 0, RolloutMode[mode]
     return server
 
@@ -186,19 +186,73 @@ async def test_a_request_waits_until_everything_is_awake() -> None:
     assert (await waiting).stop_reason == "aborted"
 
 
-async def test_an_http_request_waits_until_the_replica_is_awake() -> None:
-    server = made(Engine())
+def over_http(server: Any, name: str) -> asyncio.Task[Any]:
+    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine
+
+    engine = PolicyEngine(server.engine, server._policy, server._http)
+    return asyncio.create_task(last_output(engine.generate("a lawn", request_id=name)))
+
+
+async def sleep(server: Any) -> Any:
     await server.sleep()
+    return server.wake_up
 
-    async def asked() -> Any:
-        async with server._policy() as lora:
-            return lora
 
-    policy = asyncio.create_task(asked())
+async def abort(server: Any) -> Any:
+    await server.abort_all_requests()
+    return server.resume_generation
+
+
+async def update(server: Any) -> Any:
+    begun, sent = asyncio.Event(), asyncio.Event()
+
+    async def transfer(method: str, **call: Any) -> list[Any]:
+        begun.set()
+        await sent.wait()
+        return [[{"tensors": 2, "bytes": 64, "lora": True, "bound": 1}]]
+
+    server.engine.collective_rpc = transfer
+    updating = asyncio.create_task(server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 4}))
+    await begun.wait()
+
+    async def finish() -> None:
+        sent.set()
+        await updating
+
+    return finish
+
+
+@pytest.mark.parametrize("begin", [sleep, abort, update])
+async def test_requests_over_http_start_again_after_a_sleep_an_abort_or_an_update(begin: Any) -> None:
+    server = made(Engine())
+    early = over_http(server, "early")
     await turn()
-    assert not policy.done()
-    await server.wake_up()
-    assert await policy is None
+    assert list(server._running()) == ["early"] and await server.requests_in_flight() == 1
+    end = await begin(server)
+    assert server._running() == [], "the engine still has it"
+    late = over_http(server, "late")
+    await turn()
+    assert server._running() == [] and await server.requests_in_flight() == 2
+    await end()
+    await turn()
+    assert sorted(server._running()) == ["early", "late"]
+    for name, task in (("early", early), ("late", late)):
+        await server.engine.abort(name)
+        assert (await task).outputs
+
+
+async def test_requests_of_training_wait_for_an_update_too() -> None:
+    server = made(Engine())
+    finish = await update(server)
+    waiting = asking(server, "a")
+    await turn()
+    assert server._running() == []
+    await finish()
+    await turn()
+    assert server._running() == ["a"]
+    await server.abort_request("a")
+    assert (await waiting).extra_fields == {"global_steps": 4}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +321,8 @@ async def test_an_invalid_parameter_leaves_no_open_admission() -> None:
 
 
 async def test_an_http_request_uses_the_policys_adapter() -> None:
-    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine
+    from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate
 
     seen: list[Any] = []
 
@@ -280,10 +335,10 @@ async def test_an_http_request_uses_the_policys_adapter() -> None:
             yield "picture"
 
     @asynccontextmanager
-    async def policy() -> AsyncIterator[str]:
-        yield "policy"
+    async def policy() -> AsyncIterator[Policy]:
+        yield Policy("policy", 7)
 
-    engine = PolicyEngine(InnerEngine(), policy)
+    engine = PolicyEngine(InnerEngine(), policy, HttpGate(30.0, nullcontext))
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
     drawn = [each async for each in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]
     assert drawn == ["picture"] and seen == ["policy", "own", None] and engine.name == "inner"
@@ -328,12 +383,12 @@ async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: p
     monkeypatch.setattr(MetricsWriter, "set", record)
     monkeypatch.setattr(MetricsWriter, "add", record)
     server = made(Engine())
-    server._awake.clear()
+    server._ready.clear()
     tasks = [asking(server, name) for name in "ab"]
     await turn()
     requests = "rollout_requests_in_flight"
     assert seen == [(requests, 1, "1"), (requests, 2, "1")], "those that wait while it sleeps count too"
-    server._awake.set()
+    server._ready.set()
     await turn()
     await server.abort_all_requests()
     for task in tasks:
@@ -342,7 +397,7 @@ async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: p
     seen.clear()
 
     async def reply(**call: Any) -> list[Any]:
-        return [[{"tensors": 2, "bytes": 640, "bound": 1}]]
+        return [[{"tensors": 2, "bytes": 640, "bound": 1, "lora": False}]]
 
     server.engine.collective_rpc, server._mode.check_update_replies = reply, lambda method, replies: replies[0]
     await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 4})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +63,8 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm_omni.entrypoints.cli import serve
 
-    from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, build_http_app
+    from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
+    from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate
 
     parser = FlexibleArgumentParser()
     kinds = parser.add_subparsers(dest="subparser")
@@ -73,13 +74,13 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     args.model = args.model_tag
 
     @asynccontextmanager
-    async def policy() -> AsyncIterator[str]:
-        yield "policy"
+    async def policy() -> AsyncIterator[Policy]:
+        yield Policy("policy", 7)
 
-    engine = Engine()
-    app = await build_http_app(PolicyEngine(engine, policy), args)
+    engine, gate = Engine(), HttpGate(0.1, nullcontext)
+    app = await build_http_app(PolicyEngine(engine, policy, gate), args)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as made:
-        yield SimpleNamespace(engine=engine, get=made.get, post=made.post)
+        yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)
 
 
 def drawn(answer: httpx.Response) -> Image.Image:
@@ -139,3 +140,26 @@ async def test_routes_of_vllm_omni_precede_those_of_vllm(client: Any) -> None:
     assert (await client.get("/health")).json() == {"status": "healthy"}
     assert len((await client.get("/v1/models")).json()["data"]) == 1
     assert "python_info" in (await client.get("/metrics")).text
+
+
+async def test_an_answer_has_the_version_of_its_weights(client: Any) -> None:
+    answer = await client.post("/v1/images/generations", json={"prompt": "a lawn", "size": "16x16", "n": 2})
+    assert answer.status_code == 200 and answer.headers["X-Weights-Version"] == "7"
+    assert "X-Weights-Version" not in (await client.get("/health")).headers
+
+
+async def test_a_request_that_waits_too_long_is_told_to_come_again(client: Any) -> None:
+    async with client.gate.closed("the weights of this replica are being updated"):
+        answer = await client.post("/v1/images/generations", json={"prompt": "a lawn", "size": "16x16"})
+        assert (await client.get("/health")).status_code == 200
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
+    assert answer.json()["error"]["message"] == (
+        "the request was not admitted within 0.1 s (rollout.deadline_seconds), because the weights of this replica are "
+        "being updated: send it again later"
+    )
+    assert client.engine.asked == []
+
+
+async def test_an_engine_cannot_be_put_to_sleep_over_http(client: Any) -> None:
+    for action in ("sleep", "wakeup"):
+        assert (await client.post(f"/v1/omni/{action}", json={"stage_ids": [0]})).status_code == 404

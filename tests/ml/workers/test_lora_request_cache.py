@@ -41,9 +41,9 @@ def server() -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     made: Any = object.__new__(vLLMOmniHttpServer)
-    made._lora_loaded, made._asleep, made._awake, made.engine = None, {"weights"}, asyncio.Event(), Engine()
+    made._lora_loaded, made._asleep, made._ready, made.engine = None, {"weights"}, asyncio.Event(), Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
-    made.config = SimpleNamespace(step_execution=False)
+    made.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
     made.node_rank, made.rollout_mode, made._worker_version, made.replica_rank = 0, None, None, 0
     made._mode, made._submission_paused = DiffusionMode(), False
     return made

@@ -18,12 +18,14 @@ from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import (
     check_worker_replies,
     wait_until,
 )
+from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import ReplicaMetrics
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
 UPDATE, FORGET = "update_weights_from_ipc", "forget_finished_requests"
+SLEEP, PAUSE = "sleep", "pause"  # keys of the gate of requests over HTTP
 
 
 class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
@@ -36,13 +38,18 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         self._lora_loaded: bool | None = None
         self._worker_version: int | None = None  # version that the workers attach to samples
         self._asleep: set[str] = set()
-        self._awake = asyncio.Event()
-        self._awake.set()
+        self._ready = asyncio.Event()  # unless a part sleeps or weights are being updated
+        self._ready.set()
 
     @cached_property
     def exported(self) -> ReplicaMetrics:
         """The metrics of this replica."""
         return ReplicaMetrics(self.replica_rank)
+
+    @cached_property
+    def _http(self) -> HttpGate:
+        """Holds requests over HTTP, for which no caller of this server waits."""
+        return HttpGate(self.config.deadline_seconds, self.exported.in_flight)
 
     @override
     def _get_wake_up_tags(self) -> list[str]:
@@ -63,6 +70,8 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     ) -> list[Any]:
         """Call a method of every worker. Returns their replies.
 
+        New requests wait during a weight update, and those over HTTP start again after it.
+
         Raises:
             EngineControlError: any worker failed.
             WeightSyncError: a weight update while a language model serves requests.
@@ -70,18 +79,29 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         if method != UPDATE:
             replies = await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
             return check_worker_replies(method, replies)
-        with self._mode.weight_update():
-            if self.config.step_execution:
-                unfinished = list(self.engine.request_states)
-                told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
-                check_worker_replies(FORGET, told)
-            replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
-            self._lora_loaded = None
-            flat = self._mode.check_update_replies(UPDATE, replies)
-            self._worker_version = (kwargs or {}).get("global_steps")
-            await self.clear_kv_cache()
-            self.exported.received(flat)
-            return flat
+        self._ready.clear()
+        try:
+            async with self._http.closed("the weights of this replica are being updated"):
+                with self._mode.weight_update():
+                    return await self._update_weights(timeout, args, kwargs)
+        finally:
+            if not self._asleep:
+                self._ready.set()
+
+    async def _update_weights(
+        self, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> list[Any]:
+        if self.config.step_execution:
+            unfinished = list(self.engine.request_states)
+            told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
+            check_worker_replies(FORGET, told)
+        replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
+        self._lora_loaded = None
+        flat = self._mode.check_update_replies(UPDATE, replies)
+        self._worker_version = (kwargs or {}).get("global_steps")
+        await self.clear_kv_cache()
+        self.exported.received(flat)
+        return flat
 
     @override
     async def set_global_steps(self, global_steps: int) -> None:
@@ -132,6 +152,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         """
         self._submission_paused, self._rejecting = True, reject_request
         self._resume_event.clear()
+        await self._http.close(PAUSE, "this replica was told to hold requests")
         # Wait for requests that are being admitted: behind the engine's pause no abort would find them.
         await wait_until(lambda: self._admitting == 0, deadline=ADMISSION_SECONDS, waiting_for="admitting requests")
         running = self._running()  # read before the pause, which ends the requests of a language model
@@ -144,6 +165,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         await self.wait_for_requests_to_drain()
         ids = list(dict.fromkeys([*running, *left]))
         return {"aborted_count": len(ids), "request_ids": ids}
+
+    @override
+    async def open_submission_gate(self) -> None:
+        await super().open_submission_gate()
+        self._http.open(PAUSE)
 
     def _running(self) -> list[str]:
         return [state.external_request_id for state in self.engine.request_states.values()]
@@ -168,9 +194,10 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
     @override
     async def _sleep_hybrid(self) -> None:
-        self._awake.clear()
+        self._ready.clear()
         # Before the call: if it fails, stages may sleep all the same, and `wake_up` wakes them and admits requests.
         self._asleep = {"weights", "kv_cache"}
+        await self._http.close(SLEEP, "this replica sleeps while the trainer uses its accelerators")
         acknowledgements = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
         check_acknowledgements("sleep", acknowledgements, stages=self._stages())
@@ -191,7 +218,8 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         self._asleep -= waking
         if not self._asleep:
             await self._resume_engine()
-            self._awake.set()
+            self._ready.set()
+            self._http.open(SLEEP)
 
     async def _resume_engine(self) -> None:
         if not self._asleep and not self._submission_paused:

@@ -5,28 +5,71 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+from verl_omni.workers.rollout.vllm_rollout.server.http_answer import AnswerMiddleware, current_answer
+from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate, NotServed
+
+# Any process that reaches them could wake an engine while the trainer uses its memory.
+CONTROL_ROUTES = {"/v1/omni/sleep", "/v1/omni/wakeup"}
+
+
+class Policy(NamedTuple):
+    """What a request is generated with.
+
+    Attributes:
+        lora: LoRA request of the adapter; None without one.
+        version: of the weights; None before the first update.
+    """
+
+    lora: Any
+    version: int | None
 
 
 class PolicyEngine:
-    """Proxy of the engine for the HTTP app: a request that names no adapter uses the policy's.
+    """Proxy of the engine for the HTTP app: requests pass the gate, and one that names no adapter uses the policy's.
 
     Args:
-        policy: context of one request; gives the policy's LoRA request, or None without an adapter.
+        policy: context of one request, in which the weights do not change if the gate is closed before they do.
     """
 
-    def __init__(self, engine: Any, policy: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        self._engine, self._policy = engine, policy
+    def __init__(self, engine: Any, policy: Callable[[], AbstractAsyncContextManager[Policy]], gate: HttpGate) -> None:
+        self._engine, self._policy, self._gate = engine, policy, gate
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def generate(
+    async def generate(self, prompt: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """`AsyncOmni.generate`. Several samples of one prompt become one request each: sample i uses the seed plus i.
+
+        A sleep or a weight update ends the request, which then starts again, unless it has had an output.
+
+        Args:
+            args, kwargs: those of `_outputs`.
+
+        Raises:
+            NotServed: the request waited too long at the gate, or was ended and cannot start again.
+        """
+        streamed = isinstance(prompt, AsyncGenerator)
+
+        def outputs() -> AsyncIterator[Any]:
+            # The engine may change what it is given.
+            own = prompt if streamed else copy.deepcopy(prompt)
+            return self._outputs(own, *copy.deepcopy(args), **copy.deepcopy(kwargs))
+
+        try:
+            async for output in self._gate.run(outputs, repeatable=not streamed):
+                yield output
+        except NotServed as error:
+            if (answer := current_answer.get()) is not None:
+                answer.refusal = str(error)
+            raise
+
+    async def _outputs(
         self,
         prompt: Any,
         sampling_params: Any = None,
@@ -37,31 +80,36 @@ class PolicyEngine:
         session_id: str | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
-        """`AsyncOmni.generate`. Several samples of one prompt become one request each: sample i uses the seed plus i.
+        """Outputs of the engine.
 
         Args:
             sampling_params: parameters of a language model, from routes of vLLM.
             sampling_params_list: one for each stage; those of a diffusion stage have a field for the adapter.
             session_id: set by vLLM's routes and ignored, because vLLM-Omni's engine does not accept it.
         """
-        async with self._policy() as lora:
+        async with self._policy() as policy:
             params = list(sampling_params_list or ())
             diffusion = [each for each in params if hasattr(each, "lora_request")]
             for each in diffusion:
-                each.lora_request = each.lora_request or lora
+                each.lora_request = each.lora_request or policy.lora
             if not diffusion:
-                lora_request = lora_request or lora
+                lora_request = lora_request or policy.lora
             count = getattr(params[-1], "num_outputs_per_prompt", 1) if params else 1
             if count > 1:
-                yield await self._generate_several(count, request_id, params, prompt=prompt, **kwargs)
-                return
-            async for output in self._engine.generate(
-                prompt=prompt, sampling_params=sampling_params, request_id=request_id,
-                sampling_params_list=sampling_params_list, lora_request=lora_request, **kwargs,
-            ):  # fmt: skip
+                outputs = self._generate_several(count, request_id, params, prompt=prompt, **kwargs)
+            else:
+                outputs = self._engine.generate(
+                    prompt=prompt, sampling_params=sampling_params, request_id=request_id,
+                    sampling_params_list=sampling_params_list, lora_request=lora_request, **kwargs,
+                )  # fmt: skip
+            async for output in outputs:
+                if (answer := current_answer.get()) is not None and policy.version is not None:
+                    answer.versions.add(policy.version)
                 yield output
 
-    async def _generate_several(self, count: int, request_id: str, params: list[Any], **kwargs: Any) -> Any:
+    async def _generate_several(
+        self, count: int, request_id: str, params: list[Any], **kwargs: Any
+    ) -> AsyncIterator[Any]:
         """One output with the samples of `count` requests; the first failure cancels the others."""
 
         def generate_one(number: int) -> Any:
@@ -79,11 +127,14 @@ class PolicyEngine:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         outputs = [task.result() for task in tasks]
-        return replace(outputs[0], images=[image for output in outputs for image in output.images])
+        yield replace(outputs[0], images=[image for output in outputs for image in output.images])
 
 
 async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:
-    """Build vLLM's app with vLLM-Omni's routes (`/v1/images/generations` and others) first, and `/metrics`."""
+    """Build vLLM's app with vLLM-Omni's routes (`/v1/images/generations` and others) first, and `/metrics`.
+
+    It has none of `CONTROL_ROUTES`.
+    """
     from vllm.entrypoints.openai.api_server import build_app
     from vllm_omni.entrypoints.openai.api_server import omni_init_app_state, router
 
@@ -92,6 +143,8 @@ async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:
     app.include_router(router)
     # The first matching route serves a request, and both have /health, /v1/models and /v1/chat/completions.
     ours = [route for route in app.router.routes if route not in upstream]
-    app.router.routes[:] = [*ours, *upstream]
+    app.router.routes[:] = [route for route in [*ours, *upstream] if route.path not in CONTROL_ROUTES]
+    # Not `add_middleware`: vLLM's app is built already, by its hooks for SageMaker.
+    app.middleware_stack = AnswerMiddleware(app.middleware_stack or app.build_middleware_stack())
     await omni_init_app_state(engine, app.state, args)
     return app

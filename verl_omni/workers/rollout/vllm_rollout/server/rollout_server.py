@@ -31,7 +31,7 @@ from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
-from verl_omni.workers.rollout.vllm_rollout.server.http_app import PolicyEngine, build_http_app
+from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
@@ -107,7 +107,7 @@ class vLLMOmniHttpServer(EngineControlServer):
         server_profile().tune_process(executor=engine_args["distributed_executor_backend"])
         self.engine = AsyncOmni(**engine_args)
         self._shared = shared_memory.child_segments()
-        app = await build_http_app(PolicyEngine(self.engine, self._policy), args)
+        app = await build_http_app(PolicyEngine(self.engine, self._policy, self._http), args)
         self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
 
     @override
@@ -169,7 +169,7 @@ class vLLMOmniHttpServer(EngineControlServer):
         self, request: RolloutRequest, sampling_params: dict[str, Any], request_id: str
     ) -> DiffusionOutput | TokenOutput:
         # The engine admits requests while only a part of it is awake, and then refuses them.
-        await self._awake.wait()
+        await self._ready.wait()
         if await self._park_until_admitted(request_id) is not None:
             return self._mode.aborted_output(sampling_params, self.global_steps)
         # verl would count it as being admitted until its first output, the finished sample. AsyncOmni counts its own.
@@ -182,7 +182,7 @@ class vLLMOmniHttpServer(EngineControlServer):
                 )
             finally:
                 self._admitting -= 1
-            version = self._worker_version if self._worker_version is not None else self.global_steps
+            version = self._version()
             try:
                 result = await last_output(self.engine.generate(request_id=request_id, **arguments))
             except Exception as error:
@@ -191,12 +191,13 @@ class vLLMOmniHttpServer(EngineControlServer):
             return self._mode.to_output(result, sampling_params, version)
 
     @asynccontextmanager
-    async def _policy(self) -> AsyncIterator[Any]:
-        """The policy's adapter for one HTTP request, which waits while the replica sleeps."""
-        with self.exported.in_flight():
-            await self._awake.wait()
-            async with self._mode.hold_weights():
-                yield await self._lora_request()
+    async def _policy(self) -> AsyncIterator[Policy]:
+        """What one HTTP request is generated with; it has passed the gate."""
+        async with self._mode.hold_weights():
+            yield Policy(await self._lora_request(), self._version())
+
+    def _version(self) -> int | None:
+        return self._worker_version if self._worker_version is not None else self.global_steps
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""

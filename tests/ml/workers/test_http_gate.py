@@ -1,0 +1,154 @@
+"""The gate of requests over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from verl_omni.workers.rollout.vllm_rollout.server import http_gate
+from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate, NotServed
+
+WHY = "this replica sleeps"
+
+
+class Request:
+    """Counts how often it starts and is dropped; each output waits for `go`."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        self.started = self.dropped = 0
+        self.go = asyncio.Semaphore(0)
+        self._outputs = outputs
+
+    async def __call__(self) -> AsyncIterator[int]:
+        self.started += 1
+        try:
+            for number in range(self._outputs):
+                await self.go.acquire()
+                yield number
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+
+
+def gate(deadline: float = 30.0) -> HttpGate:
+    return HttpGate(deadline, nullcontext)
+
+
+async def collect(outputs: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in outputs]
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_is_held_while_the_gate_is_closed_for_any_reason() -> None:
+    made, request = gate(), Request()
+    await made.close("sleep", WHY)
+    await made.close("pause", "it was told to")
+    answer = asyncio.create_task(collect(made.run(request)))
+    await turn()
+    made.open("sleep")
+    await turn()
+    assert request.started == 0
+    made.open("pause")
+    request.go.release()
+    assert await answer == [0] and request.started == 1
+
+
+async def test_a_request_in_flight_starts_again_after_the_gate_was_closed() -> None:
+    made, request = gate(), Request()
+    answer = asyncio.create_task(collect(made.run(request)))
+    await turn()
+    async with made.closed(WHY):
+        assert (request.started, request.dropped) == (1, 1), "closed, and the engine still has it"
+        request.go.release()
+        await turn()
+        assert request.started == 1 and not answer.done()
+    assert await answer == [0] and request.started == 2
+
+
+async def test_a_request_that_has_not_reached_the_engine_is_held_too() -> None:
+    made, request = gate(), Request()
+    answer = asyncio.create_task(collect(made.run(request)))
+    await asyncio.sleep(0)  # its task is created, and has not run
+    async with made.closed(WHY):
+        assert request.started == 0
+    request.go.release()
+    assert await answer == [0]
+
+
+@pytest.mark.parametrize(("repeatable", "outputs"), [(True, 1), (False, 0)])
+async def test_a_request_that_cannot_start_again_is_ended(repeatable: bool, outputs: int) -> None:
+    made, request = gate(), Request(outputs=2)
+    stream = made.run(request, repeatable=repeatable)
+    if outputs:
+        request.go.release()
+        assert await anext(stream) == 0
+    answer = asyncio.create_task(collect(stream))
+    await turn()
+    await made.close("sleep", WHY)
+    with pytest.raises(NotServed, match=f"the request was ended, because {WHY}: send it again"):
+        await answer
+    assert request.started == request.dropped == 1
+
+
+async def test_the_gate_does_not_wait_for_a_client_that_reads_slowly() -> None:
+    made, request = gate(), Request(outputs=2)
+    stream = made.run(request)
+    request.go.release()
+    assert await anext(stream) == 0
+    async with asyncio.timeout(5):
+        await made.close("sleep", WHY)
+    assert request.dropped == 1
+
+
+async def test_a_held_request_is_refused_at_the_deadline() -> None:
+    made, request = gate(deadline=0.02), Request()
+    await made.close("sleep", WHY)
+    words = rf"not admitted within 0\.02 s \(rollout\.deadline_seconds\), because {WHY}: send it again later"
+    with pytest.raises(NotServed, match=words):
+        await collect(made.run(request))
+    assert request.started == 0
+
+
+async def test_an_error_of_the_engine_is_raised_and_a_client_that_leaves_is_forgotten() -> None:
+    made = gate()
+
+    async def failing() -> AsyncIterator[int]:
+        raise OSError("no device")
+        yield 0
+
+    with pytest.raises(OSError, match="no device"):
+        await collect(made.run(failing))
+    request = Request()
+    answer = asyncio.create_task(collect(made.run(request)))
+    await turn()
+    answer.cancel()
+    await asyncio.wait({answer})
+    assert request.dropped == 1 and not made._in_flight
+
+
+async def test_an_engine_that_keeps_a_request_makes_closing_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_gate, "CANCEL_SECONDS", 0.02)
+    made, released = gate(), asyncio.Event()
+
+    async def stubborn() -> AsyncIterator[int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await released.wait()
+        yield 0
+
+    answer = asyncio.create_task(collect(made.run(stubborn)))
+    await turn()
+    with pytest.raises(TimeoutError, match=rf"0\.02 s while the engine drops 1 requests over HTTP, because {WHY}"):
+        await made.close("sleep", WHY)
+    released.set()
+    answer.cancel()
+    await asyncio.wait({answer})
