@@ -42,7 +42,8 @@ def test_an_adapter_update_needs_config_and_base_and_a_pending_config_is_used_on
 
     def made() -> Any:
         own = worker()
-        own._receive_adapter = lambda handle, config, deadline: taken.append(("adapter", config))
+        own._receive_adapter = lambda handle, config, deadline: taken.append(("adapter", config)) or {}
+        own.commit_adapter = lambda global_steps: {}
         own._receive_full = lambda handle, deadline: taken.append("full")
         return own
 
@@ -58,6 +59,73 @@ def test_an_adapter_update_needs_config_and_base_and_a_pending_config_is_used_on
         for _ in range(2):
             own.update_weights_from_ipc(**given)
     assert taken == [("adapter", CONFIG), ("adapter", {"r": 8}), "full", ("adapter", {"r": 8}), "full"]
+
+
+def receiving(rank: int, fault: Exception | None = None) -> Any:
+    """A worker that receives one tensor, or fails to; `served` is the adapter that it serves."""
+    made = worker()
+    made.served = "old"
+
+    def receive(consume: Any, handle: str, deadline: float) -> Any:
+        if fault is not None:
+            raise fault
+        consume([("a", torch.tensor([rank]))])
+        return ["a"], {"buckets": 1, "bytes": 8}
+
+    def swap(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+        made.served = int(tensors["a"])
+        return 1
+
+    made._receive_buckets, made._swap_adapter = receive, swap
+    return made
+
+
+async def collective_update(*workers: Any) -> Any:
+    """An update of the server whose engine has these workers; calls and replies as vLLM-Omni's."""
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
+
+    def reply(each: Any, method: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return getattr(each, method)(*args, **(kwargs or {}))
+        except Exception as error:
+            return {"supported": False, "error": str(error)}
+
+    async def call(*, method: str, timeout: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
+        return [[reply(each, method, args, kwargs) for each in workers]]
+
+    server: Any = object.__new__(vLLMOmniHttpServer)
+    server._post_init("")
+    server.engine, server._mode = SimpleNamespace(collective_rpc=call), DiffusionMode()
+    server.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
+    server.replica_rank, server._submission_paused = 0, False
+    update = {"peft_config": CONFIG, "base_sync_done": True, "global_steps": 4}
+    return await server.collective_rpc("update_weights_from_ipc", kwargs=update)
+
+
+async def test_every_worker_receives_an_adapter_before_one_serves_it() -> None:
+    both = [receiving(0), receiving(1)]
+    found = await collective_update(*both)
+    assert found == [{"tensors": 1, "buckets": 1, "bytes": 8, "lora": True, "bound": 1}] * 2
+    assert [each.served for each in both] == [0, 1]
+    assert [each.model_runner.pipeline.weights_version for each in both] == [4, 4]
+    one, other = receiving(0), receiving(1, OSError("the sender of rank 1 is gone"))
+    with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: the sender of rank 1 is gone"):
+        await collective_update(one, other)
+    assert (one.served, other.served) == ("old", "old"), "the ranks have different adapters"
+
+
+def test_an_adapter_of_an_earlier_update_is_not_committed() -> None:
+    from verl_omni.weight_sync.errors import WeightSyncError
+
+    made = receiving(0)
+    made.update_weights_from_ipc(peft_config=CONFIG, base_sync_done=True, stage_adapter=True)
+    assert made.served == "old"
+    made._receive_full = lambda handle, deadline: {}
+    made.update_weights_from_ipc()
+    with pytest.raises(WeightSyncError, match="no adapter is staged"):
+        made.commit_adapter()
+    assert made.served == "old"
 
 
 def test_tensors_of_a_lora_request_are_optional() -> None:

@@ -48,6 +48,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         zmq_update_id: str | None = None,
         deadline: float = UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
+        stage_adapter: bool = False,
     ) -> dict[str, Any]:
         """Receive an adapter or full weights from the trainer.
 
@@ -56,16 +57,18 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         Args:
             use_shm: verl's flag; ignored, because the sender's first message says where the buffer is.
             global_steps: version of the weights, for later samples; None if only the server tracks it.
+            stage_adapter: only receive an adapter; `commit_adapter` serves it. With tensor parallelism, call that when
+                all workers have replied, as `EngineControlServer` does.
 
         Returns:
             `tensors` (number sent), `buckets`, `bytes`, `lora` (bool), `bound` (number of modules that the adapter was
-            bound to, or of parameters that were written), and for full weights `casts` (see `FullUpdate`).
+            bound to, or of parameters that were written; not of a staged adapter), and for full weights `casts` (see
+            `FullUpdate`).
 
         Raises:
             WeightSyncError: the update did not take effect. An adapter is swapped as a whole, so the old one keeps
-                serving in this worker; with tensor parallelism, other workers may have the new one, so send the
-                replica no request before an update has succeeded. Full weights are written bucket by bucket, so after
-                a failure the worker refuses to serve until a full update succeeds.
+                serving in this worker. Full weights are written bucket by bucket, so after a failure the worker refuses
+                to serve until a full update succeeds.
             PartialWeights: full weights of a language model arrived in part; old and new ones are mixed until a full
                 update succeeds, and the program must send no request before.
             RuntimeError: the worker has no device or no model.
@@ -74,12 +77,10 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
             raise RuntimeError("weight update for a worker without a pipeline or a language model: no model is loaded")
         config = self._adapter_config(peft_config, base_sync_done)
         self._check_no_running_requests()
-        reply = self._receive_update(config, zmq_update_id, deadline)
-        self.note_weights_version(global_steps)
-        return reply
+        return self._receive_update(config, zmq_update_id, deadline, global_steps, stage_adapter)
 
+    @override
     def note_weights_version(self, global_steps: int | None) -> None:
-        """Set the version of later samples."""
         if (pipeline := getattr(self.model_runner, "pipeline", None)) is not None:
             pipeline.weights_version = global_steps
 
@@ -105,6 +106,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
 
     @override
     def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+        self._check_no_running_requests()  # also at the update's second call
         if not self._has_pipeline():
             bound: int = load(f"{LANGUAGE_MODEL}:swap_worker_adapter")(self, tensors, config)
             return bound

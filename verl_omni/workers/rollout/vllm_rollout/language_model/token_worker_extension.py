@@ -31,6 +31,7 @@ class TokenWorkerExtension(WeightReceiver):
 
     model_config: Any
 
+    @override
     def note_weights_version(self, global_steps: int | None) -> None:
         """Do nothing: the server attaches the version to outputs of a language model."""
 
@@ -42,6 +43,7 @@ class TokenWorkerExtension(WeightReceiver):
         zmq_update_id: str | None = None,
         deadline: float = UPDATE_DEADLINE_SECONDS,
         global_steps: int | None = None,
+        stage_adapter: bool = False,
     ) -> dict[str, Any]:
         """Receive an adapter (with `peft_config` and `base_sync_done`) or full weights from the trainer.
 
@@ -50,16 +52,18 @@ class TokenWorkerExtension(WeightReceiver):
         Args:
             use_shm: verl's flag; ignored, because the sender's first message says where the buffer is.
             global_steps: version of the weights; ignored, because the server tracks it.
+            stage_adapter: only receive an adapter; `commit_adapter` serves it.
 
         Returns:
             `tensors` (number sent), `buckets`, `bytes`, `lora` (bool), `bound` (number of modules that the adapter was
-            bound to, or of parameters that were written).
+            bound to, or of parameters that were written; not of a staged adapter).
 
         Raises:
             PartialWeights: old and new weights are mixed until a full update succeeds.
             WeightSyncError: the update did not take effect, and the old weights keep serving.
         """
-        return self._receive_update(self._adapter_config(peft_config, base_sync_done), zmq_update_id, deadline)
+        config = self._adapter_config(peft_config, base_sync_done)
+        return self._receive_update(config, zmq_update_id, deadline, global_steps, stage_adapter)
 
     @override
     def _swap_adapter(self, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:

@@ -24,7 +24,7 @@ from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import Replic
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
-UPDATE, FORGET = "update_weights_from_ipc", "forget_finished_requests"
+UPDATE, COMMIT, FORGET = "update_weights_from_ipc", "commit_adapter", "forget_finished_requests"
 SLEEP, PAUSE = "sleep", "pause"  # keys of the gate of requests over HTTP
 
 
@@ -70,7 +70,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     ) -> list[Any]:
         """Call a method of every worker. Returns their replies.
 
-        New requests wait during a weight update, and those over HTTP start again after it.
+        New requests wait during a weight update, and those over HTTP start again after it. All workers receive an
+        adapter before the first one serves it, so after a failed transfer all have the old one. If serving it fails in
+        one worker only, such as for lack of memory, that one has the old adapter and the others have the new one: send
+        this replica no request before an update has succeeded. The trainer sends none: the run stops, or the replica
+        leaves.
 
         Raises:
             EngineControlError: any worker failed.
@@ -95,10 +99,14 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             unfinished = list(self.engine.request_states)
             told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
             check_worker_replies(FORGET, told)
-        replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=kwargs)
+        version, staging = (kwargs or {}).get("global_steps"), {**(kwargs or {}), "stage_adapter": True}
+        replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=staging)
         self._lora_loaded = None
         flat = self._mode.check_update_replies(UPDATE, replies)
-        self._worker_version = (kwargs or {}).get("global_steps")
+        if all(each["lora"] for each in flat):  # every worker has received it
+            replies = await self.engine.collective_rpc(method=COMMIT, timeout=timeout, args=(version,))
+            flat = [one | two for one, two in zip(flat, check_worker_replies(COMMIT, replies), strict=True)]
+        self._worker_version = version
         await self.clear_kv_cache()
         self.exported.received(flat)
         return flat

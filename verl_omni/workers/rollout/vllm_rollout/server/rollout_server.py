@@ -168,7 +168,8 @@ class vLLMOmniHttpServer(EngineControlServer):
     async def _generate(
         self, request: RolloutRequest, sampling_params: dict[str, Any], request_id: str
     ) -> DiffusionOutput | TokenOutput:
-        # The engine admits requests while only a part of it is awake, and then refuses them.
+        # The engine admits requests while only a part of it is awake, and then refuses them. During a weight update, it
+        # would start them between two of the update's calls.
         await self._ready.wait()
         if await self._park_until_admitted(request_id) is not None:
             return self._mode.aborted_output(sampling_params, self.global_steps)
