@@ -120,6 +120,21 @@ def test_a_run_that_generates_ahead_can_be_interrupted(tmp_path: Path) -> None:
     assert any("stopped after step" in line for line in said) and any((tmp_path / "run" / "checkpoints").iterdir())
 
 
+def test_a_run_whose_replicas_are_all_lost_in_a_generation_can_be_interrupted(tmp_path: Path) -> None:
+    """The generation would wait for others for half an hour; the last complete step is saved."""
+    model = tmp_path / "model"
+    make_tiny_sd3(model)
+    compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
+    program = str(Path(__file__).with_name("stopped_run.py"))
+    command = command_of(tmp_path, model, program, *STANDALONE, *compatible, "data.val_files=null")
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
+    )
+    assert ended.returncode == 130, ended.stdout
+    assert f"stopped after step 1 of {STEPS}" in ended.stdout
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir() if each.is_dir()] == ["step_000001"]
+
+
 RM = "reward.reward_model"
 # Long, so that a part of whatever the random model answers is in it.
 TRUTH = "answer image score final text visible exactly with all of the 1 2 3 4 5 in this a is to"
