@@ -57,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = _StopOnSignal()
     try:
         _fetch_inputs(config)
-        _check_prompts(config)
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)
     except (OSError, ValueError) as error:
@@ -76,17 +75,11 @@ def _refuse(message: str) -> int:
 
 
 def _fetch_inputs(config: Any) -> None:
-    """Copy what is in stores; raises as `inputs.fetch`."""
-    from verl_omni.trainer import inputs
+    """Copy what is in stores, and check the files of prompts; raises as `inputs.fetch` and `prompt_files.check`."""
+    from verl_omni.trainer import inputs, prompt_files
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
-
-
-def _check_prompts(config: Any) -> None:
-    """Check the files of prompts; raises as `prompt_files.check`."""
-    from verl_omni.trainer import prompt_files
-
     prompt_files.check(config)
 
 
