@@ -127,11 +127,9 @@ def test_a_run_whose_replicas_are_all_lost_in_a_generation_can_be_interrupted(tm
     compatible = (*ASYNC, "trainer.v1.separate_async.sync_compatible=true")
     program = str(Path(__file__).with_name("stopped_run.py"))
     command = command_of(tmp_path, model, program, *STANDALONE, *compatible, "data.val_files=null")
-    ended = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
-    )
-    assert ended.returncode == 130, ended.stdout
-    assert f"stopped after step 1 of {STEPS}" in ended.stdout
+    code, said = forked_program.run(command, timeout=280)
+    assert code == 130, said
+    assert f"stopped after step 1 of {STEPS}" in said
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir() if each.is_dir()] == ["step_000001"]
 
 

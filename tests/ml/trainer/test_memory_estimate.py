@@ -285,6 +285,10 @@ def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
     ("arguments", "said"),
     [
         (["actor_rollout_ref.model.path=some/model", *REQUIRED], "Qwen/Qwen-Image"),
+        (
+            ["actor_rollout_ref.model.path=s3://bucket/model", *REQUIRED],
+            "copy the *.json files of the model to a folder",
+        ),
         (["actor_rollout_ref.model.path=Qwen/Qwen-Image"], "data.train_files: must be given"),
         (["nonsense=1", *REQUIRED], "nonsense: unknown setting"),
     ],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import inputs, settings, startup
 from verl_omni.trainer.memory_estimate import public_models
 
 if TYPE_CHECKING:
@@ -60,14 +60,23 @@ def load_settings(overrides: Sequence[str], folder: Path, *, accelerator: bool) 
         public_models.write(path, folder)
         config.actor_rollout_ref.model.path = str(folder)
     elif not Path(path).is_dir():
-        known = ", ".join(public_models.MODELS)
-        raise FileNotFoundError(
-            f"{path} is not a folder, and its configuration is not built in. Built in are {known}. For another model, "
-            "download its configuration files (hf download ID --include '*.json' --local-dir FOLDER) and write ./FOLDER"
-        )
+        raise FileNotFoundError(_not_found(path))
     # The CPUs of nodes with accelerators are not known here: the estimate takes as many workers as there may be.
     startup.fit_to_machine(config, accelerator, cpus=MANY_CPUS if accelerator else None)
     return config
+
+
+def _not_found(path: str) -> str:
+    if path.startswith(inputs.PREFIX):
+        return (
+            f"{path} is in a store, and drl fit reads configuration files of this machine: copy the *.json files of "
+            "the model to a folder, and write ./FOLDER (--set spec.model.base=./FOLDER)"
+        )
+    known = ", ".join(public_models.MODELS)
+    return (
+        f"{path} is not a folder, and its configuration is not built in. Built in are {known}. For another model, "
+        "download its configuration files (hf download ID --include '*.json' --local-dir FOLDER) and write ./FOLDER"
+    )
 
 
 def describe(
