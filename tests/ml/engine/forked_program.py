@@ -107,6 +107,7 @@ def _run_as_main(arguments: Sequence[str]) -> int:
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(arguments)
+            sys.path.insert(0, os.path.dirname(arguments[0]))
             runpy.run_path(arguments[0], run_name="__main__")
         return 0
     except SystemExit as end:

@@ -62,7 +62,7 @@ def test_the_cache_fits_the_requests_within_a_share_of_free_memory(
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.5)
     worker.scheduler_config, worker.vllm_config = SimpleNamespace(max_num_seqs=3), None
     worker.get_kv_cache_spec = lambda: {"layer 0": layer, "layer 1": layer}
-    monkeypatch.setattr(torch_worker.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(torch_worker, "available_memory", lambda: (free, 10**9))
     assert worker.determine_available_memory() == bytes_of_cache
     worker.cache_config.kv_cache_memory_bytes = 7
     assert worker.determine_available_memory() == 7
