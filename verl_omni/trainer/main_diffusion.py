@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(problem)
     stop = _StopOnSignal()
     try:
-        _prepare_inputs(config)
+        _fetch_inputs(config)
         startup.fit_to_machine(config, has_accelerator)
         _check_files(config)
     except (OSError, ValueError) as error:
@@ -74,13 +74,12 @@ def _refuse(message: str) -> int:
     return USAGE_ERROR
 
 
-def _prepare_inputs(config: Any) -> None:
-    """Copy what is in stores, and check the prompts; raises as `inputs.fetch` and `prompt_files.check`."""
-    from verl_omni.trainer import inputs, prompt_files
+def _fetch_inputs(config: Any) -> None:
+    """Copy what is in stores; raises as `inputs.fetch`."""
+    from verl_omni.trainer import inputs
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
-    prompt_files.check(config)
 
 
 def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:
@@ -93,12 +92,13 @@ def _check_files(config: Any) -> None:
     """Check what the settings name outside the configuration.
 
     Raises:
-        FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, or a scorer does
-            not take its settings.
+        FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not
+            take its settings, or a file of prompts cannot be used.
     """
-    from verl_omni.trainer import checkpoints, judges, reward_settings
+    from verl_omni.trainer import checkpoints, judges, prompt_files, reward_settings
     from verl_omni.utils.model_folder import model_folder
 
+    prompt_files.check(config)
     if (judge := judges.model_path(config)) and not model_folder(judge, f"{judges.MODEL}.model_path").is_dir():
         raise FileNotFoundError(f"{judges.MODEL}.model_path: {judge} does not exist; write the folder of a model")
     if problems := [
