@@ -14,7 +14,7 @@ from typing import Any
 
 import fit_page
 import page_tables
-from results import arguments, table, write
+from results import arguments, results_file, table, write
 
 from verl_omni.trainer.device_checks.measured_update import TRANSFORMERS, compare
 
@@ -75,9 +75,7 @@ def main() -> int:
     parser = arguments(__doc__, "fit_accuracy", repeats=0)
     parser.add_argument("--gpu", action="store_true", help="on an NVIDIA GPU")
     options = parser.parse_args()
-    out = options.out
-    if options.gpu and out == parser.get_default("out"):
-        out = out.with_stem("fit_accuracy_gpu")
+    out = results_file(parser, options)
     rows = measure(gpu=options.gpu)
     write(out, rows)
     table(rows, ["family", "variant", "estimated", "measured", "ratio"])

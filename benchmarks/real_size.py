@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import PeakDeviceMemory, PeakMemory
-from results import ROOT, arguments, table, write
+from results import ROOT, arguments, results_file, table, write
 
 MODEL = "stabilityai/stable-diffusion-3.5-medium"
 LAYERS = 24
@@ -56,7 +56,6 @@ class Scale:
         complete: whether the text encoders have all their layers.
     """
 
-    results: str
     training_steps: int
     prompts: int
     samples: int
@@ -71,12 +70,12 @@ class Scale:
 
 
 CPU = Scale(
-    "real_size", training_steps=1, prompts=1, samples=2, size=256, denoising_steps=4, rank=16, micro=1, batch=2,
+    training_steps=1, prompts=1, samples=2, size=256, denoising_steps=4, rank=16, micro=1, batch=2,
     text_length=77, complete=False, environment={"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())},
 )  # fmt: skip
 # As in examples/sd35-ocr-grpo.yaml, with fewer prompts.
 GPU = Scale(
-    "real_size_gpu", training_steps=4, prompts=2, samples=16, size=512, denoising_steps=10, rank=32, micro=8, batch=16,
+    training_steps=4, prompts=2, samples=16, size=512, denoising_steps=10, rank=32, micro=8, batch=16,
     text_length=256, complete=True, environment={},
 )  # fmt: skip
 WINDOW = 2
@@ -290,7 +289,7 @@ def problems(run: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, write and print. Returns 1 if something is not as it should be."""
-    parser = arguments(__doc__, CPU.results, repeats=0)
+    parser = arguments(__doc__, "real_size", repeats=0)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--gpu", action="store_true", help="on an NVIDIA GPU, with complete text encoders")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "omni-operator"
@@ -307,8 +306,7 @@ def main() -> int:
         train(model, results, scale)
         return 0
     found = measure(chosen.layers, chosen.cache, scale)
-    out = chosen.out.with_stem(scale.results) if chosen.out == parser.get_default("out") else chosen.out
-    write(out, [found], **(dataclasses.asdict(scale) if chosen.gpu else {}))
+    write(results_file(parser, chosen), [found], **(dataclasses.asdict(scale) if chosen.gpu else {}))
     table(found["phases"], ["phase", "estimated", "measured", "ratio", "seconds"])
     print(f"{found['bound_modules']} of {found['modules']} modules bound; {found['metrics']}")
     for problem in (wrong := problems(found)):

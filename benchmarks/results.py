@@ -46,6 +46,12 @@ def arguments(document: str | None, name: str, repeats: int) -> argparse.Argumen
     return parser
 
 
+def results_file(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Path:
+    """The file of raw data; by default that of a benchmark with the option `--gpu` has a name of its own."""
+    out: Path = chosen.out
+    return out.with_stem(f"{out.stem}_gpu") if chosen.gpu and out == parser.get_default("out") else out
+
+
 def write(out: Path, runs: Sequence[dict[str, Any]], **conditions: Any) -> None:
     """Write the raw data with the machine and the conditions of the measurement."""
     answer = {"machine": machine(), **conditions, "runs": list(runs)}

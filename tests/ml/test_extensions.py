@@ -78,15 +78,20 @@ def test_an_algorithm_is_checked_like_the_one_that_it_is_like() -> None:
     )
 
 
-def test_a_loss_replaces_that_of_flow_grpo() -> None:
-    config = load(f"{LOSS}.loss_mode=my_loss", f"{LOSS}.adv_clip_max=0.5", "algorithm.adv_estimator=my_advantage")
-    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
-    assert loss.loss_mode == "my_loss"
+def policy_loss(loss: Any) -> Any:
+    """What the user's loss makes of advantages 1 and -0.2, and what it measures."""
     objective: Any = training_algorithm("my_loss").objective(
         SimpleNamespace(), loss, SimpleNamespace(use_kl_loss=False), {"noise_level": 0.7, "sde_type": "sde"}
     )  # type: ignore[call-overload]
     ratio = torch.zeros(2, requires_grad=True)
-    found, measured = objective.policy_loss({"advantages": torch.tensor([1.0, -0.2])}, 0, ratio, ratio, ratio)
+    return objective.policy_loss({"advantages": torch.tensor([1.0, -0.2])}, 0, ratio, ratio, ratio)
+
+
+def test_a_loss_replaces_that_of_flow_grpo() -> None:
+    config = load(f"{LOSS}.loss_mode=my_loss", f"{LOSS}.adv_clip_max=0.5", "algorithm.adv_estimator=my_advantage")
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+    assert loss.loss_mode == "my_loss"
+    found, measured = policy_loss(loss)
     assert found.tolist() == pytest.approx([-0.5, 0.2])
     assert measured["difference"].tolist() == [0, 0] and not measured["difference"].requires_grad
 
@@ -125,11 +130,7 @@ def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
     assert reward_settings.find_problems(config.reward) == []
     assert (config.algorithm.adv_estimator, config.reward.scorer_kwargs.weight) == ("my_advantage", 2)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
-    objective: Any = training_algorithm("my_loss").objective(
-        SimpleNamespace(), loss, SimpleNamespace(use_kl_loss=False), {"noise_level": 0.7, "sde_type": "sde"}
-    )  # type: ignore[call-overload]
-    ratio = torch.zeros(2, requires_grad=True)
-    found, _ = objective.policy_loss({"advantages": torch.tensor([1.0, -0.2])}, 0, ratio, ratio, ratio)
+    found, _ = policy_loss(loss)
     assert found.tolist() == pytest.approx([-1.0, 0.2])
     samples: Any = SimpleNamespace(tensors={}, scores=torch.tensor([0.0, 1.0]), groups=["a", "a"])
     assert training_algorithm("my_loss").training_batch(samples, loss, config, 1)["advantages"].tolist() == [-0.5, 0.5]

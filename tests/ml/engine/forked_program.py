@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from suite.preloaded import MODULES
 from verl_omni.trainer import startup
+from verl_omni.trainer.fork_server.server import run_program
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -92,27 +93,19 @@ def _run_in_this_fork(command: Sequence[str], env: Mapping[str, str] | None, fil
         logging.getLogger().handlers.clear()
         warnings.simplefilter("default")
         random.seed()
-        code = _run_as_main(command[1:])
+        code = run_program(lambda: _run_as_main(command[1:]))
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def _run_as_main(arguments: Sequence[str]) -> int:
-    """Run `-m MODULE ...` or `SCRIPT ...`, then exit handlers. Returns the exit code."""
-    try:
-        if arguments[0] == "-m":
-            sys.argv = list(arguments[1:])
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = list(arguments)
-            sys.path.insert(0, os.path.dirname(arguments[0]))
-            runpy.run_path(arguments[0], run_name="__main__")
-        return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+def _run_as_main(arguments: Sequence[str]) -> None:
+    """Run `-m MODULE ...` or `SCRIPT ...`."""
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, os.path.dirname(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -57,7 +58,8 @@ def run(listener: socket.socket, driver: int) -> NoReturn:
             code = 0
         else:
             _apply_request(*fork)
-            code = _run_script(fork[0].argv[0])
+            script = fork[0].argv[0]
+            code = run_program(lambda: runpy.run_path(script, run_name="__main__"))
     except BaseException:  # noqa: BLE001 - no exception may reach the driver's frames
         traceback.print_exc()
     finally:
@@ -175,10 +177,10 @@ def _apply_request(request: Request, connection: socket.socket) -> None:
     threading.Thread(target=_exit_with_client, args=(connection,), daemon=True, name="fork-client").start()
 
 
-def _run_script(script: str) -> int:
-    """Run the script as `__main__`, then Python's exit handlers. Returns its exit code."""
+def run_program(program: Callable[[], object]) -> int:
+    """Run a program, then Python's exit handlers. Returns its exit code."""
     try:
-        runpy.run_path(script, run_name="__main__")
+        program()
         return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
