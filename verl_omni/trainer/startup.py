@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -301,12 +302,16 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(DiffusionActorRolloutWorker), config=settings),
         device_name=_device_name(),
     )
+    # Copying a configuration, as Hydra does, detaches its nodes for a moment: no two threads may have the same one.
+    for_rewards, for_servers = copy.deepcopy(config), copy.deepcopy(config)
     with ThreadPoolExecutor(3, thread_name_prefix="startup") as threads:
-        rewards_up = threads.submit(start_reward_workers, config, pool, report_phase)
+        rewards_up = threads.submit(start_reward_workers, for_rewards, pool, report_phase)
         if judges.sleeps(config):
             rewards_up.result()  # the judge sleeps before the engine takes the accelerators' memory
         servers_up = threads.submit(
-            actor_nodes.PinnedServerManager.create, config, worker_group=None if settings.rollout.nnodes else workers
+            actor_nodes.PinnedServerManager.create,
+            for_servers,
+            worker_group=None if settings.rollout.nnodes else workers,
         )
         (device,) = set(workers.init_model())
         report_phase(f"waiting for the rollout engine; the policy is trained on {workers.world_size} x {device}")
@@ -337,13 +342,16 @@ def _replica_pool(
     With `rollout.node_resource`, there is room on every node that has the resource; without it, for as many replicas as
     the settings say.
     """
+    from verl.utils.config import omega_conf_to_dataclass
     from verl.utils.device import get_resource_name
 
     from verl_omni.trainer.replica_launcher import ANSWER_SECONDS, RayLauncher
 
+    parsed = omega_conf_to_dataclass(servers.rollout_config)  # once: replicas start in threads of their own
+
     def make(rank: int) -> Any:
         return servers.rollout_replica_class(
-            replica_rank=rank, config=servers.rollout_config, model_config=servers.model_config,
+            replica_rank=rank, config=parsed, model_config=servers.model_config,
             gpus_per_node=rollout.n_gpus_per_node,
         )  # fmt: skip
 
