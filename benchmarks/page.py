@@ -44,6 +44,11 @@ TRAINING: dict[str, Entry] = {
     "replica_loss": ("Replacement of a lost replica", training.replica_loss, "replica_loss.py"),
     "learning": ("Settings that change what is learned", training.learning, "learning.py"),
     "staleness": ("Learning from older samples", training.staleness, "staleness.py"),
+    "staleness_colors": (
+        "Older samples with a limit on the ratio", training.staleness_with_limit,
+        "staleness.py --job examples/colors-grpo.yaml --out docs/figures/staleness_colors.json --override "
+        "algorithm.rollout_correction.bypass_mode=true actor_rollout_ref.actor.diffusion_loss.clip_ratio=0.0003",
+    ),
 }  # fmt: skip
 ROLLOUT: dict[str, Entry] = {
     "batching": ("Request batching", rollout.batching, "batching.py"),

@@ -10,14 +10,21 @@ each other. The data of the runs so far are written after each run. `--add` keep
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from example_job import HERE, gain, measure, overrides
 from results import FIGURES, write
 
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
+
+
+def variant(changes: Sequence[str]) -> str:
+    """A part of the run's name for its overrides: short, because the name of a job has at most 43 characters."""
+    return hashlib.sha256(" ".join(changes).encode()).hexdigest()[:6] if changes else ""
 
 
 def main() -> int:
@@ -38,7 +45,7 @@ def main() -> int:
         for ahead in chosen.ahead:
             run = measure(
                 chosen.job.resolve(), seed, chosen.steps, chosen.runs, control=False, ahead=ahead,
-                variant="-".join(each.rpartition(".")[2].replace("=", "-") for each in chosen.override),
+                variant=variant(chosen.override),
                 changes=[overrides(chosen.job, chosen.override)],
             )  # fmt: skip
             found.append({"ahead": ahead, "changes": chosen.override, **run})

@@ -24,6 +24,10 @@ SYSTEM, NAME = "omni-system", "omni-omni-operator"
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:{NAME}"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/diffusionrljobs.diffusionrl.io"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
+# The API server itself refuses pods that do not meet the standard.
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest",
+}  # fmt: skip
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{NAME}"
 
 
@@ -88,8 +92,14 @@ def whole_life(api: Api, namespace: str, running: RunningOperator) -> None:
     assert running.page("/healthz").status_code == 200
 
 
-def test_its_operator_is_denied_nothing(program: Path, own: ControlPlane, api: Api, tmp_path: Path) -> None:
-    notes = installed(program, own)
+def test_its_operator_is_denied_nothing_and_its_pod_meets_the_restricted_standard(
+    program: Path, own: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    api.post("/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": RESTRICTED}})
+    notes = installed(program, own, "--set=networkPolicy.enabled=true")
+    (pod,) = api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    assert pod["status"]["phase"] == "Running"
+    assert pod["spec"]["serviceAccountName"] == NAME
     assert "watches all namespaces" in notes
     assert "KubeRay is not installed" not in notes
     with as_its_account(own, api, tmp_path) as running:
@@ -189,16 +199,3 @@ def test_uninstalling_leaves_jobs_and_installing_again_takes_them_up(
         job.await_condition("Succeeded", "True")
     assert api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]["uid"] == uid
     assert denied(own) == set()
-
-
-def test_the_pod_meets_the_restricted_standard(program: Path, own: ControlPlane, api: Api) -> None:
-    """The API server itself enforces it."""
-    labels = {
-        "pod-security.kubernetes.io/enforce": "restricted",
-        "pod-security.kubernetes.io/enforce-version": "latest",
-    }
-    api.post("/api/v1/namespaces", {"metadata": {"name": SYSTEM, "labels": labels}})
-    installed(program, own, "--set=metrics.podMonitor.enabled=false,networkPolicy.enabled=true")
-    (pod,) = api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
-    assert pod["status"]["phase"] == "Running"
-    assert pod["spec"]["serviceAccountName"] == NAME

@@ -109,7 +109,7 @@ def slow_stages() -> tuple[Stage, ...]:
     marks, workers = f"slow and {ELSEWHERE}", "tests/ml/workers"
     second = pytest_stage("slow: workers", marks, "-W", "default", workers)
     first = pytest_stage("slow: others", marks, "-W", "default", f"--ignore={workers}", "tests")
-    return first, replace(second, preloaded=True)
+    return replace(first, preloaded=True), replace(second, preloaded=True)
 
 
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
