@@ -70,9 +70,9 @@ class ModelFlops:
         passes, self._passes = self._passes, Counter()
         if not self._can_be_made:
             return None
-        for *shape, gradients in sorted(passes, key=_without_gradients):  # those with gradients count both
-            if (*shape, gradients) not in self._counts:
-                self._count(*shape, gradients)
+        for key in sorted(passes, key=_without_gradients):  # those with gradients count both
+            if key not in self._counts:
+                self._count(*key)
         return sum(self._counts[key] * number for key, number in passes.items())
 
     def _count(self, sizes: Sequence[Any], structure: Any, gradients: bool) -> None:
