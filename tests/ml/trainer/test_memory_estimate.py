@@ -15,9 +15,11 @@ from omegaconf import OmegaConf
 from verl_omni.trainer import settings, startup
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import __main__ as program
-from verl_omni.trainer.memory_estimate import advice, estimate, job_estimate, model_shapes, public_models
+from verl_omni.trainer.memory_estimate import advice, estimate, job_estimate, model_shapes, public_models, sharding
+from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.trainer.setting_names import setting_names
+from verl_omni.workers.actor.precision import Precision
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
 LORA = "actor_rollout_ref.model.lora_rank=4"
@@ -118,6 +120,30 @@ def test_ranks_share_the_state_and_gather_layers(tiny: Path) -> None:
         tiny, "trainer.n_gpus_per_node=2", float32, "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
     ).trainer
     assert copies.weights == one.trainer.weights, "each of the two has all weights"
+
+
+def test_frozen_parts_in_float32_are_whole_on_every_rank(tmp_path: Path) -> None:
+    """Time embeddings and scale tables of Wan 14B are 0.1 GiB of each rank, however many there are."""
+    public_models.write("Wan-AI/Wan2.1-T2V-14B-Diffusers", tmp_path)
+    module = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16).requires_grad_(False)
+    whole = sum(p.nbytes for p in module.parameters() if p.dtype == torch.float32)
+    assert whole > 1e8
+    half = Precision(torch.bfloat16, torch.bfloat16)
+    one, eight = (sharding.weight_bytes(module, sharding.Sharding(n, n, 1, half)) for n in (1, 8))
+    assert one == model_shapes.tensor_bytes(module.parameters())
+    assert eight == pytest.approx(whole + (one - whole) / 8, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabilities(tiny: Path) -> None:
+    """Of the rows of later optimizer steps; DiffusionNFT recomputes none."""
+    actor = "actor_rollout_ref.actor"
+    for loss, updates, evaluated in (("flow_grpo", 1, 0), ("flow_grpo", 2, 1), ("diffusion_nft", 2, 0)):
+        mini, loss_mode = f"{actor}.ppo_mini_batch_size={4 // updates}", f"{actor}.diffusion_loss.loss_mode={loss}"
+        found = estimated(tiny, "trainer.n_gpus_per_node=2", mini, loss_mode)
+        passes = 2 * found.trainer.calls * found.trainer.backward_passes * updates
+        passes += evaluated * found.trainer.backward_passes
+        assert found.estimate.moved["weights gathered by each rank"] == passes * found.trainer.computed // 2
 
 
 @pytest.mark.slow
@@ -325,6 +351,19 @@ def test_the_tracker_counts_storages_until_they_are_free() -> None:
         assert tracker.live == 800, "the view keeps the storage"
         del view
     assert (tracker.live, tracker.peak) == (400, 800)
+
+
+def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> None:
+    image, weight = torch.zeros(1, 4, 8, 8), torch.zeros(2, 4, 1, 1)
+    peaks = []
+    for allocator in (None, CachingAllocator()):
+        tracker = PeakTracker(allocator)
+        tracker.add([image, weight])
+        with tracker:
+            made = torch.nn.functional.conv2d(image, weight)
+        peaks.append(tracker.peak)
+        assert tracker.live == image.nbytes + weight.nbytes + made.nbytes
+    assert peaks[1] == 2 * peaks[0], "input, weight and output, and a copy of each"
 
 
 @pytest.mark.slow

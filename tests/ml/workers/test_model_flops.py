@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from verl.utils import flops_counter
 
 from ml.workers.tiny_actor import model_settings
@@ -86,6 +88,38 @@ def test_recomputation_and_random_numbers_do_not_count(model_folder: Path) -> No
         found.append(flops.take())
         assert torch.equal(torch.get_rng_state(), before), "counting draws nothing"
     assert found[0] == found[1]
+
+
+class LargestTensor(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of the largest tensor in real memory that an operator returns, and the number of matrix multiplications."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        real = [leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        self.bytes = max(self.bytes, *real, 0)
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        return found
+
+
+def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(model_folder: Path) -> None:
+    """The position embeddings of SD3.5 medium are computed in 3.4 GiB, as long as the rest of the count takes."""
+    module, flops = watched(model_folder, 4)
+    embeddings = module.pos_embed.pos_embed.nbytes
+    with torch.no_grad():
+        run(module)
+    run(module)
+    with LargestTensor() as both:
+        flops.take()
+    assert both.bytes < embeddings / 2
+    other, alone = watched(model_folder, 4)
+    run(other)
+    with LargestTensor() as one:
+        alone.take()
+    assert both.products == one.products > 0
 
 
 def test_an_accelerator_has_a_utilisation_and_a_cpu_has_none() -> None:

@@ -80,8 +80,8 @@ def receiving(rank: int, fault: Exception | None = None) -> Any:
     return made
 
 
-async def collective_update(*workers: Any) -> Any:
-    """An update of the server whose engine has these workers; calls and replies as vLLM-Omni's."""
+def server_of(*workers: Any) -> Any:
+    """The server whose engine has these workers; calls and replies as vLLM-Omni's."""
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
@@ -99,20 +99,54 @@ async def collective_update(*workers: Any) -> Any:
     server.engine, server._mode = SimpleNamespace(collective_rpc=call), DiffusionMode()
     server.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
     server.replica_rank, server._submission_paused = 0, False
+    return server
+
+
+async def collective_update(server: Any) -> Any:
     update = {"peft_config": CONFIG, "base_sync_done": True, "global_steps": 4}
     return await server.collective_rpc("update_weights_from_ipc", kwargs=update)
 
 
 async def test_every_worker_receives_an_adapter_before_one_serves_it() -> None:
     both = [receiving(0), receiving(1)]
-    found = await collective_update(*both)
+    found = await collective_update(server_of(*both))
     assert found == [{"tensors": 1, "buckets": 1, "bytes": 8, "lora": True, "bound": 1}] * 2
     assert [each.served for each in both] == [0, 1]
     assert [each.model_runner.pipeline.weights_version for each in both] == [4, 4]
     one, other = receiving(0), receiving(1, OSError("the sender of rank 1 is gone"))
     with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: the sender of rank 1 is gone"):
-        await collective_update(one, other)
+        await collective_update(server_of(one, other))
     assert (one.served, other.served) == ("old", "old"), "the ranks have different adapters"
+
+
+async def test_requests_fail_while_workers_have_different_adapters() -> None:
+    from verl_omni.weight_sync.errors import PartialWeights
+
+    def out_of_memory(*_: Any) -> int:
+        raise MemoryError("no memory")
+
+    one, other = receiving(0), receiving(1)
+    server, swap, other._swap_adapter = server_of(one, other), other._swap_adapter, out_of_memory
+    server.model_config = SimpleNamespace(lora_rank=0, lora={})
+    with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: no memory"):
+        await collective_update(server)
+    assert (one.served, other.served) == (0, "old")
+    with pytest.raises(PartialWeights, match=r"different adapters, until a weight update succeeds: .* no memory"):
+        await server._lora_request()
+    other._swap_adapter = swap
+    await collective_update(server)
+    assert await server._lora_request() is None and (one.served, other.served) == (0, 1)
+    alone = server_of(receiving(0))
+    alone.model_config = server.model_config
+    call = alone.engine.collective_rpc
+
+    async def commit_fails(*, method: str, **given: Any) -> Any:
+        return [[{"error": "no memory"}]] if method == "commit_adapter" else await call(method=method, **given)
+
+    alone.engine.collective_rpc = commit_fails
+    with pytest.raises(RuntimeError, match="no memory"):
+        await collective_update(alone)
+    assert await alone._lora_request() is None, "one worker has one adapter: the old one"
 
 
 def test_an_adapter_of_an_earlier_update_is_not_committed() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +15,20 @@ from torch import Tensor, nn
 
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.pipelines.sample_shapes import sample_shapes
+from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
 from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, VAE, ModelShapes, tensor_bytes
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 # Text encoders of which the engine's pipelines keep the hidden states of all layers.
-ALL_HIDDEN_STATES = ("CLIPTextModelWithProjection", "Qwen2_5_VLForConditionalGeneration")
+QWEN_VL = "Qwen2_5_VLForConditionalGeneration"
+ALL_HIDDEN_STATES = ("CLIPTextModelWithProjection", QWEN_VL)
+# What vLLM-Omni's transformers divide under tensor parallelism: projections of attention, and feed-forward layers. All
+# else is whole on each accelerator; the modulation of Qwen-Image's layers alone is a third of its weights.
+DIVIDED = re.compile(r"\.(attn[12]?|ff|ff_context|ffn|img_mlp|txt_mlp)\.")
+
+QUERY_KEY_VALUE = re.compile(r"\.(to|add)_[qkv](?:_proj)?\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +38,17 @@ class EngineMemory:
     Attributes:
         transformer: its share of the transformers under tensor parallelism. text_encoders, vae: whole.
         passes: peak beyond the weights of each pass; encoding, denoising and decoding follow each other.
+        asleep: host memory for all weights while it sleeps, which its process keeps when it is awake.
+        kept: what the allocator of its process holds after them, until the engine sleeps; 0 without an accelerator.
         batch: samples of one batch.
     """
 
     transformer: int
     text_encoders: int
     vae: int
+    asleep: int
     passes: Mapping[str, int]
+    kept: int
     batch: int
 
     @property
@@ -43,49 +56,74 @@ class EngineMemory:
         """All weights."""
         return self.transformer + self.text_encoders + self.vae
 
+    @property
+    def peak(self) -> int:
+        """What its largest pass needs."""
+        return max(self.passes.values())
 
-def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, samples: int) -> EngineMemory:
+    @property
+    def held(self) -> int:
+        """What its process takes for passes as long as it does not sleep."""
+        return max(self.peak, self.kept)
+
+
+def measure(
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, samples: int, accelerator: bool
+) -> EngineMemory:
     """Memory of a worker of an engine that generates `samples` samples in a step.
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: tensors of one training sample.
+        accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
     """
+    allocator = CachingAllocator() if accelerator else None
     rollout = config.actor_rollout_ref.rollout
     dtype = parse_dtype("rollout.dtype", rollout.dtype)
     batch = max(1, min(rollout.max_num_seqs, samples))
     passes: dict[str, int] = {}
     shapes = sample_shapes(config.actor_rollout_ref.model.architecture)
     encoder_input = getattr(shapes, "encoder_input", None)  # of families with input images
-    encoders = 0
+    encoders, sizes = 0, list[int]()
     for name in model.text_encoders:
-        encoder = model.as_fake(model.on_meta(name, dtype))
+        encoder: Any = model.as_fake(model.on_meta(name, dtype))
+        if model.classes[name] == QWEN_VL and not encoder_input:
+            del encoder.model.visual  # so does the engine: no prompt has images
         encoders += _weights(encoder)
+        sizes += [tensor.nbytes for tensor in _tensors(encoder)]
         kept = {"output_hidden_states": True} if model.classes[name] in ALL_HIDDEN_STATES else {}
         longest = rollout.max_prompt_embed_length if encoder_input else rollout.pipeline.max_sequence_length
         length = _text_length(model.configs[name], longest)
         ids = torch.zeros(batch, length, dtype=torch.int64)
-        passes["text encoding"] = max(passes.get("text encoding", 0), _peak(encoder, lambda: encoder(ids, **kept)))  # noqa: B023
-    transformer = model.as_fake(model.on_meta(TRANSFORMER, dtype))
-    passes["denoising"] = _denoising(config, model, transformer, sample, batch)
+        needed = _peak(encoder, partial(encoder, ids, **kept), allocator)
+        passes["text encoding"] = max(passes.get("text encoding", 0), needed)
+    transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
+    passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)
     vae: Any = model.as_fake(model.on_meta(VAE, dtype))
     latents = model.empty(batch, *shapes.decoder_input(model.configs, rollout.pipeline), dtype=dtype)
-    passes["decoding"] = _peak(vae, lambda: vae.decode(latents, return_dict=False))
+    passes["decoding"] = _peak(vae, lambda: vae.decode(latents, return_dict=False), allocator)
     if encoder_input:
         pixels = model.empty(batch, *encoder_input(model.configs, rollout.pipeline), dtype=dtype)
-        passes["image encoding"] = _peak(vae, lambda: vae.encode(pixels, return_dict=False))
+        passes["image encoding"] = _peak(vae, lambda: vae.encode(pixels, return_dict=False), allocator)
+    sizes += [
+        *model.transformers * _fused(transformer, rollout.tensor_model_parallel_size),
+        *(each.nbytes for each in _tensors(vae)),
+    ]
     return EngineMemory(
-        transformer=model.transformers * math.ceil(_weights(transformer) / rollout.tensor_model_parallel_size),
+        transformer=model.transformers * share(transformer, rollout.tensor_model_parallel_size),
         text_encoders=encoders,
         vae=_weights(vae),
+        asleep=pinned_bytes(sizes),
         passes=passes,
+        kept=0 if allocator is None else allocator.reserved,
         batch=batch,
     )
 
 
 def _denoising(
-    config: DictConfig, model: ModelShapes, transformer: nn.Module, sample: Mapping[str, Tensor], batch: int
-) -> int:
+    config: DictConfig, model: ModelShapes, transformer: nn.Module, sample: Mapping[str, Tensor], batch: int,
+    allocator: CachingAllocator | None,
+) -> int:  # fmt: skip
     """One denoising step, with what the batch keeps meanwhile: latents, conditions and the recorded steps."""
     settings = config.actor_rollout_ref
     adapter = training_adapter(settings.model.architecture)
@@ -97,7 +135,7 @@ def _denoising(
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     # With guidance the engine runs the two prompts one after the other; the trainer runs them as one batch.
     step = lambda: adapter.velocity(transformer, rows, latents, time, 1.0, dtype=dtype)  # noqa: E731
-    return _peak(transformer, step) + tensor_bytes([latents, *rows.values()])
+    return _peak(transformer, step, allocator) + tensor_bytes([latents, *rows.values()])
 
 
 def _text_length(config: Mapping[str, Any], longest: int) -> int:
@@ -106,15 +144,54 @@ def _text_length(config: Mapping[str, Any], longest: int) -> int:
     return min(longest, positions) if positions else longest
 
 
-def _peak(module: nn.Module, run: Any) -> int:
+def _with_own_buffers(transformer: nn.Module) -> nn.Module:
+    """Give a transformer the buffers of vLLM-Omni's: position embeddings as they are computed, in float32."""
+    for part in transformer.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.float()
+    return transformer
+
+
+def share(transformer: nn.Module, size: int) -> int:
+    """Bytes of a transformer on each of `size` accelerators that share it."""
+    return sum(_fused(transformer, size))
+
+
+def _fused(transformer: nn.Module, size: int) -> list[int]:
+    """Bytes of each tensor on one of `size` accelerators; vLLM-Omni joins the projections to query, key and value."""
+    found: dict[str, int] = {}
+    for name, tensor in (*transformer.named_parameters(), *transformer.named_buffers()):
+        joined = QUERY_KEY_VALUE.sub(r".\1_qkv.", name)
+        found[joined] = found.get(joined, 0) + math.ceil(tensor.nbytes / (size if DIVIDED.search(name) else 1))
+    return list(found.values())
+
+
+def pinned_bytes(sizes: Iterable[int]) -> int:
+    """Host memory for a copy of tensors of these sizes, made by vLLM's `CuMemAllocator`.
+
+    It copies each segment of the device's allocator to memory that torch pins, in blocks whose sizes are powers of two
+    (ATen/core/CachingHostAllocator.h).
+    """
+    allocator = CachingAllocator()
+    for size in sizes:
+        allocator.allocate(size)
+    return sum(1 << (segment - 1).bit_length() for segment in allocator.segments)
+
+
+def _peak(module: nn.Module, run: Any, allocator: CachingAllocator | None) -> int:
     """Peak of a pass without gradients, beyond the weights."""
-    tracker = PeakTracker()
+    tracker = PeakTracker(allocator)
     module.eval()
-    base = tracker.add([*module.parameters(), *module.buffers()])
+    base = tracker.add(_tensors(module))
     with torch.no_grad(), tracker:
         run()
     return tracker.peak - base
 
 
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
 def _weights(module: nn.Module) -> int:
-    return tensor_bytes([*module.parameters(), *module.buffers()])
+    return tensor_bytes(_tensors(module))

@@ -188,25 +188,25 @@ def bucket(setup: Setup, trainer: TrainerMemory) -> int:
 
 
 def _generation(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    passes = {"engine activations": max(engine.passes.values())}
+    passes = {"engine activations": engine.peak if setup.sleeps else engine.held}
     return Phase("generation", {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
 
 
 def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     parts = updating(trainer)
     if not setup.sleeps:
-        parts |= awake(setup, trainer, engine) | _kept(setup, engine)
+        parts |= awake(setup, trainer, engine) | kept_by_engine(setup, engine)
     return Phase("update", parts)
 
 
 def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     parts = {**sending(setup, trainer), **awake(setup, trainer, engine), **receiving(setup, trainer)}
-    return Phase("weight sync", parts if setup.sleeps else {**parts, **_kept(setup, engine)})
+    return Phase("weight sync", parts if setup.sleeps else {**parts, **kept_by_engine(setup, engine)})
 
 
-def _kept(setup: Setup, engine: EngineMemory) -> dict[str, int]:
+def kept_by_engine(setup: Setup, engine: EngineMemory) -> dict[str, int]:
     """What the allocator of an engine's process on an accelerator keeps of its passes until the engine sleeps."""
-    return {"engine activations": max(engine.passes.values())} if setup.accelerator else {}
+    return {"engine activations": engine.held} if setup.accelerator else {}
 
 
 def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[Phase, ...]:
@@ -218,15 +218,16 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     kept = trainer.weights + trainer.delayed_copies + trainer.reference
     weights = ranks * kept if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
-    asleep = ranks * engine.weights if setup.sleeps else 0
+    # torch keeps the memory that it has pinned for sleeping engines when they are awake again.
+    asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
         Phase(
             "generation",
-            {**processes, **samples, **copy, "offloaded weights": weights, "offloaded optimizer": optimizer},
+            {**processes, **samples, **copy, **asleep, "offloaded weights": weights, "offloaded optimizer": optimizer},
         ),
-        Phase("update", {**processes, **samples, **copy, "engine weights asleep": asleep}),
+        Phase("update", {**processes, **samples, **copy, **asleep}),
     )
 
 
@@ -265,7 +266,8 @@ def without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 def bytes_of_a_step(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """Bytes that one training step moves, without those of the weight update."""
-    gathers = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
+    trained = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
+    gathers = trained + trainer.evaluations
     return {
         "samples to the object store": setup.stored,
         "samples to the trainers": setup.trained,

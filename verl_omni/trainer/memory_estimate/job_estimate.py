@@ -55,7 +55,7 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
     replicas = pools.replicas(rollout) or max(1, setup.ranks // pools.replica_size(rollout))
     samples = math.ceil(setup.samples / replicas)
-    engine = engine_memory.measure(config, model, sample, samples=samples)
+    engine = engine_memory.measure(config, model, sample, samples=samples, accelerator=accelerator)
     if rollout.nnodes == 0:
         return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
     in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)

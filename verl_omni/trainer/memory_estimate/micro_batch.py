@@ -18,7 +18,7 @@ from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows
 from verl_omni.trainer.memory_estimate.sharding import Sharding
 from verl_omni.workers.actor.policy import Policy
-from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,14 @@ class MicroBatch:
         inputs: its tensors. activations: the peak beyond them, the weights, and the gradients of all passes.
         passes: backward passes of an optimizer step on one rank.
         calls: forward passes of the model in one of them.
+        evaluations: passes without gradients before the first optimizer step of an update, on one rank.
     """
 
     inputs: int
     activations: int
     passes: int
     calls: int
+    evaluations: int
 
 
 def run(
@@ -89,7 +91,18 @@ def run(
         objective.term(part, 0)[0].sum().backward()
     if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
         known += tensor_bytes(trained)
-    return MicroBatch(tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls)
+    evaluations = passes * _recomputed_mini_batches(config, objective)
+    return MicroBatch(tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls, evaluations)
+
+
+def _recomputed_mini_batches(config: DictConfig, objective: Objective) -> int:
+    """Mini-batches whose rows the actor evaluates before the first optimizer step; each epoch has the same rows."""
+    if not isinstance(objective, ComparesWithStart):
+        return 0
+    actor = config.actor_rollout_ref.actor
+    every = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size)
+    later = every - 1 if actor.ppo_epochs == 1 else every
+    return {"none": 0, "later": later, "all": every}[objective.recomputed]
 
 
 def _drop_gradient(parameter: Tensor) -> None:

@@ -12,6 +12,7 @@ from verl_omni.trainer.memory_estimate.estimate import (
     awake,
     bytes_of_a_step,
     checkpoint_copy,
+    kept_by_engine,
     receiving,
     resting,
     sending,
@@ -99,10 +100,10 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
 
 
 def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
-    passes = {"engine activations": max(engine.passes.values())}
+    passes = {"engine activations": engine.held}
     weights = awake(setup, trainer, engine)
     # On an accelerator, the allocator of the engine's process keeps the memory of its passes: it never sleeps.
-    kept = passes if setup.accelerator else {}
+    kept = kept_by_engine(setup, engine)
     device = (
         Phase("generation", {**weights, **passes}),
         Phase("weight sync", {**weights, **kept, **receiving(setup, trainer)}),

@@ -50,6 +50,18 @@ def shard_bytes(parameters: Iterable[Tensor], shards: int) -> int:
     )
 
 
+def weight_bytes(module: nn.Module, sharding: Sharding) -> int:
+    """Bytes of one rank's parameters: its shards, and whole what FSDP2 leaves out (`parallel.parallelize`).
+
+    That is what is frozen and stays in float32 next to layers that compute in another dtype.
+    """
+    kept = set(float32_parts(module)) if sharding.wrapped and sharding.precision.compute != torch.float32 else set()
+    whole = {name for name, p in module.named_parameters() if name in kept and not p.requires_grad}
+    parameters = dict(module.named_parameters())
+    shards = shard_bytes([p for name, p in parameters.items() if name not in whole], sharding.shards)
+    return shards + sum(parameters[name].nbytes for name in whole)
+
+
 def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precision) -> int:
     """Unsharded bytes at one time: what belongs to no layer, the layer at work, and the next one.
 

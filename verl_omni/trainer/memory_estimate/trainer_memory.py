@@ -20,6 +20,7 @@ from verl_omni.trainer.memory_estimate.sharding import (
     gathered_bytes,
     gradient_bytes,
     shard_bytes,
+    weight_bytes,
 )
 from verl_omni.workers.actor import build, parallel, precision, shard_loading
 from verl_omni.workers.actor.precision import float32_parts
@@ -45,7 +46,8 @@ class TrainerMemory:
         computed: of the whole model's parameters in the dtype that layers compute in.
         parameters, trained_parameters: numbers of them in the whole model.
         shards: ranks that share one copy of the weights.
-        backward_passes: of an optimizer step. calls: forward passes of the model in each.
+        backward_passes: of an optimizer step. calls: forward passes of the model in each. evaluations: forward passes
+            without gradients in an update, before its first optimizer step.
     """
 
     weights: int
@@ -69,6 +71,7 @@ class TrainerMemory:
     shards: int
     backward_passes: int
     calls: int
+    evaluations: int
 
 
 def measure(
@@ -86,7 +89,7 @@ def measure(
     module = _trained_module(config, model, sharding.precision)
     parameters = list(module.parameters())
     trained = [p for p in parameters if p.requires_grad]
-    weights = shard_bytes(parameters, sharding.shards) + tensor_bytes(module.buffers())
+    weights = weight_bytes(module, sharding) + tensor_bytes(module.buffers())
     whole = tensor_bytes([*parameters, *module.buffers()])
     loading = _loading_bytes(module, settings.model, sharding)
     gathered = gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision) if sharding.wrapped else 0
@@ -95,10 +98,11 @@ def measure(
     base, reference = None, 0
     if settings.actor.use_kl_loss and settings.model.lora_rank == 0:
         base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
-        reference = shard_bytes(list(base.parameters()), sharding.shards)  # it shares the buffers
+        reference = weight_bytes(base, sharding)  # it shares the buffers
     found = micro_batch.run(config, model, module, base, sample, sharding)
     once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
     shard = shard_bytes(trained, sharding.shards)
+    copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
     # As `engine_workers` sends: an adapter in its own dtype, all parameters in that of the engine.
     engine_dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
@@ -109,9 +113,7 @@ def measure(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
         optimizer=number * MOMENTS * shard,
-        delayed_copies=number
-        * shard
-        * (("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)),
+        delayed_copies=number * shard * copies,
         reference=number * reference,
         gathered=number * gathered,  # at most: each keeps what is around its layers
         inputs=found.inputs,
@@ -130,6 +132,7 @@ def measure(
         shards=sharding.shards,
         backward_passes=found.passes,
         calls=found.calls,
+        evaluations=found.evaluations,
     )
 
 

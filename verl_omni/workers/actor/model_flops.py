@@ -70,20 +70,26 @@ class ModelFlops:
         passes, self._passes = self._passes, Counter()
         if not self._can_be_made:
             return None
-        for key in passes.keys() - self._counts.keys():
-            self._counts[key] = self._count(*key)
+        for key in sorted(passes, key=_without_gradients):  # those with gradients count both
+            if key not in self._counts:
+                self._count(*key)
         return sum(self._counts[key] * number for key, number in passes.items())
 
-    def _count(self, sizes: Sequence[Any], structure: Any, gradients: bool) -> int:
+    def _count(self, sizes: Sequence[Any], structure: Any, gradients: bool) -> None:
         if self._made is None:
             self._made = _without_memory(self._model)
         positional, named = tree_unflatten([_on_meta(size) for size in sizes], structure)
         with _Operations() as counted, torch.set_grad_enabled(gradients):
             found = self._made(*positional, **named)[0]
+            self._counts[sizes, structure, False] = counted.flops
             if gradients:
                 found.sum().backward()
+                self._counts[sizes, structure, True] = counted.flops
         self._made.zero_grad()
-        return counted.flops
+
+
+def _without_gradients(key: tuple[Any, ...]) -> bool:
+    return not key[-1]
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
@@ -105,8 +111,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
 def _without_memory(model: Any) -> nn.Module:
     """The trained transformer in float32 on the meta device, without activation checkpointing."""
     plain = {"enable_gradient_checkpointing": False, "attn_backend": "native", "lora_init_weights": True}
-    with torch.random.fork_rng(devices=[]):
-        made = shard_loading.without_memory(_folder(model), torch.float32).to("meta")
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.device("meta"),
+    ):  # its buffers, too: SD3 would compute gigabytes of them
+        made = shard_loading.without_memory(_folder(model), torch.float32)
         return build.prepare(made.eval(), SimpleNamespace(**{**vars(model), **plain}), precision=FLOAT32, seed=0)
 
 

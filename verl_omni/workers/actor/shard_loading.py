@@ -175,7 +175,8 @@ def adapter_needs_weights(model: Any) -> bool:
 def without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
     """The transformer with its parameters on the meta device, in the dtypes in which `from_pretrained` loads them.
 
-    Its buffers and other tensors are real: the model computes them when it is made.
+    Tensors that no file has are real: the model computes them when it is made. If there are none, its buffers are on
+    the meta device too: the position embeddings of SD3 would be computed in four times their memory.
     """
     import diffusers
     from accelerate import init_empty_weights
@@ -185,12 +186,30 @@ def without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as `from_pretrained` does: it decides the dtype of some buffers
     try:
-        with init_empty_weights(include_buffers=False):
+        with torch.device("meta"):
             made: nn.Module = kind.from_config(config)
+        if _computes_tensors(made):
+            with init_empty_weights(include_buffers=False):
+                made = kind.from_config(config)
     finally:
         torch.set_default_dtype(before)
     build.cast(made, dtype, frozenset(kind._keep_in_fp32_modules or ()))
     return made
+
+
+def _computes_tensors(module: nn.Module) -> bool:
+    """Whether a module has tensors that are neither parameters nor buffers of its files."""
+    return any(
+        part._non_persistent_buffers_set
+        or any(_has_tensor(value) for name, value in vars(part).items() if name[0] != "_")
+        for part in module.modules()
+    )
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(map(_has_tensor, value)))
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

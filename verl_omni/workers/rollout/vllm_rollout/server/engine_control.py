@@ -12,8 +12,10 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from verl_omni.weight_sync.errors import PartialWeights
 from verl_omni.workers.rollout.replica_calls import EngineDead
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import (
+    EngineControlError,
     check_acknowledgements,
     check_worker_replies,
     wait_until,
@@ -32,6 +34,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     """Base of the server, which selects the mode, starts the engine and serves requests."""
 
     _mode: ModelMode
+    _differing: str | None = None  # why the workers may have different adapters
 
     @override
     def _post_init(self, cuda_visible_devices: str) -> None:
@@ -72,9 +75,8 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
         New requests wait during a weight update, and those over HTTP start again after it. All workers receive an
         adapter before the first one serves it, so after a failed transfer all have the old one. If serving it fails in
-        one worker only, such as for lack of memory, that one has the old adapter and the others have the new one: send
-        this replica no request before an update has succeeded. The trainer sends none: the run stops, or the replica
-        leaves.
+        one worker only, such as for lack of memory, that one has the old adapter and the others have the new one:
+        requests then fail until an update has succeeded (`check_adapters`).
 
         Raises:
             EngineControlError: any worker failed.
@@ -104,12 +106,31 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         self._lora_loaded = None
         flat = self._mode.check_update_replies(UPDATE, replies)
         if all(each["lora"] for each in flat):  # every worker has received it
+            if len(flat) > 1:
+                self._differing = f"the update to version {version} did not end"
             replies = await self.engine.collective_rpc(method=COMMIT, timeout=timeout, args=(version,))
-            flat = [one | two for one, two in zip(flat, check_worker_replies(COMMIT, replies), strict=True)]
+            try:
+                flat = [one | two for one, two in zip(flat, check_worker_replies(COMMIT, replies), strict=True)]
+            except EngineControlError as error:
+                self._differing = str(error) if len(flat) > 1 else None  # a single worker keeps the old adapter
+                raise
+        self._differing = None
         self._worker_version = version
         await self.clear_kv_cache()
         self.exported.received(flat)
         return flat
+
+    def check_adapters(self) -> None:
+        """Return if all workers serve the same adapter.
+
+        Raises:
+            PartialWeights: some of them may serve the one before: the last update ended while they changed it.
+        """
+        if self._differing is not None:
+            raise PartialWeights(
+                f"workers of replica {self.replica_rank} may have different adapters, until a weight update succeeds: "
+                f"{self._differing}"
+            )
 
     @override
     async def set_global_steps(self, global_steps: int) -> None:

@@ -153,7 +153,8 @@ class vLLMOmniHttpServer(EngineControlServer):
 
         Raises:
             ValueError: a parameter is unknown, or the prompt is too long.
-            PartialWeights: a full update of a language model's weights failed part-way.
+            PartialWeights: a full update of a language model's weights failed part-way, or an adapter reached only
+                some workers of this replica.
             ReplicaError: the engine failed; the message names this replica and its weights. `EngineDead`: it has ended.
         """
         request = RolloutRequest(
@@ -202,6 +203,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""
+        self.check_adapters()
         if not self.lora_as_adapter:
             return None
         if self._lora_loaded is None:

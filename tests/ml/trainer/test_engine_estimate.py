@@ -1,0 +1,103 @@
+"""`drl fit`: the engine's weights, and what its process needs and holds."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from verl_omni.models.tiny import MAKERS
+from verl_omni.trainer import settings, startup
+from verl_omni.trainer.memory_estimate import engine_memory, job_estimate, model_shapes, public_models
+
+ROLLOUT = "actor_rollout_ref.rollout"
+SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "max_sequence_length=16")]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny SD3."""
+    folder = tmp_path_factory.mktemp("fit") / "model"
+    MAKERS["sd3"](folder)
+    return folder
+
+
+@functools.cache
+def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
+    """The estimate of a job with an adapter; made once."""
+    needed = ["data.train_files=x.jsonl", "trainer.total_training_steps=1", "actor_rollout_ref.model.lora_rank=4"]
+    config = settings.load([f"actor_rollout_ref.model.path={folder}", *needed, *SMALL, *overrides])
+    startup.fit_to_machine(config, accelerator)
+    return job_estimate.estimate_job(config, accelerator=accelerator)
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_sleep_holds_what_its_allocator_reserved(tiny: Path) -> None:
+    awake = [f"actor_rollout_ref.rollout.{name}=false" for name in ("enable_sleep_mode", "free_cache_engine")]
+    sleeping, serving = estimated(tiny), estimated(tiny, *awake)
+    assert sleeping.engine == serving.engine and sleeping.engine.kept > sleeping.engine.peak
+    held = {
+        found: [phase.parts.get("engine activations") for phase in made.estimate.device]
+        for found, made in (("sleeping", sleeping), ("serving", serving))
+    }
+    assert held["sleeping"] == [sleeping.engine.peak, None, None]
+    assert held["serving"] == [serving.engine.kept] * 3
+    assert estimated(tiny, accelerator=False).engine.kept == 0
+
+
+@pytest.mark.slow
+def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: Path) -> None:
+    """Position embeddings are float32; without input images, the text encoder of Qwen has no vision tower."""
+    from diffusers.models.embeddings import PatchEmbed
+
+    package = find_spec("vllm_omni")
+    assert package is not None and package.submodule_search_locations
+    source = Path(package.submodule_search_locations[0], "diffusion", "models", "sd3", "sd3_transformer.py")
+    assert re.search(r"from diffusers.models.embeddings import .*\bPatchEmbed\b", source.read_text())
+    found = estimated(tiny, "actor_rollout_ref.rollout.dtype=bfloat16").engine
+    transformer = model_shapes.read(tiny).on_meta("transformer", torch.bfloat16)
+    (positions,) = transformer.buffers()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        own = PatchEmbed(pos_embed_max_size=2, embed_dim=8).pos_embed
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert own.dtype == torch.float32
+    assert found.transformer == 2 * sum(p.numel() for p in transformer.parameters()) + 4 * positions.numel()
+    for family, has_vision in (("qwen_image", False), ("qwen_image_edit", True)):
+        MAKERS[family](tmp_path / family)
+        encoder = model_shapes.read(tmp_path / family).on_meta("text_encoder", torch.bfloat16)
+        seen = 2 * sum(p.numel() for name, p in encoder.named_parameters() if has_vision or ".visual." not in name)
+        assert estimated(tmp_path / family, "actor_rollout_ref.rollout.dtype=bfloat16").engine.text_encoders in range(
+            seen, seen + 4096
+        ), "with its buffers"
+
+
+def test_tensor_parallelism_divides_attention_and_feed_forward_layers_only(tmp_path: Path) -> None:
+    """Two accelerators share 13.6 of Qwen-Image's 20.4 billion weights; each has the modulation of all layers."""
+    public_models.write("Qwen/Qwen-Image", tmp_path)
+    transformer = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16)
+    whole, half = (engine_memory.share(transformer, size) / 2e9 for size in (1, 2))
+    layers, width = 60, 3072
+    assert whole == pytest.approx(20.4, abs=0.05)
+    assert whole - half == pytest.approx(layers * 24 * width**2 / 2 / 1e9, rel=1e-3)
+
+
+def test_a_sleeping_engine_pins_blocks_whose_sizes_are_powers_of_two() -> None:
+    """Small tensors share segments of 2 and of 20 MiB; a tensor of 72 MiB, as in Qwen-Image, needs 128."""
+    mib = 1 << 20
+    assert engine_memory.pinned_bytes([mib // 2, mib // 4]) == 2 * mib
+    assert engine_memory.pinned_bytes([4 * mib, 4 * mib]) == 32 * mib
+    assert engine_memory.pinned_bytes([72 * mib, 72 * mib]) == 2 * 128 * mib
+
+
+@pytest.mark.slow
+def test_the_host_has_memory_for_sleeping_engines_in_every_phase_after_the_start(tiny: Path) -> None:
+    found = estimated(tiny, "trainer.n_gpus_per_node=2")
+    parts = {phase.name: phase.parts.get("engine weights asleep") for phase in found.estimate.host}
+    assert parts == {"start": None, "generation": 2 * found.engine.asleep, "update": 2 * found.engine.asleep}
+    assert found.engine.weights < found.engine.asleep
