@@ -239,6 +239,7 @@ _RECIPES = (
         "data.custom_cls.name": "OfflineDPODataset", "data.custom_cls.collate_fn": "offline_dpo_collate_fn",
         f"{MODEL}.pipeline.guidance_scale": "4.0", "data.train_max_samples": "7200", "data.val_max_samples": "32",
         f"{FUNCTION}.path": f"{SCORERS}/jpeg_compressibility.py", f"{FUNCTION}.name": "compute_score",
+        f"{ROLLOUT}.n": "1",
     }, without=(f"{LOSS}.clip_ratio", "algorithm.adv_estimator", *_WINDOW)),
     Recipe("sd35_mix_grpo", "sd3", {
         **SD35, **PICKSCORE, f"{ALGO}.sample_strategy": "random", f"{ALGO}.sde_window_seed": "42",
