@@ -13,6 +13,8 @@ PIPELINE, ALGO, VAL = f"{ROLLOUT}.pipeline", f"{ROLLOUT}.algo", f"{ROLLOUT}.val_
 RM, FUNCTION, SEVERAL = "reward.reward_model", "reward.custom_reward_function", "reward.reward_functions"
 SCORERS, MANAGERS = "verl_omni/utils/reward_score", "pkg://verl_omni.reward_loop.reward_manager"
 MMDIT = "['to_q','to_k','to_v','to_out.0','add_q_proj','add_k_proj','add_v_proj','to_add_out']"
+# Settings that the reference has no default of, so its recipes write `+` in front of their names.
+ADDED = (f"{ROLLOUT}.engine_kwargs.", f"{PIPELINE}.output_type", f"{VAL}.pipeline.output_type", f"{SEVERAL}.")
 QWEN_TEMPLATE = (
     "\"{% for message in messages %}{% if message['role'] == 'user' %}{{ message['content'] }}{% endif %}{% endfor %}\""
 )
@@ -139,6 +141,11 @@ DPO = {
 }
 
 
+def added(name: str) -> str:
+    """A setting's name as a recipe writes it."""
+    return f"+{name}" if name.startswith(ADDED) else name
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A command line.
@@ -163,7 +170,7 @@ class Recipe:
     @property
     def arguments(self) -> list[str]:
         """What the trainer gets after the shell's expansions, with $HOME as it is."""
-        return [f"{name}={value}" for name, value in self.given.items()]
+        return [f"{added(name)}={value}" for name, value in self.given.items()]
 
     @property
     def script(self) -> str:
@@ -177,7 +184,7 @@ class Recipe:
         for name, value in self.given.items():
             text = "$MODEL_PATH" if name == f"{MODEL}.path" else value
             quoted = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-            lines.append(f"    {name}={quoted if set(text) & set(chr(34) + ' ([{') else text} \\")
+            lines.append(f"    {added(name)}={quoted if set(text) & set(chr(34) + ' ([{') else text} \\")
         return "\n".join([*lines, '    "$@"', ""])
 
 
@@ -232,6 +239,7 @@ _RECIPES = (
         "data.custom_cls.name": "OfflineDPODataset", "data.custom_cls.collate_fn": "offline_dpo_collate_fn",
         f"{MODEL}.pipeline.guidance_scale": "4.0", "data.train_max_samples": "7200", "data.val_max_samples": "32",
         f"{FUNCTION}.path": f"{SCORERS}/jpeg_compressibility.py", f"{FUNCTION}.name": "compute_score",
+        f"{ROLLOUT}.n": "1",
     }, without=(f"{LOSS}.clip_ratio", "algorithm.adv_estimator", *_WINDOW)),
     Recipe("sd35_mix_grpo", "sd3", {
         **SD35, **PICKSCORE, f"{ALGO}.sample_strategy": "random", f"{ALGO}.sde_window_seed": "42",

@@ -92,5 +92,5 @@ def test_a_job_can_carry_out_every_advice() -> None:
     )  # fmt: skip
     advised = [change.setting for change in advice.changes(config)]
     assert len(advised) > 5
-    refused = [name for name in advised if not owner_of(name) and describe_unsupported("", name, "1", "flow_grpo")]
+    refused = [name for name in advised if not owner_of(name) and describe_unsupported(name, "1", "flow_grpo")]
     assert refused == []

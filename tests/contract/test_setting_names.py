@@ -37,7 +37,7 @@ def refused_by_trainer(override: str, loss: str) -> bool:
 )  # fmt: skip
 def test_operator_and_trainer_agree_on_the_name_of_an_override(loss: str, mark: str, name: str) -> None:
     value = "{seed: 1}" if name == "trainer" else "1"
-    assert bool(describe_unsupported(mark, name, value, loss)) == refused_by_trainer(f"{mark}{name}={value}", loss)
+    assert bool(describe_unsupported(name, value, loss)) == refused_by_trainer(f"{mark}{name}={value}", loss)
 
 
 REFERENCE = {name: rule for name, rule in rules().items() if not name.endswith(".*") and "/" not in name}
@@ -53,7 +53,7 @@ def test_operator_and_trainer_agree_on_the_values_of_settings_of_the_reference(v
         refused = []
     except settings.SettingsError as error:
         refused = [line.partition(":")[0] for line in str(error).splitlines()]
-    assert [name for name in names if describe_unsupported("", name, value, "flow_grpo")] == refused
+    assert [name for name in names if describe_unsupported(name, value, "flow_grpo")] == refused
 
 
 def test_an_override_may_not_set_by_another_name_what_a_field_sets() -> None:

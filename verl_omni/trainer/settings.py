@@ -274,10 +274,13 @@ def _is_open(key: str) -> bool:
 
 
 def _opened(override: str) -> str:
-    """Add the `++` that Hydra requires before a name without a default."""
+    """The override with `++` where Hydra requires a mark, and where a recipe has `+`.
+
+    Hydra refuses a name without a default unless it is marked, and one with a default if it is marked with `+`. Which
+    settings have a default differs from the reference, so the marks of a recipe say nothing here.
+    """
     match = _KEY.match(override)
-    return (
-        f"++{override}"
-        if match and not match["mark"] and (match["key"] in OPEN or _is_open(match["key"]))
-        else override
-    )
+    if match is None or match["mark"] not in ("", "+"):
+        return override
+    is_open = match["key"] in OPEN or _is_open(match["key"])
+    return f"++{override.removeprefix('+')}" if match["mark"] or is_open else override

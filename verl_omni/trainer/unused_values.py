@@ -66,6 +66,8 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
     if given.get(PICTURES) and config.trainer.log_val_generations > 0 and not _shows_pictures(config.trainer.logger):
         yield PICTURES, f"trainer.logger shows no pictures; {', '.join(TRACKERS_WITH_PICTURES)} do"
+    if config.algorithm.sample_source == "offline" and f"{ROLLOUT}.n" in given:
+        yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
 

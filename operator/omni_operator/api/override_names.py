@@ -21,18 +21,17 @@ def describe_reserved(name: str) -> str | None:
     return f"{name} is reserved: {owner} sets it" if owner else None
 
 
-def describe_unsupported(mark: str, name: str, value: str, loss: str) -> str | None:
-    """Why the project's trainer would refuse `<mark><name>=<value>`; None if its name is not the reason.
+def describe_unsupported(name: str, value: str, loss: str) -> str | None:
+    """Why the project's trainer refuses the name or the value of `<name>=<value>`; None if it refuses neither.
+
+    Hydra's marks before the name, `+` and `++`, change nothing.
 
     Args:
-        mark: Hydra's mark before the name: empty, `+` or `++`.
         loss: the trainer's name of the algorithm.
     """
     if name not in _REJECTED and any(name.startswith(f"{group}.") for group in OPEN):
         return None
     known = {*COMMON, *BY_LOSS[loss]}
-    if name in known and mark == "+":
-        return f"the setting {name} exists: write {name}=... without '+'"
     rule = name if name in known else _reference_rule(name)
     if rule is not None:
         return _describe_rejected(name, value, *_REJECTED[rule]) if rule in _REJECTED else None

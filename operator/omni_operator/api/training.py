@@ -102,14 +102,14 @@ class Algorithm(StrictModel):
                 yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
             elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
                 continue  # a module of the user's may register it (docs/extensions.md)
-            elif text := describe_reserved(match[2]) or self._unsupported(match[1], match[2], match[3]):
+            elif text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
                 yield Violation(("overrides", place), text)
 
-    def _unsupported(self, mark: str, name: str, value: str) -> str | None:
+    def _unsupported(self, name: str, value: str) -> str | None:
         """For the project's trainer only, not for another entry point."""
         if self.entrypoint != ENTRYPOINT:
             return None
-        return describe_unsupported(mark, name, value, LOSSES.get(self.name, DEFAULT_LOSS))
+        return describe_unsupported(name, value, LOSSES.get(self.name, DEFAULT_LOSS))
 
 
 class Batch(StrictModel):

@@ -40,10 +40,11 @@ from .fields import (
     interval,
     job_name,
     number,
+    settings_in,
     texts,
 )
 
-_ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
 # A module of the reference's scorers, as a file or by name.
 _REFERENCE_SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
 RENAMED_SCORERS = {"hpsv3_reward": "hpsv3"}  # modules of the reference whose scorer has another name here
@@ -62,6 +63,7 @@ LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 NO_ASSIGNMENT = "is not an assignment name=value"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
 DEVICE = "trainer.device"
+TOKENIZER = f"{MODEL}.tokenizer_path"
 SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 
@@ -83,6 +85,13 @@ class Conversion:
 
 @dataclass(slots=True)
 class _Made:
+    """A job in the making.
+
+    Attributes:
+        offline: whether pairs of a data set are trained on, so that nothing is sampled in training.
+    """
+
+    offline: bool = False
     spec: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
@@ -110,13 +119,17 @@ def convert(arguments: Sequence[str]) -> Conversion:
         if match is None:
             made.refused.append((argument, NOT_KNOWN if argument.startswith(("$", "`")) else NO_ASSIGNMENT))
             continue
-        name = ELSEWHERE.get(match["name"], match["name"])
-        if name != match["name"] and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
-            made.without_effect.append(argument)  # the setting itself is given too
-            continue
-        given.pop(name, None)
-        given[name] = f"{name}={match['value']}"
+        for own_name, text in settings_in(match["name"], match["value"]):
+            name = ELSEWHERE.get(own_name, own_name)
+            if name != own_name and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
+                made.without_effect.append(argument)  # the setting itself is given too
+                continue
+            given.pop(name, None)
+            given[name] = f"{name}={text}"
     own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
+    if own.get(TOKENIZER) == f"{own.get(f'{MODEL}.path')}/tokenizer":  # the default, wherever the job's model is
+        made.without_effect.append(given.pop(TOKENIZER))
+    made.offline = own.get(SOURCE) == "offline"
     algorithm = _algorithm(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
@@ -184,6 +197,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif name in IMPLIED:
         if value not in IMPLIED[name]:
             raise Refusal(f"{value} is not supported; write {' or '.join(map(str, IMPLIED[name]))}")
+    elif name == f"{ROLLOUT}.n" and made.offline:
+        made.without_effect.append(f"{name}={text}")
     elif name in FIELDS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].path, FIELDS[name].convert(value))
@@ -198,6 +213,10 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         or name in ("trainer.experiment_name", "trainer.seed")
     ):
         return
+    elif name.startswith("--"):
+        if reason := describe_unsupported(name, text, LOSSES[algorithm or "FlowGRPO"]):
+            raise Refusal(reason.removeprefix(f"{name}={text} "))
+        made.without_effect.append(f"{name}={text}")
     elif (
         name == "trainer.default_local_dir"
         or has_no_effect(name)
@@ -205,7 +224,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         or (name == LOG_PROBS and value is False and (algorithm or "FlowGRPO") in ESTIMATORS)
     ):
         made.without_effect.append(f"{name}={text}")
-    elif reason := describe_reserved(name) or describe_unsupported("", name, text, LOSSES[algorithm or "FlowGRPO"]):
+    elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES[algorithm or "FlowGRPO"]):
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} "))
     else:
         made.overrides.append(f"{name}={text}")
@@ -247,7 +266,8 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
         return
     made.put("model.lora", {"rank": number(rank)} | ({"alpha": _number(values, LORA[1])} if alpha else {}))
     if modules == "all-linear":
-        raise Refusal("spec.model.lora.targetModules takes suffixes of the layers' names; by default the attention's")
+        reason = "spec.model.lora.targetModules takes suffixes of the layers' names; by default the attention's"
+        raise Refusal(reason, LORA[2])
     if modules:
         made.put("model.lora.targetModules", texts(modules))
 

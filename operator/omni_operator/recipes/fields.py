@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from omni_operator.api.override_names import parse_value
 from omni_operator.api.training import ESTIMATORS
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -187,3 +189,15 @@ def job_name(experiment: str, limit: int) -> str:
     """A name that Kubernetes accepts, as near to the experiment's as possible."""
     name = _NOT_IN_NAMES.sub("-", experiment.lower()).strip("-")
     return (name if name[:1].isalpha() else f"run-{name}".rstrip("-"))[:limit].rstrip("-")
+
+
+def settings_in(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """The settings of a group that is given as a whole, `group={setting: value}`; another setting as it is."""
+    values = parse_value(text)
+    above = any(each.startswith(f"{name}.") for each in (*FIELDS, *TOGETHER, *IMPLIED))
+    is_group = above or f"{name}.".startswith((f"{SCORERS}.", f"{SETTINGS}."))
+    if not (is_group and isinstance(values, dict) and values):
+        yield name, text
+        return
+    for key, value in values.items():
+        yield from settings_in(f"{name}.{key}", value if isinstance(value, str) else json.dumps(value))

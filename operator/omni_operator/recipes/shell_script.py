@@ -1,16 +1,19 @@
 """PURE: the call of a trainer in a shell script.
 
 Read is what recipes are made of: variables, arrays, quotes, functions, conditions. Nothing is run, so the output of
-other programs stays as it is written, and is named; so does a variable that the script may set to several values.
+other programs stays as it is written, and is named; so does a variable that the script may set to several values. Of
+`if`, `while`, `&&` and `||`, the way is known where the test reads nothing but variables of the script.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .shell_conditions import TESTS, evaluate
 from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
-from .shell_words import Operator, ScriptSyntaxError, Word, split_script
+from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
 
 MODULE = "verl_omni.trainer.main_diffusion"
 # Entry points, each with the settings that it stands for.
@@ -19,6 +22,8 @@ _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
 _ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # of a list with && and ||
+_LEAVE = ("break", "continue", "return", "exit")
+_PATTERN = re.compile(r"[*?\[{]")  # a word that may become other words
 _UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
 
 
@@ -73,6 +78,8 @@ class _Script:
         self.variables = Variables()
         self._tokens, self._at = tokens, 0
         self._functions: dict[str, tuple[int, str]] = {}  # where they begin, and with what they end
+        self._succeeds: bool | None = None  # the last command; None if that is not known
+        self._negated = False
 
     def run(self, *until: str) -> str:
         """Run up to one of these words and operators, which is the next token then and returned; empty at the end."""
@@ -84,10 +91,9 @@ class _Script:
             match token.source:
                 case "&&" | "||":
                     self._skip("\n")
-                    before = dict(self.variables.values)
                     # What follows `||` may run without what is in front of it; after `&&`, all in front of it ran.
-                    self.run(*_ENDS, *until, "||", *(["&&"] if token.source == "||" else []))
-                    self.variables.values = merged([before, self.variables.values])
+                    ends = (*_ENDS, *until, "||", *(["&&"] if token.source == "||" else []))
+                    self._if_it_succeeds(ends, succeeds=token.source == "&&")
                 case "if":
                     self._if()
                 case "case":
@@ -102,7 +108,9 @@ class _Script:
                     self.variables.values = before
                 case "function":
                     self._define(self._next())
-                case "!" | "time":
+                case "!":
+                    self._negated = not self._negated
+                case "time":
                     pass
                 case _:
                     if isinstance(token, Word):
@@ -122,17 +130,42 @@ class _Script:
         while self._at < len(self._tokens) and self._tokens[self._at].source in sources:
             self._at += 1
 
+    def _if_it_succeeds(self, until: Sequence[str], *, succeeds: bool) -> None:
+        """Run commands that run only if the last one succeeds, or fails."""
+        known = self._succeeds
+        if known is not None and known != succeeds:
+            self._without_effect(*until)
+            return
+        before = dict(self.variables.values)
+        self.run(*until)
+        if known is None:
+            self.variables.values, self._succeeds = merged([before, self.variables.values]), None
+
+    def _without_effect(self, *until: str) -> str:
+        """Go through commands that do not run. Returns what ends them, which is the next token then."""
+        before, functions, calls = dict(self.variables.values), dict(self._functions), len(self.calls)
+        succeeds = self._succeeds
+        found = self.run(*until)
+        self.variables.values, self._functions, self._succeeds = before, functions, succeeds
+        del self.calls[calls:]
+        return found
+
     def _if(self) -> None:
-        self._pass("then")
         before, ends, found, complete = dict(self.variables.values), [], "if", False
         while found not in ("fi", ""):
             self.variables.values = dict(before)
-            if found == "elif":
+            self._succeeds = None
+            if found != "else":
                 self._pass("then")
-            complete = complete or found == "else"
-            found = self._pass("elif", "else", "fi")
-            ends.append(self.variables.values)
+            never, complete = complete or self._succeeds is False, complete or found == "else" or bool(self._succeeds)
+            if never:
+                found = self._without_effect("elif", "else", "fi")
+                self._at += 1
+            else:
+                found = self._pass("elif", "else", "fi")
+                ends.append(self.variables.values)
         self.variables.values = merged(ends if complete else [before, *ends])
+        self._succeeds = None
 
     def _case(self) -> None:
         while self._next() not in ("in", ""):
@@ -148,24 +181,55 @@ class _Script:
             self.variables.values = dict(before)
             self.run(";;", ";&", ";;&", "esac")
             ends.append(self.variables.values)
-        self.variables.values = merged(ends if complete else [before, *ends])
+        self.variables.values, self._succeeds = merged(ends if complete else [before, *ends]), None
 
     def _loop(self, kind: str) -> None:
+        self._succeeds = None
         if kind in ("for", "select"):
-            name = self._next()
-            self.variables.line = self._tokens[self._at - 1].line
-            self.variables.forget([name])
+            name, first = self._next(), self._at
+            line = self._tokens[self._at - 1].line
             while self._next() not in ("do", ""):
                 pass
+            if kind == "for" and self._each(name, self._tokens[first : self._at - 1]):
+                return
+            self.variables.line = line
+            self.variables.forget([name])
         else:
             self._pass("do")
+            if self._succeeds is (kind == "until"):  # not even once
+                self._without_effect("done")
+                self._at += 1
+                return
         start, before, calls = self._at, dict(self.variables.values), len(self.calls)
         self._pass("done")
         # A second time, with what is the same in each round.
         self._at, self.variables.values = start, merged([before, self.variables.values])
         del self.calls[calls:]
         self._pass("done")
-        self.variables.values = merged([before, self.variables.values])
+        self.variables.values, self._succeeds = merged([before, self.variables.values]), None
+
+    def _each(self, name: str, tokens: Sequence[Word | Operator]) -> bool:
+        """Run a loop once for each of its words, if they are known. Returns whether they are."""
+        words = [token for token in tokens if isinstance(token, Word)]
+        if words:
+            fields = [field for word in words[1:] for field in self.variables.fields(word)]
+        else:  # the arguments
+            arguments = self.variables.values.get("@", Value((), self.variables.line))
+            fields = list(arguments.elements) if arguments.certain else [MARK]
+        start, before, functions, calls = self._at, dict(self.variables.values), self._functions, len(self.calls)
+        self._without_effect("done")
+        body, end = {token.source for token in self._tokens[start : self._at]}, self._at + 1
+        is_known = name.isidentifier() and not any(MARK in each or _PATTERN.search(each) for each in fields)
+        if is_known and body.isdisjoint(_LEAVE):
+            for field in fields:
+                self._at, self.variables.values[name] = start, Value((field,), self.variables.line)
+                self._pass("done")
+            self._at = end
+            if len(self.calls) == calls:
+                return True
+        self._at, self.variables.values, self._functions = start, before, functions
+        del self.calls[calls:]
+        return False
 
     def _define(self, name: str) -> None:
         self._skip("(", ")", "\n")
@@ -187,6 +251,12 @@ class _Script:
             self.variables.values["@"] = outer
 
     def _command(self, first: Word) -> None:
+        negated, self._negated, self._succeeds = self._negated, False, None
+        self._simple(first)
+        if negated and self._succeeds is not None:
+            self._succeeds = not self._succeeds
+
+    def _simple(self, first: Word) -> None:
         words, self.variables.line = [first], first.line
         while self._at < len(self._tokens) and isinstance(token := self._tokens[self._at], Word):
             words.append(token)
@@ -201,6 +271,7 @@ class _Script:
         if own == len(words) or first.source in _DECLARATIONS:
             for word in words[own == 0 :]:
                 self.variables.assign(word)
+            self._succeeds = None if any(isinstance(part, Output) for word in words for part in word.parts) else True
             return  # NAME=value in front of a command is its environment
         fields = [field for word in words[own:] for field in self.variables.fields(word)]
         match fields:
@@ -213,6 +284,7 @@ class _Script:
                     self.variables.values.pop(name, None)
             case [name, *arguments] if name in self._functions:
                 self._call(name, arguments)
+                self._succeeds = None
             case ["let", *_]:
                 self.variables.forget(name for field in fields for name in _CALCULATED.findall(field))
             case ["read" | "mapfile" | "readarray", *names]:
@@ -221,6 +293,8 @@ class _Script:
                 self.variables.forget([name])
             case ["echo" | "printf", *_]:
                 pass
+            case [name, *_] if name in TESTS:
+                self._succeeds = evaluate(fields)
             case _:
                 self._start(fields)
 

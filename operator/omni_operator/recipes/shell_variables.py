@@ -129,6 +129,9 @@ class Variables:
                 except (ArithmeticError, SyntaxError, ValueError):
                     return [unknown]
             case Parameter():
+                if part.name == "#" and part.source in ("$#", "${#}"):
+                    arguments = self.values.get("@", Value((), self.line))
+                    return [str(len(arguments.elements)) if arguments.certain else unknown]
                 value = None if part.operator == "other" else self._found(part)
                 if value is None:
                     return [] if part.name in ("@", "*") and "@" not in self.values else [unknown]

@@ -20,6 +20,10 @@ _BRACED = re.compile(r"\$\{(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(:?[-=+?])?")
 _HYDRA = re.compile(r"\$\{[A-Za-z_]\w*\.")  # the shell has no dots in names
 _ANSI = re.compile(r"\$'(?:\\.|[^'\\])*'", re.DOTALL)
 _BACKTICKS = re.compile(r"`(?:\\.|[^`\\])*`", re.DOTALL)
+_COMMENT = re.compile(r"`\s*#[^`\n]*`")  # an output that is empty: a comment within a continued line
+_DOCUMENT = re.compile(r"\$\(\s*cat\s*<<\s*(['\"])(\w+)\1[ \t]*\n(?P<text>.*?)\n\2[ \t]*\n\s*\)", re.DOTALL)
+_HOME = re.compile(r"([A-Za-z_]\w*\+?=)?(~)(?=[/\s;&|()]|\Z)")
+_HOME_IN_BRACES = re.compile(r"~(?=[/}])")
 _NESTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|.", re.DOTALL)
 
 
@@ -99,6 +103,10 @@ def split_script(text: str) -> list[Word | Operator]:
     return list(_Scanner(text.replace("\r\n", "\n").replace("\0", "")).tokens())
 
 
+def _home() -> Parameter:
+    return Parameter("$HOME", quoted=True, name="HOME")
+
+
 class _Scanner:
     def __init__(self, text: str) -> None:
         self._text, self._at, self._line_at, self._line = text, 0, 0, 1
@@ -165,7 +173,11 @@ class _Scanner:
 
     def _word(self, line: int) -> Word:
         start = self._at
-        parts = self._parts(_WORD_END)
+        parts: list[Part] = []
+        if match := _HOME.match(self._text, start):
+            parts += [Text(match[1] or ""), _home()]
+            self._at = match.end()
+        parts += self._parts(_WORD_END)
         array = None
         if self._text.startswith("(", self._at) and _ARRAY.fullmatch(self._text, start, self._at):
             self._at += 1
@@ -219,6 +231,9 @@ class _Scanner:
 
     def _expansion(self, quoted: bool) -> Part:
         start = self._at
+        if match := _COMMENT.match(self._text, start) or _DOCUMENT.match(self._text, start):
+            self._at = match.end()
+            return Text(match["text"].rstrip("\n") if match.re is _DOCUMENT else "", quoted)
         if self._text.startswith("$(", start):
             self._at += 1
             self._skip_parentheses()
@@ -244,7 +259,10 @@ class _Scanner:
         is_other = not match[3] and not self._text.startswith("}", match.end())
         is_other = is_other or not (match[2] is None or match[2].isdigit() or match[2] in ("@", "*"))
         self._at = match.end()
-        argument = tuple(self._closed("}", "brace", quoted))
+        home: tuple[Part, ...] = ()
+        if not quoted and match[3] and (tilde := _HOME_IN_BRACES.match(self._text, self._at)):
+            home, self._at = (_home(),), tilde.end()
+        argument = (*home, *self._closed("}", "brace", quoted))
         source = self._text[match.start() : self._at]
         if _HYDRA.match(source):
             return Text(source)

@@ -114,6 +114,45 @@ def test_pairs_of_a_data_set_need_no_number_of_samples() -> None:
     read_job(plan.dump_yaml(made.document), "job")
 
 
+def test_a_number_of_samples_next_to_pairs_of_a_data_set_has_no_effect() -> None:
+    made = convert([*REQUIRED, ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
+    assert made.refused == () and f"{ROLLOUT}.n=1" in made.without_effect
+    read_job(plan.dump_yaml(made.document), "job")
+
+
+def test_options_of_hydra_that_name_the_configuration_have_no_effect() -> None:
+    made = convert([*REQUIRED, "--config-name=diffusion_trainer", "--config-path=config"])
+    assert (made.refused, made.without_effect) == ((), ("--config-name=diffusion_trainer", "--config-path=config"))
+    ((argument, said),) = convert([*REQUIRED, "--config-name=another"]).refused
+    assert argument == "--config-name=another" and said.startswith("is not supported; write diffusion_trainer or ")
+
+
+def test_the_tokenizer_of_the_model_follows_the_model() -> None:
+    """In pods the folder of a model id is another one."""
+    name = "actor_rollout_ref.model.tokenizer_path"
+    made = convert([*REQUIRED, f"{name}=Qwen/Qwen-Image/tokenizer"])
+    assert made.without_effect == (f"{name}=Qwen/Qwen-Image/tokenizer",)
+    assert f"{name}=/other/tokenizer" in spec(f"{name}=/other/tokenizer")["algorithm"]["overrides"]
+
+
+def test_a_group_that_is_given_as_a_whole_is_its_settings() -> None:
+    algo = "{noise_level: 1.2, sde_type: sde, sde_window_size: 2, sde_window_range: [0, 4]}"
+    found = spec(f"{ROLLOUT}.algo={algo}", "actor_rollout_ref.actor.optim={lr: 3e-4, betas: [0.9, 0.99]}")
+    window = {"size": 2, "start": 0, "end": 4}
+    assert found["rollout"]["sampler"] == {"noiseLevel": 1.2, "type": "sde", "window": window}
+    assert found["trainer"]["learningRate"] == 3e-4
+    assert f"{ACTOR}.optim.betas=[0.9, 0.99]" in found["algorithm"]["overrides"]
+    functions = "{a: {path: 'pkg://my.ocr', weight: 0.5, required: true}, b: {path: 'pkg://my.other'}}"
+    assert spec(f"reward.reward_functions={functions}")["reward"]["scorers"] == [
+        {
+            "name": "a", "function": {"path": "pkg://my.ocr", "name": "compute_score"}, "weight": 0.5, "required": True,
+        },
+        {"name": "b", "function": {"path": "pkg://my.other", "name": "compute_score"}},
+    ]  # fmt: skip
+    extra = "actor_rollout_ref.model.extra_tokenizers={t5: {path: x}}"
+    assert "extra_tokenizers={t5: {path: x}}" in plan.dump_yaml(convert([*REQUIRED, extra]).document)
+
+
 def test_nodes_for_the_engines_are_rollout_pods() -> None:
     found = spec(f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=8")["rollout"]
     assert (found["placement"], found["replicas"]) == ("Separate", 2)

@@ -60,6 +60,17 @@ SCRIPTS = {
     f"\nwhile false; do D=1; done\n[[ -n $N && a < b ]] && E=1\n(( F = 1 ))\n{CALL} a=1",
     "a group": f"{{ N=1; {{ M=2; }}; }}\n{CALL} a=$N b=$M",
     "a command in a variable": f"RUN='{CALL}'\nALSO=(a=1)\n$RUN ${{ALSO[@]}}",
+    "a comment as an output": f"{CALL} a=1 \\\n  `# it is b` \\\n  b=2",
+    "a text from a here-document": f"T=$(cat <<'EOF'\nfor \"x\" in {{{{ 'y' }}}}\n\nEOF\n)\n{CALL} \"a=$T\"",
+    "a loop over no arguments": f'A=(a=1)\nfor each in "$@"; do A+=("$each"); done\n{CALL} "${{A[@]}}"',
+    "a loop without a list": f'run() {{ for each; do A+=("$each"); done; }}\nrun b=1 "c=2 3"\n{CALL} "${{A[@]}}"',
+    "loops over words": f"L=(3 4)\nfor a in 1 2; do for b in ${{L[@]}}; do S+=$a$b,; done; done\n{CALL} a=$S b=$b",
+    "arguments that are read": "while [[ $# -gt 0 ]]; do\ncase $1 in -n) N=$2; shift ;; esac\nshift\ndone\n"
+    f"{CALL} a=${{N:-2}} b=$#",
+    "tests of variables": f'D=${{D:-gpu}}\nif [ "$D" = npu ]; then N=16; elif [[ $D == gpu ]]; then N=4; else N=1; fi\n'
+    f'[ -z "${{NO1:-}}" ] || M=9\n[ $D != npu ] && M=3 || M=4\nif ! test $N -lt 3 && [ $M ]; then O=5; fi\n'
+    f"until [ $M -ge 2 ]; do O=6; done\n{CALL} a=$N b=$M c=$O",
+    "a call that a test chooses": f"D=gpu\nif [ $D = npu ]; then {CALL} a=1; else {CALL} a=2; fi",
     "unset": f"N=1\nunset N\n{CALL} a=${{N:-2}}",
     "messages": f"echo {CALL} a=2\nprintf '%s' {CALL}\n{CALL} a=1",
 }
@@ -96,6 +107,7 @@ def test_the_arguments_are_those_of_bash(name: str, tmp_path: Path) -> None:
         ("a=$((2 ** 3)) b=$((N * 2)) c=$((1 / 0))", ("$((2 ** 3))", "$((N * 2))", "$((1 / 0))")),
         ("a='$NAME' b=\\${NAME}", ("$NAME", "${NAME}")),
         ("a='${trainer.seed}' b=\"\\${oc.env:HOME}\"", ()),
+        ("a=~/x ~ b=${NAME:-~/y} c.d=~/z '~/w' e=\"~\"", ("$HOME",)),
     ],
 )
 def test_what_is_known_only_when_the_script_runs_is_named(arguments: str, unknown: tuple[str, ...]) -> None:
@@ -110,7 +122,7 @@ def test_what_is_known_only_when_the_script_runs_is_named(arguments: str, unknow
         ('[ "$GPU" = npu ] && MODE=x', ["a=$MODE"], [("$MODE", 1)]),
         ("MODE=z\n[[ -n $GPU && -d /x ]] || MODE=x", ["a=$MODE"], [("$MODE", 2)]),
         ("case $1 in\n  npu) MODE=x ;;\n  *) MODE=y ;;\nesac", ["a=$MODE"], [("$MODE", 3)]),
-        ("for MODE in x y; do\n  echo\ndone", ["a=$MODE"], [("$MODE", 1)]),
+        ("for MODE in x $GPU; do\n  echo\ndone", ["a=$MODE"], [("$MODE", 1)]),
         ("MODE=\nwhile f; do\n  MODE+=x\ndone", ["a=$MODE"], [("$MODE", 3)]),
         ("read -r MODE < file", ["a=$MODE"], [("$MODE", 1)]),
         ("(( MODE = 1 ))\nlet MODE+=1", ["a=$MODE"], [("$MODE", 2)]),
@@ -123,6 +135,24 @@ def test_a_variable_that_a_condition_sets_is_named_with_the_line(
     call = read_script(f"{script}\n{CALL} a=$MODE")
     assert (list(call.arguments), list(call.conditional)) == (arguments, conditional)
     assert call.unknown == ()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "[ -d /x ]", "[ $GPU = 1 ]", "[[ a < b ]]", "[[ gpu == g* ]]", "[[ a =~ b ]]", "[ 1 -eq x ]", "[ a -o b ]",
+        "f", "[[ -n a && -n $GPU ]]", "N=$(nproc)", "! f",
+    ],
+)  # fmt: skip
+def test_a_condition_that_is_not_known_leaves_both_ways_open(test: str) -> None:
+    call = read_script(f"f() {{ [ a = a ]; return $X; }}\nMODE=x\nif {test}; then MODE=y; fi\n{CALL} a=$MODE")
+    assert call.arguments == ("a=$MODE",) and [name for name, _ in call.conditional] == ["$MODE"]
+
+
+@pytest.mark.parametrize("loop", ["i in *.sh", "i in {1..3}", "i in $NAMES", "i in $(ls)", "((i = 0; i < 2; i++))"])
+def test_a_loop_over_words_that_are_not_known_may_run_any_number_of_times(loop: str) -> None:
+    call = read_script(f"N=1\nfor {loop}; do N=2; done\nfor i in 3 4; do M=$i; break; done\n{CALL} a=$N b=$M")
+    assert [name for name, _ in call.conditional] == ["$N", "$M"]
 
 
 def test_elements_that_a_condition_appends_are_named_and_the_others_are_there() -> None:
@@ -144,6 +174,10 @@ STATEMENTS = st.recursive(
         st.lists(inner, min_size=1, max_size=3).map("\n".join),
         st.builds('if [ "$X" = 1 ]; then\n{}\nelif [ "$Y" = 1 ]; then {}\nelse {}\nfi'.format, inner, inner, inner),
         st.builds('if [ "$Y" = 1 ]\nthen {}; fi'.format, inner),
+        st.builds('if [ "$A" = 1 ]; then {}; elif [[ -z $B ]]; then {}; else {}; fi'.format, inner, inner, inner),
+        st.builds('if [ "$X" = 1 ]; then {}; elif [ "$B" != b ]; then {}; fi'.format, inner, inner),
+        st.builds('[ "$A" -gt 1 ] 2>/dev/null && {{ {}; }} || {{ {}; }}'.format, inner, inner),
+        st.builds('for A in "$B" 7; do {}; done'.format, inner),
         st.builds('[ "$X" = 1 ] && {{\n{}\n}}'.format, inner),
         st.builds('[[ "$X" = 1 && "$Y" = 1 ]] || {{ {}; }} && {{ {}; }}'.format, inner, inner),
         st.builds('case "$X$Y" in\n00) {} ;;\n01|10) {} ;;\nesac'.format, inner, inner),

@@ -32,6 +32,8 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
         "reward.reward_model.enable": False, **scorers(recipe, folder, server),
     }  # fmt: skip
     given = recipe.given
+    if given.get("algorithm.sample_source") == "offline":
+        del smaller[f"{ROLLOUT}.n"]  # nothing is sampled in training
     if f"{MODEL}.custom_chat_template" in given:
         smaller[f"{MODEL}.custom_chat_template"] = "null"  # only the beginning of the recipes' own is known
     if f"{MODEL}.tokenizer_path" in given:

@@ -101,6 +101,7 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
           "reward.reward_functions.jpeg.name=jpeg"], "reward.custom_reward_function"),
         ([NFT, f"{MODEL}.pipeline.guidance_scale=4.0", f"{ROLLOUT}.pipeline.guidance_scale=1.0"],
          f"{MODEL}.pipeline.guidance_scale"),
+        ([DPO, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"], f"{ROLLOUT}.n"),
     ],
 )  # fmt: skip
 def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:

@@ -51,6 +51,28 @@ def test_deleting_a_setting_that_has_no_effect_has_none() -> None:
     assert list(settings.without_effect(given, config)) == ["trainer.video_fps"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms", "10"),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm_omni.max_num_seqs", "32"),
+        ("actor_rollout_ref.rollout.pipeline.output_type", "latent"), ("actor_rollout_ref.model.lora_rank", "8"),
+        ("actor_rollout_ref.actor.optim.override_optimizer_config", "{eps: 1e-8}"),
+        ("actor_rollout_ref.model.algorithm", "flow_grpo"), ("trainer.video_fps", "24"),
+    ],
+)  # fmt: skip
+def test_a_plus_adds_a_setting_or_replaces_its_value(name: str, value: str) -> None:
+    """The reference has no default of some settings that have one here, and recipes add those."""
+    plain = settings.load([*REQUIRED, f"++{name}={value}"])
+    assert settings.load([*REQUIRED, f"+{name}={value}"]) == plain
+    assert settings.load([*REQUIRED, f"{name}={value}"]) == plain
+
+
+def test_a_plus_adds_no_unknown_setting() -> None:
+    with pytest.raises(settings.SettingsError, match=r"trainer.nonsense: unknown setting"):
+        settings.load([*REQUIRED, "+trainer.nonsense=1"])
+
+
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_the_name_of_an_algorithm_may_have_quotes(quote: str) -> None:
     loss, sampled_for = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"

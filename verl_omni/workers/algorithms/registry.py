@@ -146,7 +146,7 @@ def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
     found = []
     if config.actor_rollout_ref.model.lora_rank <= 0:
         found.append(f"{MODEL}.lora_rank: diffusion_dpo needs LoRA: its base is the model with the adapter disabled")
-    if config.actor_rollout_ref.rollout.n < 2:
+    if config.algorithm.sample_source == "online" and config.actor_rollout_ref.rollout.n < 2:
         found.append(f"{ROLLOUT}.n: diffusion_dpo compares samples of one prompt: at least 2 are needed")
     return found
 
