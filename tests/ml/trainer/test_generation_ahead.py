@@ -256,7 +256,7 @@ def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionT
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_path: Path, ahead: int) -> None:
-    steps, draw = 12, random.Random(ahead)
+    steps, draw = 24, random.Random(ahead)
     whole = Trained()
     trainer(tmp_path / "whole", whole, steps, f"{AHEAD}={ahead}").fit(None)
     lines = RunFolder(tmp_path / "whole").metrics()
@@ -264,22 +264,25 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
     assert all("timing_s/wait" in line for line in lines)
 
     trained: dict[int, tuple[str, ...]] = {}
-    attempts = 0
+    updates = stops = kills = 0
     while len(trained) < steps:
-        attempts += 1
         stack, newest = Trained(), checkpoints.latest(tmp_path / "run" / "checkpoints")
         first = 0 if newest is None else checkpoints.step_of(newest)
         made = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
-        last, kill = first + draw.randint(1, 2), draw.random() < 0.5
-        if kill:
+        last = first + draw.randint(1, 2)
+        if stops > kills // 4:
+            kills += 1
             fail_after(stack, last - first)
         else:
+            stops += 1
             made.stop_requested = lambda stack=stack, count=last - first: len(stack.updates) == count
         with contextlib.suppress(Interrupted, ConnectionError):
             made.fit(newest)
         trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
-    assert [trained[step] for step in range(1, steps + 1)] == whole.updates
-    assert attempts > 5
+        updates += len(stack.updates)
+    assert [trained[step] for step in range(1, steps + 1)] == whole.updates, "a prompt group was lost"
+    assert updates == steps, "a prompt group was trained on twice"
+    assert kills > 10 and stops > 1
 
 
 def fail_after(stack: Trained, updates: int) -> None:
