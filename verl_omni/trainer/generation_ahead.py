@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from omegaconf import DictConfig
 
 V1, ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
-ASYNC = "separate_async"
+ASYNC, DROP = "separate_async", "drop"
 JOIN_SECONDS = 30.0
 UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
 Batch = TypeVar("Batch")
@@ -30,10 +30,11 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         yield f"{V1}.separate_async.num_warmup_batches: must be a whole number of batches, from 0: {ahead}"
     elif threshold is not None and (not _is_int(threshold) or threshold < 1):
         yield f"{V1}.sampler.max_off_policy_threshold: must be at least 1, or null: {threshold}"
-    elif threshold is not None and ahead >= threshold:
+    elif threshold is not None and ahead >= threshold and v1.sampler.max_off_policy_strategy != DROP:
         yield (
             f"{V1}.sampler.max_off_policy_threshold: samples generated {ahead} batches ahead span {ahead + 1} "
-            f"versions, more than {threshold}; raise it, or lower {V1}.separate_async.num_warmup_batches"
+            f"versions, more than {threshold}; raise it, lower {V1}.separate_async.num_warmup_batches, or write "
+            f"{V1}.sampler.max_off_policy_strategy={DROP}"
         )
 
 
@@ -58,11 +59,18 @@ def _asynchronous(config: DictConfig) -> Iterator[str]:
 
 
 def batches_ahead(config: DictConfig) -> int:
-    """How many batches are generated ahead of the step that trains on them; 0: none. PURE."""
+    """How many batches are generated ahead of the step that trains on them; 0: none. PURE.
+
+    With `max_off_policy_strategy=drop`, no more than `max_off_policy_threshold` allows. The schedule says beforehand
+    which samples would be too old, so they are generated with newer weights instead of being dropped afterwards.
+    """
     v1 = config.trainer.v1
     if v1.trainer_mode != ASYNC or v1.separate_async.sync_compatible:
         return 0
-    return int(v1.separate_async.num_warmup_batches)
+    ahead, threshold = int(v1.separate_async.num_warmup_batches), v1.sampler.max_off_policy_threshold
+    if v1.sampler.max_off_policy_strategy == DROP and threshold is not None:
+        return min(ahead, int(threshold) - 1)
+    return ahead
 
 
 class GenerationAhead(Generic[Batch]):

@@ -83,12 +83,15 @@ class JudgeMembers:
                 self.left.append(replica)
                 self.reports.lost(f"judge replica {replica.replica_rank} serves no more: {reason}")
 
-    def leave(self, replica: Any) -> None:
-        """Send a replica no more questions; it may answer those that it has."""
+    def leave(self, replica: Any) -> bool:
+        """Send a replica no more questions; it may answer those that it has. Returns whether it served."""
         with self._lock:
+            if replica not in self.serving:
+                return False
             self.routing.remove(replica.server_address, "its node is being removed")
             self.serving.remove(replica)
             self.reports.leaving(replica.replica_rank)
+            return True
 
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""

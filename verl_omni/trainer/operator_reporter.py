@@ -29,6 +29,7 @@ QUEUE_SIZE = 256  # events kept while the operator accepts none
 PAUSE_FIRST, PAUSE_MOST = 0.5, 15.0  # between posts of one event; the operator's Retry-After can make it longer
 RETRY_AFTER_MOST, LAST_PAUSE = 60.0, 1.0
 SUPERSEDED = frozenset({"step", "phase", "heartbeat"})  # a later event of that name says all that matters
+SHOWN = 200  # characters of an answer that is not the operator's
 NEVER_ACCEPTED = frozenset({400, 413})  # the answer to the same event is always the same
 
 
@@ -74,9 +75,10 @@ class OperatorReporter:
 
     def checkpoint_wanted(self) -> bool:
         """Whether the operator has requested a checkpoint since the last call."""
-        wanted = self._checkpoint.is_set()
-        self._checkpoint.clear()
-        return wanted
+        if not self._checkpoint.is_set():
+            return False
+        self._checkpoint.clear()  # not unless it was set: it may be set meanwhile
+        return True
 
     def __enter__(self) -> OperatorReporter:
         return self
@@ -151,10 +153,13 @@ class OperatorReporter:
             token = self.token_file.read_text(encoding="utf-8").strip()
             answer = client.post(self.url, json={**event, **notes}, headers={"Authorization": f"Bearer {token}"})
             answer.raise_for_status()
+            found = answer.json()
+            if not isinstance(found, dict):  # of another server: an error would end this thread
+                return f"the answer is no JSON object: {answer.text[:SHOWN]}", 0.0
             with self._changed:
                 # One that has grown meanwhile is for the next event.
                 self._notes = {name: value for name, value in self._notes.items() if value != notes.get(name)}
-            if answer.json().get("checkpoint"):
+            if found.get("checkpoint"):
                 self._checkpoint.set()
         except httpx.HTTPStatusError as error:
             problem = f"{type(error).__name__}: {error}"

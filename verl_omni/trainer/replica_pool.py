@@ -87,8 +87,12 @@ class Members(Protocol):
     def lose(self, replica: Any, reason: str) -> None:
         """Remove a replica that is gone."""
 
-    def leave(self, replica: Any) -> None:
-        """Send a replica no more requests; it may finish those that it has."""
+    def leave(self, replica: Any) -> bool:
+        """Send a replica no more requests; it may finish those that it has.
+
+        Returns:
+            Whether it had not been lost before, by another thread.
+        """
 
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""
@@ -128,6 +132,7 @@ class ReplicaPool(Generic[M]):
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
+        self._ending: list[Any] = []  # of `take_left`, not stopped yet
         self._unproven: set[int] = set()  # ranks of replicas that have started, and have not served yet
         self._failures, self._retry_at = 0, 0.0  # starts in a row after which no replica served
         self._lock = threading.Lock()
@@ -148,7 +153,7 @@ class ReplicaPool(Generic[M]):
         while self._busy() and time.monotonic() < latest:
             self._launcher.give_up()
             time.sleep(GIVE_UP_SECONDS)
-        return [*self.updates.all(), *self._leaving, *self.updates.take_left()]
+        return [*self.updates.all(), *self._leaving, *self._ending, *self.updates.take_left()]
 
     def _busy(self) -> bool:
         with self._lock:
@@ -165,12 +170,13 @@ class ReplicaPool(Generic[M]):
                 self._stop_when_idle(replica)
             elif replica.replica_rank in room.leaving:
                 self._excuse(replica)
-                self.updates.leave(replica)
-                self._leaving.append(replica)
+                if self.updates.leave(replica):
+                    self._leaving.append(replica)
         self._prove()
-        for replica in self.updates.take_left():
-            self._launcher.stop(replica)
-            self._left(replica)
+        self._ending += self.updates.take_left()
+        while self._ending:  # an error leaves the others to the next look
+            self._launcher.stop(self._ending[0])
+            self._left(self._ending.pop(0))
         with self._lock:
             missing = missing_replicas(room.replicas, self.updates.all(), self._starting)
             if self._clock() < self._retry_at or self._stopping.is_set():
@@ -232,6 +238,7 @@ class ReplicaPool(Generic[M]):
             self._join(rank, self._launcher.start(rank))
         except Exception as error:  # noqa: BLE001  a node may disappear at any moment; the run goes on without it
             self._failed(f"{self._noun} {rank} did not start", error)
+        finally:  # also if the failure cannot be reported: its place would be taken for ever
             with self._lock:
                 self._starting -= 1
 
@@ -240,7 +247,6 @@ class ReplicaPool(Generic[M]):
             with self._lock:
                 self.updates.join(started.replica, started.times)
                 self._unproven.add(rank)
-                self._starting -= 1
         except Exception:
             self._launcher.stop(started.replica)  # else its place is taken for ever
             raise

@@ -155,12 +155,19 @@ class ReplicaUpdates:
             if replica in self.all():
                 self._drop([(replica, reason)])
 
-    def leave(self, replica: Any) -> None:
-        """Send a replica no more requests and updates; it may finish those that it has."""
+    def leave(self, replica: Any) -> bool:
+        """Send a replica no more requests and updates; it may finish those that it has.
+
+        Returns:
+            Whether it had not been lost before, as by an update while the pool looked at the nodes.
+        """
         with self._changed:
+            if replica not in self.all():
+                return False
             self.transport.remove([replica])
             self._forget([replica])
             self.reports.leaving(replica.replica_rank)
+            return True
 
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""

@@ -26,7 +26,11 @@ VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diff
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A held-out image or video, saved for the report."""
+    """A generated image or video that is saved.
+
+    Attributes:
+        version: version of the weights that generated it.
+    """
 
     prompt: str
     seed: int
@@ -34,6 +38,7 @@ class Sample:
     image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
     inputs: Sequence[Image.Image] = ()  # images of its prompt
     sde_noise_seed: int | None = None  # of the noise after the initial one, if it has a seed of its own
+    version: int | None = None
 
 
 class RunFolder:
@@ -191,8 +196,8 @@ def _versions() -> dict[str, str]:
 def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None) -> None:
     """Write `<folder>/<step>.jsonl` and the pictures it names; an older file of the step is replaced.
 
-    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), `score` and `seed`, and
-    `sde_noise_seed` if the sample has one.
+    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), `score`, `seed` and `version`,
+    and `sde_noise_seed` if the sample has one.
 
     Args:
         limit: how many of them, from the first; None: all.
@@ -205,6 +210,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
         Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
         lines.append({
             "step": step, "input": sample.prompt, "output": name, "score": sample.score, "seed": sample.seed,
+            "version": sample.version,
             **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
         })  # fmt: skip
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

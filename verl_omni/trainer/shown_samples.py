@@ -22,10 +22,10 @@ def training_samples(prompts: DataProto, found: ScoredSamples, rollout: DictConf
     texts = [prompt_text(messages) for messages in prompts.non_tensor_batch["raw_prompt"]]
     base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
-    rows = zip(texts, seeds, found.scores.tolist(), found.images, strict=True)
+    rows = zip(texts, seeds, found.scores.tolist(), found.images, found.versions, strict=True)
     return [
-        Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"))
-        for text, own, score, image in rows
+        Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"), version=version)
+        for text, own, score, image, version in rows
     ]
 
 
@@ -40,7 +40,7 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     return [
         Sample(
             prompt_text(row["raw_prompt"]), seed + place, float(found.scores[place]), found.images[place],
-            images_of(row["raw_prompt"]),
+            images_of(row["raw_prompt"]), version=found.versions[place],
         )
         for place, row in enumerate(rows)
     ]  # fmt: skip

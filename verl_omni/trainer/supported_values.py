@@ -113,7 +113,8 @@ SUPPORTED = {
         ("sync", generation_ahead.ASYNC), f"with {ROLLOUT}.nnodes > 0, separate_async overlaps generation and update"
     ),
     "trainer.v1.sampler.max_off_policy_strategy": SupportedValues(
-        ("wait",), "a batch has the version that its schedule says, and no sample of it is dropped"
+        ("wait", generation_ahead.DROP),
+        "beyond max_off_policy_threshold, wait refuses the run, and drop generates fewer batches ahead",
     ),
     "trainer.resume_mode": SupportedValues(
         RESUME_MODES, "resume_path starts from trainer.resume_from_path, and enable means auto"

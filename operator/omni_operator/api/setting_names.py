@@ -266,8 +266,10 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((False,), "files are read where they are", (
         "actor_rollout_ref.model.use_shm", "data.use_shm",
     )),
-    ((None,), "the engine does not support it", (
+    ((None,), "omni_tcp sends the weights, with checks that verl's manager of backends does not have", (
         "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",
+    )),
+    ((None,), "the engine does not support it", (
         "actor_rollout_ref.rollout.cudagraph_capture_sizes", "actor_rollout_ref.rollout.mtp",
         "actor_rollout_ref.rollout.quantization",
     )),
@@ -365,7 +367,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('auto', 'disable', 'resume_path', 'enable'), "resume_path starts from trainer.resume_from_path, and enable means auto", (
         "trainer.resume_mode",
     )),
-    (('wait',), "a batch has the version that its schedule says, and no sample of it is dropped", (
+    (('wait', 'drop'), "beyond max_off_policy_threshold, wait refuses the run, and drop generates fewer batches ahead", (
         "trainer.v1.sampler.max_off_policy_strategy",
     )),
     (('sync', 'separate_async'), "with actor_rollout_ref.rollout.nnodes > 0, separate_async overlaps generation and update", (

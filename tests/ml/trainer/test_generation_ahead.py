@@ -29,6 +29,7 @@ REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.tot
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
 AHEAD = "trainer.v1.separate_async.num_warmup_batches"
 THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
+STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
 WAIT = 30.0  # seconds until a thread that should have run is missed
 
 
@@ -172,7 +173,8 @@ def test_a_joined_generation_has_no_thread_any_more() -> None:
         ([*ASYNC, f"{AHEAD}=1.5"], "must be a whole number of batches, from 0: 1.5"),
         ([*ASYNC, f"{AHEAD}=8"], "samples generated 8 batches ahead span 9 versions, more than 8"),
         ([*ASYNC, f"{THRESHOLD}=0"], "must be at least 1, or null: 0"),
-        ([*ASYNC, "trainer.v1.sampler.max_off_policy_strategy=drop"], "drop is not supported; write wait"),
+        ([*ASYNC, f"{STRATEGY}=discard"], "discard is not supported; write wait or drop"),
+        ([*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=0"], "must be at least 1, or null: 0"),
         ([*ASYNC, "trainer.v1.separate_async.parameter_sync_step=4", "data.train_batch_size=8",
           "actor_rollout_ref.actor.ppo_mini_batch_size=4"], "has data.train_batch_size=8 /"),
         (["trainer.v1.sampler.drop_incomplete_groups=true"], "a sample that fails ends the run"),
@@ -190,6 +192,9 @@ def test_the_number_of_batches_ahead() -> None:
         ((), 0), (ASYNC, 1), ((*ASYNC, f"{AHEAD}=2"), 2), ((*ASYNC, f"{AHEAD}=9", f"{THRESHOLD}=null"), 9),
         ((*ASYNC, "trainer.v1.separate_async.sync_compatible=true"), 0),
         (("trainer.use_v1=true",), 0),
+        ((*ASYNC, f"{AHEAD}=4", f"{STRATEGY}=drop", f"{THRESHOLD}=3"), 2),
+        ((*ASYNC, f"{STRATEGY}=drop"), 1), ((*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=1"), 0),
+        ((*ASYNC, f"{AHEAD}=9", f"{STRATEGY}=drop", f"{THRESHOLD}=null"), 9),
     ):  # fmt: skip
         assert generation_ahead.batches_ahead(settings.load([*REQUIRED, *overrides])) == ahead
 
@@ -256,7 +261,7 @@ def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionT
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_path: Path, ahead: int) -> None:
-    steps, draw = 12, random.Random(ahead)
+    steps, draw = 24, random.Random(ahead)
     whole = Trained()
     trainer(tmp_path / "whole", whole, steps, f"{AHEAD}={ahead}").fit(None)
     lines = RunFolder(tmp_path / "whole").metrics()
@@ -264,22 +269,40 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
     assert all("timing_s/wait" in line for line in lines)
 
     trained: dict[int, tuple[str, ...]] = {}
-    attempts = 0
+    updates = stops = kills = 0
     while len(trained) < steps:
-        attempts += 1
         stack, newest = Trained(), checkpoints.latest(tmp_path / "run" / "checkpoints")
         first = 0 if newest is None else checkpoints.step_of(newest)
         made = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
-        last, kill = first + draw.randint(1, 2), draw.random() < 0.5
-        if kill:
+        last = first + draw.randint(1, 2)
+        if stops > kills // 4:
+            kills += 1
             fail_after(stack, last - first)
         else:
+            stops += 1
             made.stop_requested = lambda stack=stack, count=last - first: len(stack.updates) == count
         with contextlib.suppress(Interrupted, ConnectionError):
             made.fit(newest)
         trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
-    assert [trained[step] for step in range(1, steps + 1)] == whole.updates
-    assert attempts > 5
+        updates += len(stack.updates)
+    assert [trained[step] for step in range(1, steps + 1)] == whole.updates, "a prompt group was lost"
+    assert updates == steps, "a prompt group was trained on twice"
+    assert kills > 10 and stops > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threshold", "staleness"), [(2, [0, 1, 1, 1, 1, 1]), (1, None)])
+def test_no_sample_is_older_than_the_threshold_and_no_prompt_group_is_lost_with_the_strategy_drop(
+    tmp_path: Path, threshold: int, staleness: list[int] | None
+) -> None:
+    whole, stack = Trained(), Trained()
+    trainer(tmp_path / "whole", whole, 6).fit(None)
+    limited = (f"{AHEAD}=4", f"{STRATEGY}=drop", f"{THRESHOLD}={threshold}")
+    made = trainer(tmp_path / "limited", stack, 6, *limited)
+    made.fit(None)
+    assert stack.updates == whole.updates
+    lines = made.folder.metrics()
+    assert [line.get("weights/staleness") for line in lines] == (staleness or [None] * 6), "None: synchronous"
 
 
 def fail_after(stack: Trained, updates: int) -> None:

@@ -122,7 +122,9 @@ def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path
         with Image.open(drawn / line["output"]) as picture:
             assert picture.size == (4, 4)
     assert sorted(path.name for path in evaluated.glob("*.jsonl")) == ["0.jsonl", "1.jsonl", "2.jsonl"]
-    assert len((evaluated / "0.jsonl").read_text().splitlines()) == 2, "all of an evaluation"
+    evaluations = [(evaluated / f"{step}.jsonl").read_text().splitlines() for step in range(3)]
+    assert [[json.loads(line)["version"] for line in lines] for lines in evaluations] == [[0, 0], [1, 1], [2, 2]]
+    assert [line["version"] for line in lines] == [1, 1, 1], "the weights that generated them"
 
 
 def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_path: Path) -> None:

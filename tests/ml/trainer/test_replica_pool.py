@@ -303,3 +303,52 @@ def test_a_pool_that_is_stopped_has_no_thread_any_more() -> None:
     assert [each.is_alive() for each in (pool._thread, *threads)] == [False, False]
     reports: Any = pool.updates.reports
     assert reports.lines == [], "a start that is given up has not failed"
+
+
+def test_a_replica_that_an_update_loses_while_the_pool_looks_at_its_node_is_stopped_once() -> None:
+    memory = Memory()
+    pool = pool_of(memory, 2)
+    room = memory.room
+    memory.nodes[1] = "leaving"
+
+    def slow(replicas: Any) -> Any:
+        found = room(replicas)
+        memory.replicas[1].takes = False
+        pool.updates.update_weights(1)
+        return found
+
+    memory.room = slow  # type: ignore[method-assign]
+    for _ in range(3):
+        pool.look()
+    assert [each.stopped for each in memory.replicas] == [0, 1]
+    reports: Any = pool.updates.reports
+    assert reports.lines == ["replica 1 serves no more: version 1 did not reach it: too slow"]
+
+
+def test_a_failure_that_cannot_be_reported_takes_no_place_and_keeps_no_replica() -> None:
+    """As on a full disk, for a while: the run folder has the reports."""
+    memory, now = Memory(start_fails=True), [0.0]
+    pool = pool_of(memory, 3, clock=lambda: now[0])
+    reports: Any = pool.updates.reports
+    failed = reports.start_failed
+
+    def full(message: str) -> None:
+        raise OSError("no space left on device")
+
+    reports.start_failed = full
+    memory.nodes[3] = "ready"
+    with pytest.raises(OSError, match="no space"):
+        pool.look()
+    memory.start_fails, now[0] = False, RETRY_SECONDS
+    pool.look()  # 4 joins, and is lost with another one before it has served
+    for replica in (memory.replicas[3], memory.replicas[2]):
+        pool.updates.lose(replica, "it ended")
+    with pytest.raises(OSError, match="no space"):
+        pool.look()
+    reports.start_failed = failed
+    for _ in range(2):
+        now[0] += RETRY_MOST_SECONDS
+        pool.look()
+        pool.updates.update_weights(1)
+    assert [each.stopped for each in memory.replicas[:4]] == [0, 0, 1, 1]
+    assert len(pool.updates.replicas) == 4

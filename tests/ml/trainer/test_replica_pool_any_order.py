@@ -45,6 +45,24 @@ class AnyOrder(NodesInAnyOrder):
         assert set(self.updates.versions()) <= {self.version}
 
     @rule(draw=st.integers(0, 9))
+    def weights_are_sent_while_the_pool_looks(self, draw: int) -> None:
+        """In the trainer's thread, and a replica does not take them: what the pool has found is true no more."""
+        room = self.memory.room
+
+        def slow(replicas: Any) -> Any:
+            found = room(replicas)
+            if replica := self.some(draw):
+                replica.takes = False
+            self.weights_are_sent()
+            return found
+
+        self.memory.room = slow
+        try:
+            self.pool.look()
+        finally:
+            self.memory.room = room
+
+    @rule(draw=st.integers(0, 9))
     def a_request_is_sent(self, draw: int) -> None:
         """As the client does: a replica that is lost leaves the router."""
         if not (serving := list(self.memory.router.values())):

@@ -38,7 +38,7 @@ OTHERS = {
     f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
     f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.rollout.name": "sglang",
     "reward.aggregation": "product", "trainer.resume_mode": "never",
-    "trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.max_off_policy_strategy": "drop",
+    "trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.max_off_policy_strategy": "discard",
 }  # fmt: skip
 
 
