@@ -87,7 +87,7 @@ class ObjectCache:
             key = sys.intern(key[0]), key[1]
             entry = self._jobs[key] = _Job(key)
         if kind == JOBS:
-            if entry.uid == uid and entry.raw is not None and version <= entry.version:
+            if entry.raw is not None and version <= entry.version:
                 return None
             if entry.uid != uid:
                 entry.evidence = ()
@@ -98,7 +98,7 @@ class ObjectCache:
             _trace(entry)
             return entry.key
         old = entry.children.get((kind, meta["name"]))
-        if old and old.uid == uid and version <= old.version:
+        if old and version <= old.version:
             return None
         child = Child(uid, version, entry.same_owner(owner_of(body)), self._seen(kind, body))
         entry.children[kind, meta["name"]] = child
