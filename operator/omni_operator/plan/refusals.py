@@ -59,16 +59,16 @@ def describe_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> str | N
 
 
 def _size(job: DiffusionRLJob) -> Iterator[Violation]:
-    if len(job.spec.model_dump_json(by_alias=True, exclude_defaults=True).encode()) <= SMALL_SPEC_BYTES:
-        return
-    given: Mapping[str, str] = drop_nulls(job.spec.trainer.pod_template).get("metadata", {}).get("annotations", {})
-    annotations = {**given, **render_files(job, 1)}
-    size = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items())
+    size = len(job.spec.model_dump_json(by_alias=True, exclude_defaults=True).encode())
+    if SMALL_SPEC_BYTES < size <= ANNOTATIONS_BYTES:
+        given: Mapping[str, str] = drop_nulls(job.spec.trainer.pod_template).get("metadata", {}).get("annotations", {})
+        annotations = {**given, **render_files(job, 1)}
+        size = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items())
     if size > ANNOTATIONS_BYTES:
         yield Violation(
             ("spec",),
-            f"takes {size} bytes as YAML, with the annotations of the trainer's podTemplate: at most "
-            f"{ANNOTATIONS_BYTES}, because pods carry it as an annotation; put long texts into files of a volume",
+            f"takes {size} bytes, with the annotations of the trainer's podTemplate: at most {ANNOTATIONS_BYTES}, "
+            "because pods carry it as YAML in an annotation; put long texts into files of a volume",
         )
 
 
