@@ -184,6 +184,11 @@ class ObjectCache:
         entry = self._jobs.get(key)
         return self.unpack_job(entry.raw) if entry and entry.raw is not None else None
 
+    def uid(self, key: Key) -> str | None:
+        """The job's uid; None if there is no job of that name."""
+        entry = self._jobs.get(key)
+        return entry.uid if entry and entry.raw is not None else None
+
     def jobs(self) -> list[Key]:
         """All jobs."""
         return [key for key, entry in self._jobs.items() if entry.raw is not None]
