@@ -192,6 +192,7 @@ async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
     simulation.submit()
     await simulation.settle()
     assert simulation.condition("Ready").reason == "BetweenAttempts"  # both would write the same folder
+    assert "all objects of the deleted job of this name" in simulation.condition("Ready").message
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
     await simulation.settle()
     status = simulation.status()
