@@ -15,11 +15,13 @@ class JobMemory:
     """State between passes over one job.
 
     Attributes:
+        uid: of the job.
         written: when its status was last written.
         lost: name of a RayJob that the status records, and that the API server does not have.
         ensured: generation of the job and last change of its shared objects when these were last compared.
     """
 
+    uid: str
     written: datetime | None = None
     refusals: Refusals = NO_REFUSALS
     server_errors: ServerErrors = NO_SERVER_ERRORS
@@ -49,9 +51,12 @@ class PassMemory:
             self.listening = now
         self._newest = now
 
-    def of(self, key: Key) -> JobMemory:
-        """What is remembered of a job."""
-        return self._jobs.setdefault(key, JobMemory())
+    def of(self, key: Key, uid: str) -> JobMemory:
+        """What is remembered of the job with this uid; nothing of an earlier job of its name."""
+        found = self._jobs.get(key)
+        if found is None or found.uid != uid:
+            found = self._jobs[key] = JobMemory(uid)
+        return found
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a job that does not exist any more."""

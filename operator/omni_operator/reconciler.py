@@ -136,7 +136,7 @@ class Reconciler:
             raise
         await errors.clear(key, body)
         if result.result not in ("refused", "gone"):
-            self._memory.of(key).server_errors = NO_SERVER_ERRORS
+            self._memory.of(key, body["metadata"]["uid"]).server_errors = NO_SERVER_ERRORS
         return result
 
     async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
@@ -153,7 +153,7 @@ class Reconciler:
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
         """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
         decision = decide(facts, self._observe(key, facts.uid), Status(), self.timeouts, now)
-        memory = self._memory.of(key)
+        memory = self._memory.of(key, facts.uid)
         try:
             for step in decision.steps:
                 await self._count_errors(memory, facts, self._perform(step, key, None, facts))
@@ -172,7 +172,7 @@ class Reconciler:
     async def _pass(
         self, key: Key, body: Body, spec: ValidSpec, facts: JobFacts, status: Status, now: datetime
     ) -> ReconcileResult:
-        memory = self._memory.of(key)
+        memory = self._memory.of(key, facts.uid)
         if not status.finished:
             await self._recover_rayjob(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
@@ -201,7 +201,7 @@ class Reconciler:
             if not refusal:
                 memory.refusals = NO_REFUSALS
         current = self.cache.job(key)
-        if current is None or current.get("status") != body.get("status"):  # deleted, or written by another replica
+        if current is None or not _is_as_decided(current, body):
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
         newest = max(status.attempts, after.newest)
@@ -221,7 +221,7 @@ class Reconciler:
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
         facts = parse_metadata_facts(body)
-        memory = self._memory.of(key)
+        memory = self._memory.of(key, facts.uid)
         observed = self._observe(key, facts.uid)
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         derived = derive_invalid_status(facts, observed, status, text, context)
@@ -330,7 +330,7 @@ class Reconciler:
 
         Nothing is compared while neither the generation nor any of these objects changes.
         """
-        memory = self._memory.of(key)
+        memory = self._memory.of(key, facts.uid)
         if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
             return
         complete = True
@@ -378,3 +378,8 @@ class Reconciler:
             await self._events.create(body, event, now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=now, result="wrote")
+
+
+def _is_as_decided(current: Body, body: Body) -> bool:
+    """Whether a job was neither created again nor written since a pass began with `body`."""
+    return (current["metadata"]["uid"], current.get("status")) == (body["metadata"]["uid"], body.get("status"))

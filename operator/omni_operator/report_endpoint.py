@@ -104,10 +104,9 @@ class ReportEndpoint:
         if claims is None:
             return self._refuse(401, "unauthenticated", "a bearer token with the audience of a job is required")
         key = claims.key
-        job = self.cache.job(key)
-        if job is None:
-            return self._refuse(404, "unknown", f"job {key[0]}/{key[1]} does not exist")
-        uid = str(job["metadata"].get("uid"))
+        uid = self.cache.uid(key)
+        if uid is None:
+            return self._unknown(key)
         try:
             attempt = await self.authorizer.authorize(token, claims, uid, request.remote)
         except ReportDenied as error:
@@ -127,6 +126,8 @@ class ReportEndpoint:
             return self._refuse(408, "invalid", f"the body did not arrive in {self.body_seconds:g} s")
         except ValueError as error:
             return self._refuse(400, "invalid", str(error)[:1024].encode("utf-8", "replace").decode())
+        if self.cache.uid(key) != uid:  # deleted meanwhile, also if another job has its name by now
+            return self._unknown(key)
         if self.relay is not None and not self.relay.leads():
             return await self._pass_on(self.relay, request, token, body)
         answer = self.reports.take(key, uid, attempt, event, self.clock())
@@ -155,6 +156,9 @@ class ReportEndpoint:
             raise ValueError(f"charset {charset!r} is not supported: JSON is UTF-8")
         async with asyncio.timeout(self.body_seconds):
             return await request.read()
+
+    def _unknown(self, key: Key) -> web.Response:
+        return self._refuse(404, "unknown", f"job {key[0]}/{key[1]} does not exist")
 
     def _refuse(self, code: int, result: str, error: str) -> web.Response:
         answer = self._answer(code, result, {"error": error})

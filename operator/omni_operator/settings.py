@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from omni_operator.api.validation_messages import describe_errors, format_path
+from omni_operator.cluster.leader_election import LONGEST_SECONDS
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.cluster_settings import RESOURCE_NAMES
 from omni_operator.plan.pod_policy import PodPolicy
@@ -133,8 +134,8 @@ def _parse_seconds(text: str) -> float:
 
 
 def _parse_lease_seconds(text: str) -> int:
-    if not 3 <= (seconds := _parse_int(text)) <= 60:
-        raise ValueError("expected 3 to 60 whole seconds")
+    if not 3 <= (seconds := _parse_int(text)) <= LONGEST_SECONDS:
+        raise ValueError(f"expected 3 to {LONGEST_SECONDS} whole seconds")
     return seconds
 
 

@@ -32,6 +32,8 @@ from .write_fence import WriteFence
 
 REPORTS_ANNOTATION = "diffusionrl.io/reports-url"
 SOON, RETRY_SECONDS = 0.1, 1.0  # after a lost race; after a failed request
+LONGEST_SECONDS = 60  # of LEASE_SECONDS, so of any replica
+MOST_TRANSITIONS = 2**31 - 1  # that the API server takes
 log = logging.getLogger(__name__)
 
 
@@ -180,7 +182,7 @@ class LeaderElection:
             return self._free_at - self.fence.clock()
         if _holder(lease) in ("", self.identity):
             return 0.0
-        duration = lease["spec"].get("leaseDurationSeconds") or self.times.duration
+        duration = min(lease["spec"].get("leaseDurationSeconds") or self.times.duration, LONGEST_SECONDS)
         return self._seen_at + float(duration) - self.fence.clock()
 
     async def _keep(self) -> None:
@@ -301,7 +303,9 @@ class LeaderElection:
                 "leaseDurationSeconds": self.times.duration,
                 "acquireTime": at,
                 "renewTime": at,
-                "leaseTransitions": int(old.get("leaseTransitions") or 0) + (0 if same or not lease else 1),
+                "leaseTransitions": min(
+                    int(old.get("leaseTransitions") or 0) + (0 if same or not lease else 1), MOST_TRANSITIONS
+                ),
             },
         }
 

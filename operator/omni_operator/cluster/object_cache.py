@@ -87,7 +87,7 @@ class ObjectCache:
             key = sys.intern(key[0]), key[1]
             entry = self._jobs[key] = _Job(key)
         if kind == JOBS:
-            if entry.uid == uid and entry.raw is not None and version <= entry.version:
+            if entry.raw is not None and version <= entry.version:
                 return None
             if entry.uid != uid:
                 entry.evidence = ()
@@ -98,7 +98,7 @@ class ObjectCache:
             _trace(entry)
             return entry.key
         old = entry.children.get((kind, meta["name"]))
-        if old and old.uid == uid and version <= old.version:
+        if old and version <= old.version:
             return None
         child = Child(uid, version, entry.same_owner(owner_of(body)), self._seen(kind, body))
         entry.children[kind, meta["name"]] = child
@@ -183,6 +183,11 @@ class ObjectCache:
         """The job's object, or None."""
         entry = self._jobs.get(key)
         return self.unpack_job(entry.raw) if entry and entry.raw is not None else None
+
+    def uid(self, key: Key) -> str | None:
+        """The job's uid; None if there is no job of that name."""
+        entry = self._jobs.get(key)
+        return entry.uid if entry and entry.raw is not None else None
 
     def jobs(self) -> list[Key]:
         """All jobs."""

@@ -52,7 +52,7 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
         Conflict: its worker group is not the one that the step was decided for.
     """
     known, names = step.group, rolling_names(step.group.name)
-    groups = copy.deepcopy(body["spec"]["workerGroupSpecs"])
+    groups = copy.deepcopy(body["spec"].get("workerGroupSpecs") or [])
     group = groups[known.index] if known.index < len(groups) else {}
     if (group.get("groupName"), group.get("replicas"), template_of(group)) != (
         known.name, known.replicas, known.template,
@@ -75,7 +75,7 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
         case GiveUpTemplate(text=text):
             refused = f"{known.template} {text}"
             annotations = {names.before: None, names.replacing: None, names.refused: refused}
-            _make_of(group, json.loads(before or "{}"))
+            _make_of(group, _parse(before))
         case _:
             assert_never(step)
     return {"metadata": {"annotations": annotations}, "spec": {"workerGroupSpecs": groups}}
@@ -85,6 +85,15 @@ def template_of(group: Mapping[str, Any]) -> str:
     """The label of a group's template; empty without one."""
     metadata = (group.get("template") or {}).get("metadata") or {}
     return str((metadata.get("labels") or {}).get(rolling_names(str(group.get("groupName"))).template, ""))
+
+
+def _parse(before: str | None) -> Body:
+    """The template before a change; nothing if the annotation has something else, which anyone may have written."""
+    try:
+        found = json.loads(before or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _make_of(group: Body, source: Body) -> None:

@@ -49,26 +49,30 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     The digest leaves them out, because fields of the job that do not concern pods may change while they run. The
     numbers of pods and accelerators are an annotation, too: the job may be edited, and the attempt keeps them.
     """
-    made, layout = resolve_for_pods(job)
-    named = resolve_paths(job, job.spec.runtime.working_dir)  # its models have their ids and URLs
-    body = _render_pods(job, attempt, settings, render_entrypoint(made, layout))
+    body = _render_pods(job, attempt, settings, render_entrypoint(*resolve_for_pods(job)))
     changes = _without_live(job) is not job
     _add_digest(body, digest_attempt(job, attempt, settings) if changes else compute_digest(body))
     body["metadata"]["annotations"][PODS_ANNOTATION] = json.dumps(_count_pods(job))
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    metadata = trainer["template"]["metadata"]
+    metadata["annotations"] = {**metadata.get("annotations", {}), **render_files(job, attempt)}
+    return body
+
+
+def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
+    """The job and its overrides, by the annotation of the trainer pods that has them."""
+    made, layout = resolve_for_pods(job)
+    named = resolve_paths(job, job.spec.runtime.working_dir)  # its models have their ids and URLs
     document = {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": job.metadata.name},
         "spec": named.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
     }
-    metadata = trainer["template"]["metadata"]
-    metadata["annotations"] = {
-        **metadata.get("annotations", {}),
+    return {
         JOB_ANNOTATION: f"# Attempt {attempt}, in {layout.run_folder}.\n{dump_yaml(document)}",
         OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(made, layout)),
     }
-    return body
 
 
 def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:

@@ -14,6 +14,7 @@ from omni_operator.api.validation_messages import format_path
 
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, SHARED_MEMORY, image_of_template
+from .objects import render_files
 from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
 from .storage import (
@@ -30,9 +31,10 @@ from .storage import (
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
-# The trainer pods carry the job and its overrides as annotations, of which Kubernetes takes 256 KiB. As YAML a spec is
-# at most about twice as long as its JSON, and so is a list of overrides, which is in both annotations.
-SPEC_BYTES = 96 * 1024
+# Of the annotations of a pod Kubernetes takes 256 KiB; the rest is for KubeRay, Kueue and others.
+ANNOTATIONS_BYTES = 240 * 1024
+# YAML may take ten times the bytes of JSON: of a list at depth 12, by its indentation. Not more, so most specs fit.
+SMALL_SPEC_BYTES = ANNOTATIONS_BYTES // 16
 
 
 def find_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> list[Violation]:
@@ -57,12 +59,16 @@ def describe_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> str | N
 
 
 def _size(job: DiffusionRLJob) -> Iterator[Violation]:
-    size = len(job.spec.model_dump_json(by_alias=True, exclude_defaults=True))
-    if size > SPEC_BYTES:
+    size = len(job.spec.model_dump_json(by_alias=True, exclude_defaults=True).encode())
+    if SMALL_SPEC_BYTES < size <= ANNOTATIONS_BYTES:
+        given: Mapping[str, str] = drop_nulls(job.spec.trainer.pod_template).get("metadata", {}).get("annotations", {})
+        annotations = {**given, **render_files(job, 1)}
+        size = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items())
+    if size > ANNOTATIONS_BYTES:
         yield Violation(
             ("spec",),
-            f"has {size} bytes as JSON: at most {SPEC_BYTES}, because pods carry it as an annotation; put long texts "
-            "into files of a volume",
+            f"takes {size} bytes, with the annotations of the trainer's podTemplate: at most {ANNOTATIONS_BYTES}, "
+            "because pods carry it as YAML in an annotation; put long texts into files of a volume",
         )
 
 

@@ -115,7 +115,8 @@ def _next(
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
     patient_until = (failed_at or _resumed(status) or facts.created) + timeouts.leftovers
     if not observed.empty and (deletes or now < patient_until):
-        text = f"attempt {current + 1} starts when all objects of attempt {current} are deleted"
+        before = f"attempt {current}" if current else "the deleted job of this name"
+        text = f"attempt {current + 1} starts when all objects of {before} are deleted"
         return Decision(BetweenAttempts(text), deletes, patient_until)
     changed = status.observed_generation not in (None, facts.generation)  # which ends the pause
     pause = _pause(status, timeouts)

@@ -14,7 +14,12 @@ from typing_extensions import override
 from omni_operator.cluster.errors import ClusterError, NotLeader, Unavailable
 from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import EVENTS, LEASES, Body, Kind
-from omni_operator.cluster.leader_election import LeaderElection, LeaseTimes
+from omni_operator.cluster.leader_election import (
+    LONGEST_SECONDS,
+    MOST_TRANSITIONS,
+    LeaderElection,
+    LeaseTimes,
+)
 from omni_operator.cluster.write_fence import WriteFence, lease_clock
 
 TIMES = LeaseTimes(10)
@@ -215,6 +220,23 @@ async def test_a_deleted_lease_makes_no_second_leader() -> None:
     await b.step()
     await a.step()
     assert (a.writes, b.writes) == (False, True)
+
+
+async def test_no_value_of_a_lease_keeps_all_replicas_from_leading() -> None:
+    """An administrator, or a restore, may leave a Lease that no replica wrote."""
+    world = World("a")
+    (a,) = world.replicas
+    await a.step()
+    await a.election._resign()
+    long = {"holderIdentity": "gone", "leaseDurationSeconds": MOST_TRANSITIONS, "leaseTransitions": MOST_TRANSITIONS}
+    world.cluster.change(LEASES, "system", "omni", spec=long)
+    world.deliver(0)
+    await a.step()
+    assert not a.writes, "the holder may be a replica"
+    world.at += LONGEST_SECONDS
+    await a.step()
+    assert (a.writes, world.holder) == (True, "a")
+    assert world.lease()["spec"]["leaseTransitions"] == MOST_TRANSITIONS, "the API server takes no more"
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["with the Lease", "without the Lease"])

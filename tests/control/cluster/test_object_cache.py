@@ -75,6 +75,20 @@ def test_the_deletion_event_of_an_older_object_of_that_name_is_ignored() -> None
     assert cache.job(KEY) is not None
 
 
+def test_a_late_change_of_an_older_object_of_that_name_is_ignored() -> None:
+    """The answer to a read has a job that was created again; the watch still delivers changes of the deleted one."""
+    cache = ObjectCache()
+    cache.put(JOBS, job("j1", 1))
+    cache.put(JOBS, job("j2", 9))
+    assert cache.put(JOBS, job("j1", 8, state="Running")) is None
+    found = cache.job(KEY)
+    assert found is not None
+    assert found["metadata"]["uid"] == "j2"
+    cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 12, uid="new", owner="j2"))
+    assert cache.put(RAYJOBS, child(RAYJOBS, "red-a01", 11, uid="old", owner="j1")) is None
+    assert [seen.uid for seen in cache.observed(KEY, "j2").rayjobs] == ["new"]
+
+
 def test_children_of_a_deleted_job_of_that_name_are_leftovers() -> None:
     cache = ObjectCache()
     for kind, name in ((RAYJOBS, "red-a01"), (RAYCLUSTERS, "red-a01-x"), (PODS, "red-a01-x-head")):

@@ -25,6 +25,7 @@ from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE, Cla
 from omni_operator.report_authorizer import source_of as source
 from omni_operator.report_endpoint import BODY_LIMIT, POSTS_BURST, ReportEndpoint, ReportStore
 from omni_operator.report_relay import ReportRelay
+from omni_operator.status.trainer_report import parse_event
 
 KEY: Key = ("team-a", "red")
 STEP = {"event": "step", "step": 3}
@@ -49,13 +50,14 @@ class ReportServer:
         self.cluster, self.cache, self.reports = FakeCluster(lambda: self.now), ObjectCache(), ReportStore()
         self.woken: list[Key] = []
         self.counted: list[str] = []
-        self.port = 0
+        self.port = self.versions = 0
         self.submit("u")
         self.attempt(1)
         self.cluster.tokens[GOOD, AUDIENCE] = Identity(USER, POD["name"], POD["uid"])
 
     def submit(self, uid: str) -> None:
-        meta = {"namespace": KEY[0], "name": KEY[1], "uid": uid, "resourceVersion": "1"}
+        self.versions += 1
+        meta = {"namespace": KEY[0], "name": KEY[1], "uid": uid, "resourceVersion": str(self.versions)}
         self.cache.put(JOBS, {"metadata": meta})
 
     def attempt(self, number: int, job: str = "u") -> dict[str, str]:
@@ -206,6 +208,25 @@ async def test_a_report_of_a_deleted_job_does_not_count_for_a_new_one_of_its_nam
     server.submit("v")
     assert server.reports.newest(KEY, "v") is None
     assert (await server.post(GOOD, STEP))[0] == 403, "its pod belongs to the deleted job"
+
+
+async def test_a_report_that_arrives_while_its_job_is_created_again_changes_nothing(server: ReportServer) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"event": "step",'
+        while not server.reviews:  # the job is known, and the rest of the body is waited for
+            await asyncio.sleep(0.01)
+        server.submit("v")
+        server.reports.take(KEY, "v", 1, parse_event(b'{"event": "step", "step": 9}'), server.now)
+        yield b' "step": 3}'
+
+    headers = {"Authorization": f"Bearer {GOOD}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{server.port}/v1/reports", data=body(), headers=headers) as response,
+    ):
+        assert response.status == 404
+    newest = server.reports.newest(KEY, "v")
+    assert newest is not None and newest.step == 9
 
 
 @pytest.mark.parametrize(

@@ -192,12 +192,50 @@ async def test_a_recreated_job_is_a_different_job(simulation: Any) -> None:
     simulation.submit()
     await simulation.settle()
     assert simulation.condition("Ready").reason == "BetweenAttempts"  # both would write the same folder
+    assert "all objects of the deleted job of this name" in simulation.condition("Ready").message
     simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
     await simulation.settle()
     status = simulation.status()
     assert (status.attempts, status.failures) == (1, ())
     assert simulation.attempts() == ["red-a01"]
     assert status.children.ray_cluster is None
+
+
+async def test_the_pauses_of_a_job_end_with_it_and_not_those_of_its_name(simulation: Any) -> None:
+    """Recreated before a pass saw the deletion: both jobs have generation 1."""
+    simulation.submit()
+    simulation.cluster.failures = lambda verb, kind, name: Refused("denied by a policy") if kind == RAYJOBS else None
+    await simulation.after(1800)
+    assert simulation.condition("Ready").reason == "ChildRefused"
+    simulation.cluster.failures = lambda verb, kind, name: None
+    at = simulation.now
+    simulation.cluster.remove(JOBS, *KEY)
+    simulation.submit()
+    await simulation.settle()
+    assert (simulation.attempts(), simulation.now) == (["red-a01"], at)
+    assert simulation.condition("Ready").reason == "Starting"
+
+
+async def test_a_job_that_is_recreated_during_a_pass_gets_nothing_of_the_deleted_ones(simulation: Any) -> None:
+    """Neither has a status yet, and the RayJob that the pass creates has the deleted job as its owner."""
+
+    def recreate(verb: str, kind: Kind, name: str) -> None:
+        if kind == RAYJOBS:
+            simulation.cluster.failures = lambda verb, kind, name: None
+            simulation.cluster.remove(JOBS, *KEY)
+            simulation.submit()
+            simulation.watch()
+
+    simulation.submit()
+    simulation.watch()
+    simulation.cluster.failures = recreate
+    await simulation.reconcile()
+    assert "status" not in simulation.cluster.get(JOBS, *KEY), "what the pass decided is about the deleted job"
+    await simulation.after(60)
+    rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
+    assert rayjob["metadata"]["ownerReferences"][0]["uid"] == simulation.cluster.get(JOBS, *KEY)["metadata"]["uid"]
+    assert (simulation.status().attempts, simulation.status().failures) == (1, ())
+    assert "AttemptFailed" not in simulation.event_reasons()
 
 
 async def test_a_condition_reports_that_kuberay_is_missing_until_it_is_installed(simulation: Any) -> None:

@@ -135,6 +135,19 @@ async def test_a_rayjob_whose_creation_was_not_recorded_is_the_attempt_even_with
     assert (simulation.status().attempts, simulation.status().failures) == (1, ())
 
 
+async def test_a_rayjob_without_its_owner_stays_the_attempt_and_is_not_deleted_with_the_job(simulation: Any) -> None:
+    await simulation.submit_running()
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"ownerReferences": []})
+    await simulation.after(3600)
+    assert (simulation.attempts(), simulation.status().attempts, simulation.status().failures) == (["red-a01"], 1, ())
+    simulation.cluster.remove(*simulation.job_place())
+    await simulation.after(60)
+    simulation.submit()
+    await simulation.settle()
+    assert simulation.attempts() == ["red-a01"], "no object without an owner is deleted"
+    assert simulation.condition("Ready").reason == "NameTaken"
+
+
 async def test_a_deleted_rayjob_is_read_once(simulation: Any) -> None:
     simulation.submit()
     await simulation.settle()

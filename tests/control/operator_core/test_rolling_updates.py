@@ -215,6 +215,25 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
     assert (simulation.condition("Updated").reason, image(simulation)) == ("RollingUpdate", "rollout:2")
 
 
+@pytest.mark.parametrize("written", ["no JSON", "[1]", "7", "[" * 5000])
+async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, pools: Pools, written: str) -> None:
+    """Anyone who may change RayClusters may change their annotations."""
+    await pools.run()
+    await report(simulation)
+    simulation.edit(rollout={**NEW, "updateStrategy": {"progressDeadlineSeconds": 600}})
+    await simulation.settle()
+    before = rolling_names(ROLLOUT_GROUP).before
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, metadata={"annotations": {before: written}})
+    replace_named(simulation, pools, {"phase": "Pending"})
+    requests = pools.patches()
+    await simulation.after(3600)
+    conditions = {found["type"]: found for found in simulation.cluster.get(JOBS, *KEY)["status"]["conditions"]}
+    assert "ReconcileError" not in conditions
+    assert conditions["Updated"]["reason"] == "RollingUpdate"
+    assert image(simulation) == "rollout:2", "there is nothing else to make the pods of"
+    assert pools.patches() - requests < 5
+
+
 async def test_an_operator_that_starts_again_continues_the_replacement(simulation: Any, pools: Pools) -> None:
     await pools.run()
     await report(simulation)

@@ -9,11 +9,11 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.plan.refusals import SPEC_BYTES
+from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
-ANNOTATIONS_BYTES = 256 * 1024  # TotalAnnotationSizeLimitB of Kubernetes
+OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,37 @@ def variables(length: int) -> dict[str, Any]:
     return {"trainer": {"totalSteps": 1, "podTemplate": {"spec": {"containers": [{"name": "ray", "env": env}]}}}}
 
 
-@pytest.mark.parametrize("part", [overrides, variables])
+def characters(length: int) -> dict[str, Any]:
+    """Each takes 4 bytes in UTF-8, and 10 in YAML."""
+    env = [{"name": "TEXT", "value": 100 * length * "\U0001f600"}]
+    return {"trainer": {"totalSteps": 1, "podTemplate": {"spec": {"containers": [{"name": "ray", "env": env}]}}}}
+
+
+def nodes(length: int) -> dict[str, Any]:
+    """Short texts that YAML indents by 25 characters."""
+    terms = [{"key": "n", "operator": "NotIn", "values": [f"n{number}" for number in range(20 * length)]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": terms}]}}
+    return {"trainer": {"totalSteps": 1, "podTemplate": {"spec": {"affinity": {"nodeAffinity": required}}}}}
+
+
+def annotations(length: int) -> dict[str, Any]:
+    """They are in the job's text and next to it."""
+    texts = {f"a{number}": length * "\U0001f600" for number in range(30)}
+    return {"trainer": {"totalSteps": 1, "podTemplate": {"metadata": {"annotations": texts}}}}
+
+
+@pytest.mark.parametrize("part", [overrides, variables, characters, nodes, annotations])
 def test_a_spec_that_does_not_fit_into_annotations_is_refused(make_job: MakeJob, part: Callable[[int], Any]) -> None:
     def job(length: int) -> DiffusionRLJob:
         document = make_job().model_dump(by_alias=True, mode="json", exclude_defaults=True)
         return DiffusionRLJob.model_validate({**document, "spec": {**document["spec"], **part(length)}})
 
-    fits = max(length for length in range(10, 1000, 10) if not plan.find_refusals(job(length), SETTINGS))
-    (workers,) = plan.render_attempt(job(fits), 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    annotations = workers["template"]["metadata"]["annotations"]
-    assert sum(len(name) + len(value) for name, value in annotations.items()) < ANNOTATIONS_BYTES
-    (found,) = plan.find_refusals(job(fits + 10), SETTINGS)
-    assert found.at == ("spec",) and f"at most {SPEC_BYTES}" in found.text
+    def size(length: int) -> int:
+        workers, *_ = plan.render_attempt(job(length), 1, SETTINGS)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        found = workers["template"]["metadata"]["annotations"]
+        return sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
+
+    fits = max(length for length in range(10, 1300, 40) if not plan.find_refusals(job(length), SETTINGS))
+    assert ANNOTATIONS_BYTES * 0.8 < size(fits) < OF_KUBERNETES
+    (found,) = plan.find_refusals(job(fits + 40), SETTINGS)
+    assert found.at == ("spec",) and f"at most {ANNOTATIONS_BYTES}" in found.text
