@@ -9,8 +9,11 @@ from typing import Generic, TypeVar
 
 from omegaconf import DictConfig
 
+from verl_omni.workers.algorithms.registry import ALGORITHMS
+
 V1, ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
 ASYNC, DROP = "separate_async", "drop"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
 JOIN_SECONDS = 30.0
 UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
 Batch = TypeVar("Batch")
@@ -71,6 +74,25 @@ def batches_ahead(config: DictConfig) -> int:
     if v1.sampler.max_off_policy_strategy == DROP and threshold is not None:
         return min(ahead, int(threshold) - 1)
     return ahead
+
+
+def unlimited_text(config: DictConfig) -> str | None:
+    """What a run with older samples should set, if nothing limits how far the policy moves from theirs; else None. PURE.
+
+    With one optimizer step per training step the ratio to the trainer's policy before the update is 1, so `clip_ratio`
+    does nothing. Algorithms whose loss has no such ratio, or that cannot have the engine's, have nothing to set.
+    """
+    ahead, correction = batches_ahead(config), config.algorithm.rollout_correction
+    loss = ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
+    if not ahead or correction.bypass_mode or correction.rollout_rs is not None or not loss.on_recorded_steps:
+        return None
+    if any(each.name == BYPASS for each in loss.required):
+        return None
+    return (
+        f"samples are up to {ahead} version{'s' if ahead > 1 else ''} of the weights old, and nothing limits how far the "
+        f"policy moves from the one that generated them, so the reward may fall. Write {BYPASS}=true, and a clip_ratio of "
+        "about 2.5 times rollout_corr/mean_abs_diff of the first steps (docs/pools.md)"
+    )
 
 
 class GenerationAhead(Generic[Batch]):

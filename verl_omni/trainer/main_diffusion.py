@@ -135,7 +135,7 @@ def run_training(
         without_effect: settings that do nothing here, with the reason.
         cgroups: folder of the container's counters.
     """
-    from verl_omni.trainer import checkpoints, machine
+    from verl_omni.trainer import checkpoints, generation_ahead, machine
     from verl_omni.trainer.output import Results
     from verl_omni.trainer.run_folder import RunFolder
 
@@ -154,6 +154,8 @@ def run_training(
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
     checkpoint = _begin(config, folder, without_effect)
+    if text := generation_ahead.unlimited_text(config):
+        folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     run = Run(config, folder, checkpoint, reporter.checkpoint_wanted, reporter.note)
     code = FAILURE
     with contextlib.ExitStack() as resources:

@@ -317,6 +317,14 @@ WARNINGS: dict[str, Explanation] = {
         action="Nothing, if that is what you want. Otherwise submit the job under another name, or with "
         "`spec.checkpoint.resume: Never`.",
     ),
+    "OlderSamplesNotLimited": Explanation(
+        shown=("warning",),
+        meaning="`spec.rollout.batchesAhead` trains on samples of older weights, and nothing limits how far the policy "
+        "moves from the one that generated them. Training may become unstable, and the reward fall.",
+        look=STATUS,
+        action="Add the overrides that the message names, or lower `spec.rollout.batchesAhead` or "
+        "`spec.trainer.learningRate`.",
+    ),
     "CheckpointDropped": Explanation(
         shown=("warning",),
         meaning="The run failed while a checkpoint was being written; the one before is the newest.",

@@ -33,6 +33,10 @@ STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
 WAIT = 30.0  # seconds until a thread that should have run is missed
 
 
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+
+
 @given(ahead=st.integers(0, 4), first=st.integers(0, 5), steps=st.integers(0, 12))
 def test_every_batch_is_generated_once_by_the_version_of_the_schedule(ahead: int, first: int, steps: int) -> None:
     served, drawn = first, []
@@ -399,3 +403,20 @@ def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(
     tolerance, none = made.config.trainer.max_log_prob_difference, float("inf")
     assert stack.tolerances == [(tolerance, 1e-3), (none, none), (none, none)]
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["weights/staleness"] == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (ASYNC, "up to 1 version of the weights old"),
+        ((*ASYNC, f"{AHEAD}=2"), "up to 2 versions of the weights old"),
+        ((), None), ((*ASYNC, f"{AHEAD}=0"), None), ((*ASYNC, "trainer.v1.separate_async.sync_compatible=true"), None),
+        ((*ASYNC, f"{BYPASS}=true"), None), ((*ASYNC, "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+                                              "algorithm.rollout_correction.rollout_rs_threshold=0.999_1.001"), None),
+        ((*ASYNC, f"{LOSS}=flow_dppo"), None), ((*ASYNC, f"{LOSS}=diffusion_nft"), None),
+    ],
+)  # fmt: skip
+def test_a_run_with_older_samples_and_no_limit_is_warned(overrides: tuple[str, ...], said: str | None) -> None:
+    """Flow-DPPO cannot take the engine's log-probabilities, and DiffusionNFT has no ratio: there is nothing to write."""
+    found = generation_ahead.unlimited_text(settings.load([*REQUIRED, *overrides]))
+    assert said is None if found is None else said is not None and said in found and f"Write {BYPASS}=true" in found
