@@ -34,7 +34,7 @@ INSTANCE = 2  # next to the cluster of `make cluster` and that of a test
 SPACE, EXAMPLE = "release", "red-grpo-cluster"
 # The first job must still train after an upgrade and a rollback.
 LONG, SHORT = 60, 4
-COPY_S, INSTALL_S = 1800.0, 600.0
+COPY_S, INSTALL_S = 3600.0, 900.0
 # The first pod waits until a node has pulled and unpacked 11 GB.
 FIRST_STEP, STEP, WHOLE_RUN = 1800.0, 300.0, 1800.0
 

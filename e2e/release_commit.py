@@ -31,9 +31,8 @@ def check_clean(root: Path, version: str) -> None:
     if not head(root):
         raise NotReleasable(f"{root} is no git checkout: a release is a commit and a tag")
     if changed := run(["git", "-C", str(root), "status", "--porcelain"]).splitlines():
-        raise NotReleasable(
-            f"{len(changed)} files are not committed, such as {changed[0][3:]}: commit them, or remove them"
-        )
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise NotReleasable(f"not committed: {changed[0][3:]}{more}; a release is made of a commit")
     if run(["git", "-C", str(root), "tag", "--list", tag_name(version)]).strip():
         raise NotReleasable(f"the tag {tag_name(version)} exists already: choose the next version")
 

@@ -194,7 +194,7 @@ def test_a_release_is_a_commit_and_a_tag(checkout: Path) -> None:
 
 def test_what_is_not_committed_is_not_released(checkout: Path, tmp_path: Path) -> None:
     (checkout / "new.txt").write_text("")
-    with pytest.raises(release.NotReleasable, match=r"1 files are not committed, such as new\.txt"):
+    with pytest.raises(release.NotReleasable, match=r"not committed: new\.txt; a release"):
         release_commit.check_clean(checkout, "7.8.9")
     with pytest.raises(release.NotReleasable, match="is no git checkout"):
         release_commit.check_clean(tmp_path, "7.8.9")
