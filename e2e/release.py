@@ -272,8 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made = release_check.Files(chosen.version, folder)
             release_check.check(made, release_before(chosen.version, chosen.out), say)
             release_commit.tag(chosen.root, chosen.version)
-    except (ClusterError, NotReleasable) as error:
-        sys.stderr.write(f"{error}\n")
+    except (ClusterError, NotReleasable, KeyboardInterrupt) as error:
+        sys.stderr.write(f"{str(error) or 'interrupted'}\n")
         if release_commit.head(chosen.root) != before:
             sys.stderr.write(f"to begin again: git reset --hard {before[:12]} && rm -r {folder}\n")
         return 1

@@ -213,18 +213,26 @@ def test_the_command_commits_and_says_what_it_did_not_check(
     assert (git(checkout, "log", "-1", "--format=%s"), git(checkout, "tag")) == ("Release 7.8.9", "")
 
 
+@pytest.mark.parametrize(
+    ("failure", "text"), [(CommandFailed("the disk is full"), "the disk is full"), (KeyboardInterrupt(), "interrupted")]
+)
 def test_a_release_that_fails_after_its_commit_says_how_to_begin_again(
-    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    failure: BaseException,
+    text: str,
+    checkout: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*_: object) -> None:
-        raise CommandFailed("the disk is full")
+        raise failure
 
     before = release_commit.head(checkout)
     monkeypatch.setattr(release, "build_wheel", fails)
     monkeypatch.setattr(release, "helm", lambda: Path("helm"))
     assert release.main(["7.8.9", f"--root={checkout}", f"--out={tmp_path}", "--images"]) == 1
     said = capsys.readouterr().err
-    assert said == f"the disk is full\nto begin again: git reset --hard {before[:12]} && rm -r {tmp_path / '7.8.9'}\n"
+    assert said == f"{text}\nto begin again: git reset --hard {before[:12]} && rm -r {tmp_path / '7.8.9'}\n"
 
 
 def test_the_release_before_is_the_newest_earlier_one_that_can_be_checked(tmp_path: Path) -> None:
