@@ -190,6 +190,8 @@ def test_a_job_whose_claim_no_storage_class_serves_says_so(
     job = JobOnPlane(api, namespace)
     job.submit()
     cluster = api.get(job.ray("rayclusters", job.add_cluster(1)))["metadata"]
+    starting = {"jobDeploymentStatus": "Initializing", "rayClusterName": cluster["name"]}
+    api.patch(f"{job.ray('rayjobs', job.attempt(1))}/status", {"status": starting})
     owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
     size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     core = f"/api/v1/namespaces/{namespace}"
