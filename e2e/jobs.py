@@ -139,6 +139,16 @@ class JobOnPlane(Job):
 
     def run(self, number: int) -> None:
         """KubeRay makes the RayCluster, its head is ready, and Ray runs the job."""
+        cluster = self.add_cluster(number)
+        self.head(number, "True", "HeadPodRunningAndReady")
+        self.api.patch(f"{self.ray('rayjobs', self.attempt(number))}/status", {
+            "status": {
+                "jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "rayClusterName": cluster, "startTime": now(),
+            }
+        })  # fmt: skip
+
+    def add_cluster(self, number: int) -> str:
+        """KubeRay makes the RayCluster of an attempt; its name."""
         rayjob = self.await_attempt(number)
         name, cluster = self.attempt(number), f"{self.attempt(number)}-x1"
         owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": rayjob["metadata"]["uid"]}
@@ -150,12 +160,7 @@ class JobOnPlane(Job):
             },
             "spec": rayjob["spec"]["rayClusterSpec"],
         })  # fmt: skip
-        self.head(number, "True", "HeadPodRunningAndReady")
-        self.api.patch(f"{self.ray('rayjobs', name)}/status", {
-            "status": {
-                "jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "rayClusterName": cluster, "startTime": now(),
-            }
-        })  # fmt: skip
+        return cluster
 
     def add_trainer(self, number: int, account: str = "default") -> tuple[str, str]:
         """KubeRay makes a trainer pod; its name and uid."""

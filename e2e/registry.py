@@ -1,4 +1,4 @@
-"""A real registry of images and charts on the loopback: Debian's docker-registry."""
+"""A real registry of images and charts on this machine: Debian's docker-registry."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from e2e.cluster.tools import Say
 from e2e.debian_package import unpack
 
 PROGRAM = "docker-registry"
+LOOPBACK = "127.0.0.1"
 ANSWERS_S = 20.0
 
 
@@ -50,8 +51,11 @@ def skopeo(say: Say = print) -> Path:
 
 
 @contextmanager
-def registry(folder: Path) -> Iterator[str]:
+def registry(folder: Path, host: str = LOOPBACK) -> Iterator[str]:
     """The address `HOST:PORT` of a registry without TLS that keeps its content in `folder`, until the end of the block.
+
+    Args:
+        host: an address of this machine.
 
     Raises:
         ToolMissing: the program is not there. DeadlinePassed: it does not answer.
@@ -61,25 +65,25 @@ def registry(folder: Path) -> Iterator[str]:
     settings = folder / "registry.yml"
     settings.write_text(
         f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {folder / 'content'}}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'}}\n",
+        f"http: {{addr: '{host}:{port}'}}\n",
         encoding="utf-8",
     )
     with subprocess.Popen([str(program), "serve", str(settings)], stderr=subprocess.DEVNULL) as process:
         try:
-            _await(port, process)
-            yield f"127.0.0.1:{port}"
+            _await(host, port, process)
+            yield f"{host}:{port}"
         finally:
             process.terminate()
             process.wait(deadlines.COMMAND)
 
 
-def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+def _await(host: str, port: int, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + ANSWERS_S
     while time.monotonic() < end and process.poll() is None:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection((host, port), timeout=1).close()
         except OSError:
             time.sleep(0.05)
         else:
             return
-    raise DeadlinePassed(f"the registry does not answer on port {port} (exit code {process.poll()})")
+    raise DeadlinePassed(f"the registry does not answer at {host}:{port} (exit code {process.poll()})")

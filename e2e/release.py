@@ -1,6 +1,6 @@
-"""A release: one version everywhere, the changelog, wheel, chart, images, bills of materials and checksums.
+"""A release: one version everywhere, the changelog, its commit, wheel, chart, images, bills of materials, checksums.
 
-It pushes nothing.
+It is checked on a cluster and then tagged. It pushes nothing.
 
 PYTHONPATH=operator:. python -m e2e.release VERSION [--images NAME ...] [--out dist]
 """
@@ -10,16 +10,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
-from e2e import sbom
+from ruamel.yaml import YAML
+
+from e2e import release_check, release_commit, sbom
+from e2e.cluster import images as oci
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import cache
 from e2e.cluster.processes import run
@@ -27,6 +31,8 @@ from e2e.helm import helm
 from e2e.images.build import build
 from e2e.images.builders import choose
 from e2e.images.catalog import OPERATOR, ROLLOUT, ROLLOUT_ASCEND, ROLLOUT_CPU, ROOT, Image
+from e2e.release_check import DIGESTS
+from e2e.release_commit import NotReleasable
 
 VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 # The lines that name the version: file -> patterns with the version as the group `version`.
@@ -37,16 +43,17 @@ PLACES = {
         re.compile(r'^appVersion: "(?P<version>[^"]*)"$', re.MULTILINE),
     ),
 }
-CHECKSUMS, DIGESTS = "SHA256SUMS", "IMAGE_DIGESTS"
+CHECKSUMS = "SHA256SUMS"
+# Media types of a chart in a registry, as Helm writes them: its Chart.yaml as JSON, and its package.
+CHART_TYPES = ("application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip")
 # Locked set that each part of a release installs.
 SETS = {"operator": "operator.txt", "rollout": "rollout.txt"}
 IMAGES = {image.folder: image for image in (OPERATOR, ROLLOUT_CPU, ROLLOUT, ROLLOUT_ASCEND)}
 DEFAULT_IMAGES = ("operator", "rollout-cpu", "rollout")
+CHECKED = (OPERATOR, ROLLOUT_CPU)  # the images that a check on a cluster runs
+RUN_IN_CHECK = tuple(image.repository.rpartition("/")[2] for image in CHECKED)
+CHART = "omni-operator"
 STEP_S = 300.0
-
-
-class NotReleasable(ValueError):
-    """The working tree cannot be released as this version; the message says why."""
 
 
 def read_versions(root: Path) -> dict[str, str]:
@@ -99,7 +106,8 @@ def check_releasable(root: Path, version: str) -> None:
 
 def write_changelog(root: Path, version: str, day: date) -> None:
     """Move the fragments of changelog.d into a section of CHANGELOG.md."""
-    towncrier = [sys.executable, "-m", "towncrier", "build", "--yes", "--dir", str(root)]
+    # It runs git where it is started.
+    towncrier = ["env", f"--chdir={root}", sys.executable, "-m", "towncrier", "build", "--yes"]
     run([*towncrier, "--version", version, "--date", day.isoformat()], deadline=STEP_S)
 
 
@@ -109,12 +117,28 @@ def build_wheel(root: Path, folder: Path) -> None:
     run(["env", f"--chdir={root}", *hatchling], deadline=STEP_S)
 
 
-def package_chart(program: Path, root: Path, folder: Path) -> None:
-    """Package the chart and copy the custom resource definition, for those who install it without the chart."""
-    run([str(program), "lint", "--strict", str(root / "charts/omni-operator")], deadline=STEP_S)
-    run([str(program), "package", str(root / "charts/omni-operator"), f"--destination={folder}"], deadline=STEP_S)
+def package_chart(program: Path, version: str, root: Path, folder: Path) -> None:
+    """Package the chart, and copy the custom resource definition for those who install it without the chart.
+
+    The package is also written as an OCI archive, so that its digest in a registry is known before it is there.
+    """
+    chart = root / "charts/omni-operator"
+    run([str(program), "lint", "--strict", str(chart)], deadline=STEP_S)
+    run([str(program), "package", str(chart), f"--destination={folder}"], deadline=STEP_S)
+    described = json.dumps(_chart_metadata(chart)).encode()
+    package = (folder / f"{CHART}-{version}.tgz").read_bytes()
+    archive = folder / f"{CHART}-chart-{version}.tar"
+    oci.write_layout(*oci.layout(f"{CHART}:{version}", described, [package], CHART_TYPES), archive)
+    add_digest(folder, f"charts/{CHART}:{version}", archive)
     for path in sorted((root / "crds").glob("*.yaml")):
         shutil.copy(path, folder / path.name)
+
+
+def add_digest(folder: Path, name: str, archive: Path) -> None:
+    """Add a line to the list of digests, where the archive has one."""
+    if digest := image_digest(archive):
+        with (folder / DIGESTS).open("a", encoding="utf-8") as listed:
+            listed.write(f"{digest} {name} {archive.name}\n")
 
 
 def export_images(images: Sequence[Image], version: str, root: Path, folder: Path) -> None:
@@ -126,16 +150,13 @@ def export_images(images: Sequence[Image], version: str, root: Path, folder: Pat
     """
     kept = cache() / "archives"
     builder = choose(kept / "buildah", print)
-    commit = _commit(root)
-    digests = []
+    commit = release_commit.head(root)
     for image in images:
         built = build(image, builder, kept, print, root=root)
         name = image.repository.rpartition("/")[2]
         archive = folder / f"{name}-{version}.tar"
         builder.export(built.name, archive, labels(version, commit))
-        if digest := image_digest(archive):
-            digests.append(f"{digest}  {name}:{version}\n")
-    (folder / DIGESTS).write_text("".join(digests), encoding="utf-8")
+        add_digest(folder, f"{name}:{version}", archive)
 
 
 def write_bills(version: str, root: Path, folder: Path) -> None:
@@ -175,7 +196,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def release(version: str, root: Path, folder: Path, images: Sequence[Image], day: date, program: Path) -> None:
-    """Set the version, write the changelog, and build everything into a new folder.
+    """Set the version, write the changelog, commit both in a git checkout, and build everything into a new folder.
 
     Raises:
         NotReleasable: see `check_releasable`; or the folder exists. Nothing is changed.
@@ -186,19 +207,34 @@ def release(version: str, root: Path, folder: Path, images: Sequence[Image], day
         raise NotReleasable(f"{folder} exists: remove it, or name another folder with --out")
     set_version(root, version)
     write_changelog(root, version, day)
+    if release_commit.head(root):  # before the images are built, whose labels name the commit
+        release_commit.commit(root, version)
     folder.mkdir(parents=True)
     build_wheel(root, folder)
-    package_chart(program, root, folder)
+    package_chart(program, version, root, folder)
     write_bills(version, root, folder)
     if images:  # else no builder is needed, nor the packages that it is made of
         export_images(images, version, root, folder)
     write_checksums(folder)
 
 
-def _commit(root: Path) -> str:
-    """The commit of a checkout; empty where there is none."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    return found.stdout.strip() if found.returncode == 0 else ""
+def release_before(version: str, out: Path) -> release_check.Files | None:
+    """The newest earlier release in a folder of releases that has the images of a check."""
+    earlier = [
+        release_check.Files(path.name, path)
+        for path in out.glob("*")
+        if VERSION.fullmatch(path.name) and _numbers(path.name) < _numbers(version) and (path / DIGESTS).exists()
+    ]
+    complete = [
+        files for files in earlier if {f"{name}:{files.version}" for name in RUN_IN_CHECK} <= {*files.digests()}
+    ]
+    return max(complete, key=lambda files: _numbers(files.version), default=None)
+
+
+def _chart_metadata(chart: Path) -> dict[str, Any]:
+    """The chart's own description of itself."""
+    found: dict[str, Any] = YAML(typ="safe").load((chart / "Chart.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -207,7 +243,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build a release. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.release", description="Build a release; pushes nothing.")
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.release", description="Build a release, check it on a cluster, and tag it; pushes nothing."
+    )
     parser.add_argument("version", help="three numbers, such as 1.4.0")
     parser.add_argument("--images", nargs="*", default=DEFAULT_IMAGES, choices=IMAGES, metavar="NAME",
                         help=f"of {', '.join(IMAGES)}; default: {', '.join(DEFAULT_IMAGES)}")  # fmt: skip
@@ -215,15 +253,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("dist"), help="a folder of the version is made in it")
     chosen = parser.parse_args(arguments)
     folder = chosen.out / chosen.version
+    images = [IMAGES[name] for name in chosen.images]
+    before = release_commit.head(chosen.root)
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
     try:
-        images = [IMAGES[name] for name in chosen.images]
+        release_commit.check_clean(chosen.root, chosen.version)
+        checked = {*CHECKED} <= {*images}
+        if checked and os.geteuid() != 0:
+            raise NotReleasable(
+                "a release is checked on a cluster, which needs root; IMAGES=operator builds one that is not checked"
+            )
         release(chosen.version, chosen.root, folder, images, datetime.now(UTC).date(), helm())
-    except (ClusterError, NotReleasable) as error:
-        sys.stderr.write(f"{error}\n")
+        if checked:
+            made = release_check.Files(chosen.version, folder)
+            release_check.check(made, release_before(chosen.version, chosen.out), say)
+            release_commit.tag(chosen.root, chosen.version)
+    except (ClusterError, NotReleasable, KeyboardInterrupt) as error:
+        sys.stderr.write(f"{str(error) or 'interrupted'}\n")
+        if release_commit.head(chosen.root) != before:
+            sys.stderr.write(f"to begin again: git reset --hard {before[:12]} && rm -r {folder}\n")
         return 1
     for path in sorted(folder.iterdir()):
-        sys.stdout.write(f"{path}\n")
-    sys.stdout.write(f"next: read CHANGELOG.md, commit, tag v{chosen.version}; docs/release.md says how to publish\n")
+        say(str(path))
+    tagged = f"checked, committed and tagged {release_commit.tag_name(chosen.version)}"
+    rest = f"committed; not checked and not tagged, without {' and '.join(image.folder for image in CHECKED)}"
+    say(f"{tagged if checked else rest}. Next: read the commit; docs/release.md says how to publish")
     return 0
 
 

@@ -52,21 +52,26 @@ class System:
 
     def claim(self, namespace: str, name: str) -> Path:
         """Make a claim whose volume is a folder of this machine, unless it is there, and return the folder."""
-        folder, volume_name = self.cluster.volumes / namespace / name, f"{namespace}-{name}"
-        claim = ("persistentvolumeclaim", name, f"--namespace={namespace}", "--ignore-not-found", "--output=name")
-        if not self.cluster.kubectl("get", *claim):
-            # Of an earlier claim of this name, as of a test that runs again: no other claim gets a released volume.
-            self.cluster.kubectl("delete", "persistentvolume", volume_name, "--ignore-not-found")
-            if folder.exists():
-                shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o777)  # a volume of this kind is not given to the pod's group
-        for body in volume(namespace, name, volume_name, folder):
-            self.cluster.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(body))
-        # The scheduler looks again at a pod that came before the binding only after 5 minutes.
-        bound = ("--for=jsonpath={.status.phase}=Bound", f"persistentvolumeclaim/{name}", "--timeout=60s")
-        self.cluster.kubectl("wait", f"--namespace={namespace}", *bound)
-        return folder
+        return claim(self.cluster, namespace, name)
+
+
+def claim(cluster: Cluster, namespace: str, name: str) -> Path:
+    """Make a claim whose volume is a folder of this machine, unless it is there, and return the folder."""
+    folder, volume_name = cluster.volumes / namespace / name, f"{namespace}-{name}"
+    existing = ("persistentvolumeclaim", name, f"--namespace={namespace}", "--ignore-not-found", "--output=name")
+    if not cluster.kubectl("get", *existing):
+        # Of an earlier claim of this name, as of a test that runs again: no other claim gets a released volume.
+        cluster.kubectl("delete", "persistentvolume", volume_name, "--ignore-not-found")
+        if folder.exists():
+            shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o777)  # a volume of this kind is not given to the pod's group
+    for body in volume(namespace, name, volume_name, folder):
+        cluster.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(body))
+    # The scheduler looks again at a pod that came before the binding only after 5 minutes.
+    bound = ("--for=jsonpath={.status.phase}=Bound", f"persistentvolumeclaim/{name}", "--timeout=60s")
+    cluster.kubectl("wait", f"--namespace={namespace}", *bound)
+    return folder
 
 
 def volume(namespace: str, name: str, volume_name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -52,8 +52,14 @@ def layer(program: bytes, path: str) -> bytes:
     return buffer.getvalue()
 
 
-def layout(name: str, config: bytes, layers: Sequence[bytes]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Blobs of an image by digest, and the index that names the image."""
+def layout(
+    name: str, config: bytes, layers: Sequence[bytes], types: tuple[str, str] = (CONFIG, LAYER)
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Blobs of an image by digest, and the index that names the image.
+
+    Args:
+        types: media types of the configuration and of the layers.
+    """
     stored: dict[str, bytes] = {}
 
     def store(media: str, data: bytes) -> dict[str, Any]:
@@ -61,8 +67,8 @@ def layout(name: str, config: bytes, layers: Sequence[bytes]) -> tuple[dict[str,
         stored[digest] = data
         return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
 
-    packed = [store(LAYER, each) for each in layers]
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": store(CONFIG, config), "layers": packed}
+    packed = [store(types[1], each) for each in layers]
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": store(types[0], config), "layers": packed}
     top = store(MANIFEST, json.dumps(manifest).encode())
     named = {NAMED: name, REFERENCE: name.rpartition(":")[2]}
     return stored, {"schemaVersion": 2, "manifests": [{**top, "annotations": named}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +131,43 @@ def test_an_upgrade_keeps_given_values_and_takes_new_defaults(
     run_helm(program, empty.kubeconfig, *upgrade, "--reset-then-reuse-values")
     assert settings()["OMNI_OPERATOR_LOG_FORMAT"] == "json"
     assert settings()["OMNI_OPERATOR_PASSES"] == "3"
+
+
+EVERYTHING = {
+    "replicas": 2,
+    "imagePullSecrets": [{"name": "pull"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists"}],
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    "extraEnv": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+    "extraEnvFrom": [{"prefix": "P_", "secretRef": {"name": "s"}}],
+    "extraVolumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}],
+    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+    "networkPolicy": {"enabled": True},
+    "metrics": {"dashboards": {"enabled": True}},
+}
+
+
+def test_the_api_server_knows_every_field_of_every_object(
+    program: Path, empty: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    """By its own schemas, strictly, with all that values add but objects of the Prometheus operator."""
+    create_namespace(empty, api)
+    values = tmp_path / "values.json"
+    values.write_text(json.dumps(EVERYTHING))
+    strict = ("apply", "--dry-run=server", "--validate=strict", "--filename=-")
+    rendered = helm.rendered(program, f"--values={values}")
+    bodies = {body["kind"]: body for body in rendered}
+    assert {*bodies} >= {
+        "Deployment",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "ConfigMap",
+        "ClusterRole",
+        "Service",
+        "Pod",
+    }
+    empty.kubectl(*strict, text=json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered}))
+    bodies["Service"]["spec"]["misspelt"] = 1
+    with pytest.raises(CommandFailed, match=r'unknown field "spec\.misspelt"'):
+        empty.kubectl(*strict, text=json.dumps(bodies["Service"]))

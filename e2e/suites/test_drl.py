@@ -184,6 +184,34 @@ def test_why_names_a_pod_that_no_node_can_run_and_the_right_that_is_missing(
     assert few.startswith("red is Running")
 
 
+def test_a_job_whose_claim_no_storage_class_serves_says_so(
+    running: RunningOperator, api: Api, namespace: str, drl: Drl
+) -> None:
+    job = JobOnPlane(api, namespace)
+    job.submit()
+    cluster = api.get(job.ray("rayclusters", job.add_cluster(1)))["metadata"]
+    starting = {"jobDeploymentStatus": "Initializing", "rayClusterName": cluster["name"]}
+    api.patch(f"{job.ray('rayjobs', job.attempt(1))}/status", {"status": starting})
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
+    size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    core = f"/api/v1/namespaces/{namespace}"
+    api.post(f"{core}/persistentvolumeclaims", {"metadata": {"name": "ckpt"}, "spec": size})
+    api.post(f"{core}/pods", {
+        "metadata": {
+            "name": f"{cluster['name']}-head", "labels": cluster["labels"],
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": {
+            "containers": [{"name": "ray", "image": "rollout:1"}],
+            "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "ckpt"}}],
+        },
+    })  # fmt: skip
+    said = job.await_condition("Ready", "False", "ClaimNotBound")["message"]
+    assert "unbound immediate PersistentVolumeClaims" in said
+    why = drl("why", "red").stdout
+    assert ("storageclass" in why, "Ask for less" in why) == (True, False), why
+
+
 def test_watch_shows_events_and_ends_with_the_job(running: RunningOperator, api: Api, namespace: str, drl: Drl) -> None:
     job = JobOnPlane(api, namespace)
     job.start()

@@ -80,13 +80,12 @@ def verdict(api: Api, pod: dict[str, Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.parent.name + "-" + path.stem)
-def test_pods_of_every_example_run_in_a_restricted_namespace(api: Api, path: Path) -> None:
+def in_the_namespace(path: Path) -> DiffusionRLJob:
+    """The job of a file without accounts, priorities and RuntimeClasses, which the cluster does not have."""
     job = load_job(path).job
-    account = {"service_account_name": None}  # the namespace has only its own
-    runtime = job.spec.runtime.model_copy(update=account)
+    runtime = job.spec.runtime.model_copy(update={"service_account_name": None})
     scheduling = job.spec.scheduling.model_copy(update={"priority_class_name": None})
-    accelerator = job.spec.trainer.accelerator.model_copy(update={"preset": None})  # the cluster has no RuntimeClass
+    accelerator = job.spec.trainer.accelerator.model_copy(update={"preset": None})
     trainer = job.spec.trainer.model_copy(update={"accelerator": accelerator})
     own = job.spec.rollout.accelerator
     rollout = job.spec.rollout.model_copy(update={"accelerator": own and own.model_copy(update={"preset": None})})
@@ -95,7 +94,12 @@ def test_pods_of_every_example_run_in_a_restricted_namespace(api: Api, path: Pat
         judge = judge.model_copy(update={"accelerator": judge.accelerator.model_copy(update={"preset": None})})
     reward = job.spec.reward.model_copy(update={"model": judge})
     changed = {"runtime": runtime, "scheduling": scheduling, "trainer": trainer, "rollout": rollout, "reward": reward}
-    job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.parent.name + "-" + path.stem)
+def test_pods_of_every_example_run_in_a_restricted_namespace(api: Api, path: Path) -> None:
+    job = in_the_namespace(path)
     assert plan.find_refusals(job, SETTINGS) == []
     groups = 1 + len(pools_of(job))  # the head
     assert [verdict(api, pod) for pod in pods(job)] == [None] * groups
@@ -114,3 +118,35 @@ def test_the_default_policy_is_never_laxer_than_restricted(api: Api) -> None:
             differ[name] = (ours, theirs)
     assert {name for name, (ours, _) in differ.items() if not ours} == set(), differ
     assert set(differ) == set(templates.STRICTER), differ
+
+
+def test_a_limit_range_gives_pods_of_jobs_their_limits_and_refuses_what_is_larger(api: Api) -> None:
+    """As docs/security-of-jobs.md says; it is the administrator's, and no job can change it."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
+    limits = {
+        "type": "Container", "default": {"cpu": "900", "memory": "900Gi"}, "max": {"nvidia.com/gpu": "4"},
+        "defaultRequest": {"cpu": "1", "memory": "1Gi"},
+    }  # fmt: skip
+    found: dict[str, list[str]] = {"given": [], "refused": []}
+
+    def admit_all() -> bool:
+        """Whether the API server has seen the limits."""
+        found["given"], found["refused"] = [], []
+        for pod in (made for file in JOBS for made in pods(in_the_namespace(file))):
+            try:
+                admitted = api.post(f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All", pod)
+            except ApiError as error:
+                found["refused"].append(str(error))
+                continue
+            for before, after in zip(pod["spec"]["containers"], admitted["spec"]["containers"], strict=True):
+                if "memory" not in before.get("resources", {}).get("limits", {}):
+                    found["given"].append(after["resources"].get("limits", {}).get("memory", "none"))
+        return bool(found["refused"])
+
+    api.post(path, {"metadata": {"name": "of-the-admin"}, "spec": {"limits": [limits]}})
+    try:
+        deadlines.wait_until("the limits to hold", deadlines.API_READY, admit_all)
+    finally:
+        api.delete(f"{path}/of-the-admin")
+    assert {*found["given"]} == {"900Gi"}
+    assert [text for text in found["refused"] if "maximum nvidia.com/gpu usage per Container is 4" not in text] == []

@@ -29,8 +29,8 @@ def test_the_operators_image_has_in_a_registry_the_digest_and_labels_of_the_rele
         leave_out(error)
     release.export_images([OPERATOR], VERSION, ROOT, tmp_path)
     archive = f"oci-archive:{tmp_path / f'omni-operator-{VERSION}.tar'}"
-    digest, name = (tmp_path / release.DIGESTS).read_text().split()
-    assert name == NAME
+    digest, name, file = (tmp_path / release.DIGESTS).read_text().split()
+    assert (name, f"oci-archive:{tmp_path / file}") == (NAME, archive)
     with registry.registry(tmp_path) as address:
         run([skopeo, "copy", "--dest-tls-verify=false", archive, f"docker://{address}/{NAME}"], deadline=COPY_S)
         found = httpx.get(f"http://{address}/v2/omni-operator/manifests/{VERSION}", headers=MANIFEST, trust_env=False)

@@ -32,6 +32,11 @@ class Node:
         return self.folder / "containerd"
 
     @property
+    def registries(self) -> Path:
+        """containerd's folder of registries, which it reads at each pull."""
+        return self.folder / "registries"
+
+    @property
     def images(self) -> Path:
         """The file with the fingerprints of its images."""
         return self.folder / "images.json"
@@ -67,7 +72,14 @@ oom_score = 0
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "{node.folder / "cni"}"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{node.registries}"
 """
+
+
+def registry(node: Node, address: str) -> tuple[Path, str]:
+    """The file that lets a node pull from a registry without TLS at `HOST:PORT`, and its content."""
+    return node.registries / address / "hosts.toml", f'server = "http://{address}"\n'
 
 
 def cni(node: Node) -> dict[str, Any]:

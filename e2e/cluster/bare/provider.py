@@ -45,14 +45,20 @@ def ports(layout: commands.Layout) -> dict[str, int]:
 
 
 class BareCluster:
-    """Cluster number `instance` of this machine. Its processes outlive the program that starts them."""
+    """Cluster number `instance` of this machine. Its processes outlive the program that starts them.
 
-    def __init__(self, instance: int = 0, say: Say = print, folder: Path | None = None) -> None:
+    Args:
+        images: folder of the store that nodes get their images from; clusters with the same one share them.
+    """
+
+    def __init__(
+        self, instance: int = 0, say: Say = print, folder: Path | None = None, images: Path | None = None
+    ) -> None:
         self.network = Network(instance)
         self._say = say
         base = folder or cache()
         self.folder = base / self.network.bridge
-        self._store = ImageStore(base / "images")
+        self._store = ImageStore(images or base / "images")
         self._record = self.folder / "cluster.json"
 
     @property
@@ -150,6 +156,13 @@ class BareCluster:
             self._store.add([image], self._say)
             for node in map(self._node, self.nodes()):
                 load(node.socket, Known(node.images), image)
+
+    def trust_registry(self, address: str) -> None:
+        """Let the nodes pull from a registry without TLS at `HOST:PORT`."""
+        for node in map(self._node, self.nodes()):
+            path, text = configuration.registry(node, address)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
     def nodes(self) -> list[str]:
         if not self._record.exists():

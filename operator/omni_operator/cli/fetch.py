@@ -47,7 +47,7 @@ def fetch(
                 client, job, to or Path("runs", name), image, checkpoints=checkpoints, note=console.note
             )
         except FolderTaken as error:
-            console.refuse(str(error))
+            console.refuse(f"{error}; give --to an empty or new folder")
         except OSError as error:
             console.refuse(f"cannot write: {error}", console.FAILED)
         except KeyboardInterrupt:

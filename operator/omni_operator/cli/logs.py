@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from omni_operator.api.names import TRAINER_GROUP
+from omni_operator.plan.entrypoint import LOG
 
 from . import console
 from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
 
 if TYPE_CHECKING:
+    from omni_operator.client import Client, Job
     from omni_operator.client.logs import LogLine
 
 
@@ -28,26 +35,34 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", help="Only the last N lines of each pod.", metavar="N", min=0)
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image", help="Image of the pod that reads the claim; default: as for drl fetch.", metavar="IMAGE"
+        ),
+    ] = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Print the output of a job's pods on a cluster: the trainer's, with that of all its ranks.
 
-    After the pods are gone, says where the output was kept.
+    After the pods are gone, prints train.log from the job's claim, by a pod that mounts it and is deleted at the end.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
-        from omni_operator.client.pods import run_place
 
         job = client.get(name)
         state = job.status.state or "not seen by an operator"
         try:
             pods = select_pods(find_pods(client, job), pod)
             if not pods and (job.status.finished or not follow):
-                place = run_place(job.body)
-                said = place.describe_log() if job.status.attempts and place else f"run drl why {name}"
-                console.refuse(f"{name} is {state} and has no pods; {said}", console.FAILED)
+                kept = job.status.attempts and (job.status.finished or state == "Suspended")
+                if not kept or pod not in (None, TRAINER_GROUP):
+                    told = "only the trainer's output is kept" if kept else f"run drl why {name}"
+                    console.refuse(f"{name} is {state} and has no pods; {told}", console.FAILED)
+                _print_kept(client, job, image, tail)
+                return
             if follow and all(found.phase == "Pending" for found in pods):
                 console.note(f"{name} is {state}, and its pods do not run yet; drl why {name} tells why")
             many = len(pods) > 1 or (pod is None and (job.body["spec"]["trainer"].get("replicas") or 1) > 1)
@@ -56,6 +71,24 @@ def logs(
             console.refuse(str(error))
         except KeyboardInterrupt:
             raise typer.Exit(console.INTERRUPTED) from None
+
+
+def _print_kept(client: Client, job: Job, image: str | None, tail: int | None) -> None:
+    """Print train.log, or its last lines, from the claim of a job without pods."""
+    from omni_operator.client.pods import run_place
+    from omni_operator.client.results import fetch
+    from omni_operator.cluster.errors import ClusterError
+
+    place = run_place(job.body)
+    with tempfile.TemporaryDirectory(prefix="drl-logs-") as folder:
+        try:
+            fetch(client, job, Path(folder, "run"), image, only=LOG, note=console.note)
+        except ClusterError as error:
+            kept_at = f"; {place.describe_log()}" if place and place.claim else ""
+            console.refuse(f"{error}{kept_at}", console.FAILED)
+        with Path(folder, "run", LOG).open(encoding="utf-8", errors="replace") as kept:
+            for line in kept if tail is None else deque(kept, maxlen=tail):
+                console.say(line.rstrip("\n"))
 
 
 def _print(lines: Iterable[LogLine], *, many: bool) -> None:

@@ -1,9 +1,11 @@
-"""`drl open`: forward a local port to the Ray dashboard of a job on a cluster."""
+"""`drl open`: the Ray dashboard of a job on a cluster by a local port, or its report in the browser."""
 
 from __future__ import annotations
 
 import json
 import time
+import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,13 +13,18 @@ import typer
 from . import console
 from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
 from .options import Json
+from .run_folder import REPORT
 
 
 def open_dashboard(
+    called: typer.Context,
     name: Name,
     port: Annotated[
         int, typer.Option("--port", help="Local port; 0: any free one.", metavar="N", min=0, max=65535)
     ] = 8265,
+    report: Annotated[
+        bool, typer.Option("--report", help="Copy report.html to runs/NAME and open it in the browser instead.")
+    ] = False,
     as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
@@ -25,8 +32,13 @@ def open_dashboard(
 ) -> None:
     """Forward a local port to the Ray dashboard of a running job on a cluster, until Ctrl-C.
 
-    Prints the URL, and where the token is that the dashboard asks for.
+    Prints the URL, and where the token is that the dashboard asks for. With --report it opens the report instead, also
+    after the end of the job.
     """
+    if report:
+        console.refuse_given(called, ["port"], "with --report")
+        _open_report(name, as_json, namespace, context, kubeconfig)
+        return
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.logs import find_pods
         from omni_operator.client.pods import find_dashboard
@@ -52,6 +64,25 @@ def open_dashboard(
                 console.say(dashboard.describe_token(client.namespace))
                 console.say("Ctrl-C ends this")
             _wait()
+
+
+def _open_report(name: str, as_json: bool, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
+    """Copy the report, print its path, and open it where there is a browser."""
+    with cluster_client(namespace, context, kubeconfig) as client:
+        from omni_operator.client.archive import FolderTaken
+        from omni_operator.client.results import fetch
+
+        folder = Path("runs", name)
+        try:
+            fetch(client, client.get(name), folder, only=REPORT, note=console.note)
+        except FolderTaken as error:
+            console.refuse(f"{error}; move it, or copy the report with drl fetch {name} --to DIR")
+        except OSError as error:
+            console.refuse(f"cannot write: {error}", console.FAILED)
+    path = (folder / REPORT).absolute()
+    console.say(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
+    if not as_json:
+        webbrowser.open(path.as_uri())
 
 
 def _wait() -> None:

@@ -52,7 +52,7 @@ def check_folder(folder: Path, owner: dict[str, str]) -> None:
         found = None
     if found != owner:
         what = f"results of another job {found.get('job')}" if isinstance(found, dict) else "other files"
-        raise FolderTaken(f"{folder} has {what}; give --to an empty or new folder")
+        raise FolderTaken(f"{folder} has {what}")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Fetched:
 
 def fetch(
     client: Client, job: Job, folder: Path, image: str | None = None, *, checkpoints: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    only: str | None = None, note: Callable[[str], None] = lambda _: None,
 ) -> Fetched:  # fmt: skip
     """Copy results of a run into a folder, from a running pod of the job or a short-lived one that mounts its claim.
 
@@ -49,11 +49,13 @@ def fetch(
         image: of the short-lived pod. None: the one that the job names, or that its last attempt ran, or the operator's
             default if its settings are readable.
         checkpoints: all complete checkpoints, with the state to resume from; else only the newest adapter.
+        only: copy this file of the run folder and nothing else, such as `report.html`.
         note: called with what takes time.
 
     Raises:
         FolderTaken: the folder has other files.
-        CannotFetch: there is neither a pod nor a claim, or the pod does not start, or its archive is unsafe or broken.
+        CannotFetch: there is neither a pod nor a claim, or the pod does not start, or its archive is unsafe or broken;
+            or `only` is not there.
     """
     owner = {"job": job.name, "namespace": client.namespace, "uid": job.uid}
     check_folder(folder, owner)
@@ -61,7 +63,7 @@ def fetch(
     if place is None:
         raise CannotFetch(f"this version of drl cannot read the spec of {job.name}")
     with _source_pod(client, job, place, image, note) as pod, staging(folder, owner) as staged:
-        what = "checkpoints" if checkpoints else "results"
+        what = only or ("checkpoints" if checkpoints else "results")
         command = ["python3", "-c", PROGRAM.read_text(encoding="utf-8"), place.path, what]
         output = CommandOutput(client.connection, client.namespace, pod, CONTAINER, command)
         try:
@@ -75,6 +77,8 @@ def fetch(
             raise CannotFetch(f"pod {pod} sent an unsafe archive, nothing was kept: {error}") from error
         finally:
             output.close()
+        if only and not names:
+            raise CannotFetch(f"{place.path} has no {only}{' yet' if not job.status.finished else ''}")
     return Fetched(folder, tuple(names))
 
 

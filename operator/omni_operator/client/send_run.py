@@ -1,7 +1,7 @@
 """Program that `drl fetch` runs in a pod: it writes files of a run folder to standard output, as a tar archive.
 
-Needs only Python's standard library: `python3 -c PROGRAM FOLDER results|checkpoints`. Links and other special files are
-left out.
+Needs only Python's standard library: `python3 -c PROGRAM FOLDER results|checkpoints|FILE`; FILE is the name of a file
+in FOLDER itself. Links and other special files are left out.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ import tarfile
 from collections.abc import Iterator
 
 
-def find_files(root: str, *, checkpoints: bool) -> Iterator[str]:
+def find_files(root: str, what: str) -> Iterator[str]:
     """Paths of the files to send: those in `root` itself, samples, and the newest adapter or all checkpoints.
 
+    Anything else than `results` and `checkpoints` is the name of a file in `root`, which is then the only one.
     A checkpoint without its manifest, which is written last, is not complete.
     """
+    if what not in ("results", "checkpoints"):
+        yield from (path for path in regular_files(root, deep=False) if os.path.basename(path) == what)
+        return
     yield from regular_files(root, deep=False)
     yield from regular_files(os.path.join(root, "samples"))
     folder = os.path.join(root, "checkpoints")
     steps = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     complete = [step for step in steps if os.path.isfile(os.path.join(folder, step, "manifest.json"))]
-    for step in complete if checkpoints else complete[-1:]:
-        yield from regular_files(os.path.join(folder, step, *([] if checkpoints else ["lora"])))
+    for step in complete if what == "checkpoints" else complete[-1:]:
+        yield from regular_files(os.path.join(folder, step, *([] if what == "checkpoints" else ["lora"])))
 
 
 def regular_files(folder: str, *, deep: bool = True) -> Iterator[str]:
@@ -44,7 +48,7 @@ def main(root: str, what: str) -> None:
     if not os.path.isdir(root):
         sys.exit(f"there is no run folder {root}")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-        for path in find_files(root, checkpoints=what == "checkpoints"):
+        for path in find_files(root, what):
             archive.add(path, os.path.relpath(path, root), recursive=False)
 
 

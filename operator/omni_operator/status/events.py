@@ -22,6 +22,7 @@ _TROUBLES = {
     "ImagePullBackOff": EventReason.IMAGE_PULL_BACKOFF,
     "PodsRefused": EventReason.REFUSED,
     "ClaimNotFound": EventReason.CLAIM_NOT_FOUND,
+    "ClaimNotBound": EventReason.CLAIM_NOT_BOUND,
     "CreateContainerConfigError": EventReason.CONTAINER_CONFIG_ERROR,
 }
 _WARNINGS = {reason.value: reason for reason in (EventReason.SAMPLES_COLLAPSED,)}

@@ -27,6 +27,7 @@ _KILLED = re.compile(r"entrypoint command failed with exit code (-9|137)\b")
 TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
+_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"  # of the scheduler
 _MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 # What a ResourceQuota's admission answers; the quota's status is unknown until a controller has counted new resources.
 _QUOTA = re.compile(r"\b(exceeded|failed|status unknown for) quota: ")
@@ -102,6 +103,15 @@ def container_config_error(pod: ObservedPod) -> str:
         if wait.reason == CONFIG_ERROR:
             return shorten(f"pod {pod.name}, container {wait.container}: {wait.message}; correct it and the pod starts")
     return ""
+
+
+def unbound_claim(pod: ObservedPod) -> str:
+    """That a claim of the pod has no volume, as in a cluster without a storage class; empty if none waits for one."""
+    if _UNBOUND_CLAIM not in pod.unschedulable:
+        return ""
+    return shorten(
+        f"pod {pod.name}: {pod.unschedulable}; kubectl get persistentvolumeclaims names the one that is Pending"
+    )
 
 
 def missing_claim(pod: ObservedPod) -> str:

@@ -89,6 +89,13 @@ WAITING: dict[str, Explanation] = {
         look="kubectl get persistentvolumeclaims",
         action="Create the PersistentVolumeClaim in the namespace of the job, or correct its name.",
     ),
+    "ClaimNotBound": Explanation(
+        shown=("Ready=False", "event"),
+        meaning="A PersistentVolumeClaim of the job has no volume: the cluster has no storage class, or not the one "
+        "that the claim names, or nothing provides a volume of this size and access mode.",
+        look="kubectl describe persistentvolumeclaims",
+        action="Name a class of `kubectl get storageclass` in the claim, or create a volume for it.",
+    ),
     "CreateContainerConfigError": Explanation(
         shown=("Ready=False", "event"),
         meaning="The kubelet cannot create a container, usually because a Secret or ConfigMap is missing.",

@@ -56,6 +56,7 @@ class EventReason(str, Enum):
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_BACKOFF = "ImagePullBackOff"
     CLAIM_NOT_FOUND = "ClaimNotFound"
+    CLAIM_NOT_BOUND = "ClaimNotBound"
     CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
     SAMPLES_COLLAPSED = "SamplesCollapsed"
     TRAINER_WARNING = "TrainerWarning"

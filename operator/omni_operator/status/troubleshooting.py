@@ -29,7 +29,7 @@ Start with
 drl why NAME                          # what holds the job, since when, and what to do
 kubectl get drl NAME --output=yaml    # conditions, failures and warnings
 kubectl events --for=diffusionrljob/NAME
-drl logs NAME                         # output of its pods
+drl logs NAME                         # its output
 ```
 
 and search this page for the reason. A job without conditions was not seen by an operator: check that the operator runs

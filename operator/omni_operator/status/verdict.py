@@ -179,6 +179,8 @@ def _starting(
             kind, problem = evidence.CONFIG_ERROR, text
         elif text := evidence.missing_claim(pod):
             kind, problem = "ClaimNotFound", text
+        elif text := evidence.unbound_claim(pod):
+            kind, problem = "ClaimNotBound", text
         elif pod.unschedulable and not problem:
             kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
     cluster = observed.cluster(rayjob.attempt)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -143,3 +145,22 @@ class Handler(BaseHTTPRequestHandler):
 
 def drl(kubeconfig: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, f"--kubeconfig={kubeconfig}"])
+
+
+def run_program(root: Path) -> Callable[[FakeWebSocket, list[str]], None]:
+    """Runs the command, with this folder instead of the one in the pod."""
+
+    def serve(web: FakeWebSocket, words: list[str]) -> None:
+        assert words[:2] == ["python3", "-c"]
+        command = [sys.executable, "-c", words[2], str(root), words[4]]
+        done = subprocess.run(command, capture_output=True, check=False)
+        for start in range(0, len(done.stdout), 50_000):
+            web.send(1, done.stdout[start : start + 50_000])
+        if done.stderr:
+            web.send(2, done.stderr)
+        web.send(
+            3, b'{"status": "Success"}' if done.returncode == 0 else b'{"status": "Failure", "message": "exit code 1"}'
+        )
+        web.close()
+
+    return serve

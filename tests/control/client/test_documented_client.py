@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from control.client.fake_server import CLUSTER, FakeServer
-from control.client.test_fetch import DONE, MADE, PODS, program
+from control.client.fake_server import CLUSTER, FakeServer, run_program
+from control.client.test_fetch import DONE, MADE, PODS
 from control.client.test_logs import pod
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ def test_the_example_of_the_docs_runs(
     run.mkdir()
     (run / "report.html").touch()
     server.objects[PODS] = 200, {"items": [pod("blue-fetch-x")]}
-    server.sockets[f"{MADE}/exec"] = program(run)
+    server.sockets[f"{MADE}/exec"] = run_program(run)
     reply = server.reply
 
     def ended(target: str) -> tuple[int, dict[str, object]]:

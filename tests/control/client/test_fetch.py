@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -17,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.client.fake_server import FakeServer, drl
+from control.client.fake_server import FakeServer, drl, run_program
 from control.client.fake_websocket import FakeWebSocket
 from control.client.test_logs import full_job, pod
 from control.client.test_submit import deployment
@@ -48,23 +46,6 @@ def run_folder(tmp_path: Path) -> Path:
     (root / "report.html").write_bytes(b"x" * 300_000)
     (root / "passwd").symlink_to("/etc/passwd")
     return root
-
-
-def program(root: Path) -> Callable[[FakeWebSocket, list[str]], None]:
-    """Runs the command, with this folder instead of the one in the pod."""
-
-    def serve(web: FakeWebSocket, words: list[str]) -> None:
-        assert words[:2] == ["python3", "-c"]
-        command = [sys.executable, "-c", words[2], str(root), words[4]]
-        done = subprocess.run(command, capture_output=True, check=False)
-        for start in range(0, len(done.stdout), 50_000):
-            web.send(1, done.stdout[start : start + 50_000])
-        if done.stderr:
-            web.send(2, done.stderr)
-        web.send(3, SUCCESS if done.returncode == 0 else b'{"status": "Failure", "message": "exit code 1"}')
-        web.close()
-
-    return serve
 
 
 def sends(data: bytes, status: bytes | None = SUCCESS) -> Callable[[FakeWebSocket, list[str]], None]:
@@ -113,7 +94,7 @@ def running(server: FakeServer, run_folder: Path) -> FakeServer:
     rollout = pod("blue-a01-r0")
     rollout["metadata"]["labels"]["ray.io/group"] = "rollout"
     server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), rollout, pod("blue-a01-w0")]}
-    server.sockets[f"{PODS}/blue-a01-w0/exec"] = program(run_folder)
+    server.sockets[f"{PODS}/blue-a01-w0/exec"] = run_program(run_folder)
     return server
 
 
@@ -170,7 +151,7 @@ def test_after_the_end_a_pod_that_mounts_the_claim_is_made_and_deleted(
     server.jobs["blue"] = full_job(DONE)
     server.objects[PODS] = 200, {"items": []}
     server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
-    server.sockets[f"{MADE}/exec"] = program(run_folder)
+    server.sockets[f"{MADE}/exec"] = run_program(run_folder)
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
     assert (said.exit_code, names(tmp_path / "a")) == (0, RESULTS), said.output
     assert server.deletions == [(MADE, {"gracePeriodSeconds": 0})]
@@ -202,7 +183,7 @@ def test_the_pod_runs_the_image_of_the_job_of_its_attempt_or_of_its_operator(
     server.jobs["blue"] = full_job({**DONE, "children": {"rayJob": "blue-a01"}})
     server.objects[PODS] = 200, {"items": []}
     server.objects[MADE] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
-    server.sockets[f"{MADE}/exec"] = program(run_folder)
+    server.sockets[f"{MADE}/exec"] = run_program(run_folder)
 
     def fetched(*options: str) -> str:
         said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", *options)
@@ -268,7 +249,7 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     running: FakeServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
     path = f"{PODS}/blue-a01-w0/exec"
-    running.sockets[path] = program(tmp_path / "none")
+    running.sockets[path] = run_program(tmp_path / "none")
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
     assert (said.exit_code, "there is no run folder" in said.stderr) == (1, True), said.output
     del running.sockets[path]

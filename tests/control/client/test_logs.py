@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import CLUSTER, FakeServer, drl, make_job, owners
+from control.client.fake_server import CLUSTER, FakeServer, drl, make_job, owners, run_program
 from omni_operator.api import load_job
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.client import logs as logs_module
@@ -69,20 +69,49 @@ def test_a_pod_without_output_is_named_and_the_others_are_read(pods: FakeServer,
     assert "ErrImagePull" in said.stderr
 
 
-def test_after_the_pods_are_gone_the_place_of_the_log_is_told(server: FakeServer, kubeconfig: Path) -> None:
+def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.log").write_bytes(b"step 1\nstep 2\n\xff without an end")
+    (tmp_path / "report.html").write_text("not sent")
     server.objects[PODS] = 200, {"items": []}
     server.jobs["blue"] = full_job(DONE)
-    for options in ((), ("--follow",)):
-        gone = drl(kubeconfig, "logs", "blue", *options)
-        assert (gone.exit_code, gone.stderr) == (1, (
-            "blue is Succeeded and has no pods; the trainer's output is in /runs/blue/train.log on the claim runs; "
-            "drl fetch copies it\n"
-        ))  # fmt: skip
+    made = f"{PODS}/blue-fetch-x"
+    server.objects[made] = 200, {"metadata": {"name": "blue-fetch-x"}, "status": {"phase": "Running"}}
+    server.sockets[f"{made}/exec"] = run_program(tmp_path)
+    for options, lines in (((), 0), (("--follow",), 0), (("--tail=2", "--pod=trainer"), 1)):
+        kept = drl(kubeconfig, "logs", "blue", "--image=rollout:1", *options)
+        printed = ["step 1", "step 2", "\ufffd without an end"][lines:]
+        assert (kept.exit_code, kept.stdout.splitlines()) == (0, printed), kept.output
+        assert kept.stderr == (
+            "note: no pod of blue runs: pod blue-fetch-x with image rollout:1 mounts the claim runs\n"
+        )
+        assert server.deletions.pop() == (made, {"gracePeriodSeconds": 0})
+    head = drl(kubeconfig, "logs", "blue", "--pod=head")
+    assert (head.exit_code, "only the trainer's output is kept" in head.stderr) == (1, True)
+    (tmp_path / "train.log").unlink()
+    absent = drl(kubeconfig, "logs", "blue", "--image=rollout:1")
+    assert (absent.exit_code, absent.stderr.splitlines()[-1]) == (
+        1, "/runs/blue has no train.log; the trainer's output is in /runs/blue/train.log on the claim runs; "
+        "drl fetch copies it",
+    )  # fmt: skip
+    server.deletions.clear()
+    server.objects[PODS] = 403, {"message": "User u cannot list pods"}
+    assert drl(kubeconfig, "logs", "blue").exit_code == 1
+
+
+def test_without_a_claim_or_an_attempt_no_pod_is_made(server: FakeServer, kubeconfig: Path) -> None:
+    server.objects[PODS] = 200, {"items": []}
+    server.jobs["blue"] = full_job(DONE)
+    unknown = drl(kubeconfig, "logs", "blue")
+    assert (unknown.exit_code, "give --image IMAGE" in unknown.stderr) == (1, True)
+    assert "in /runs/blue/train.log on the claim runs" in unknown.stderr
     del server.jobs["blue"]["spec"]["checkpoint"]["claimName"]
     server.jobs["blue"]["spec"]["backoffLimit"] = 0
     assert "has no spec.checkpoint.claimName" in drl(kubeconfig, "logs", "blue").stderr
     server.jobs["blue"]["status"] = {"state": "Queued"}
     assert "run drl why blue" in drl(kubeconfig, "logs", "blue").stderr
+    assert server.posts == []
 
 
 def test_following_continues_after_a_broken_connection_without_repeating_lines(

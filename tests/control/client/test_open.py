@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import CLUSTER, FakeServer, drl, owners
+from control.client.fake_server import CLUSTER, FakeServer, drl, owners, run_program
 from control.client.fake_websocket import FakeWebSocket
+from control.client.test_logs import full_job
 from omni_operator.cli import open_dashboard
 from omni_operator.client import Client
+from omni_operator.client.archive import MARKER
 from omni_operator.client.pods import find_dashboard, parse_pods
 from omni_operator.client.port_forward import PortForwarder
 
@@ -100,6 +102,33 @@ def test_url_and_place_of_the_token_are_printed(
     dashboard = find_dashboard(parse_pods([head()]))
     assert dashboard is not None
     assert dashboard.describe_token("team") == "it asks for no token"
+
+
+def test_the_report_is_copied_and_opened_in_the_browser(
+    server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(open_dashboard.webbrowser, "open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "claim"
+    run.mkdir()
+    (run / "report.html").write_text("<html>")
+    (run / "train.log").write_text("not asked for")
+    worker = {"metadata": {"name": "w", "ownerReferences": owners()}, "status": {"phase": "Running"}}
+    server.objects[PODS] = 200, {"items": [worker]}
+    server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
+    server.sockets[f"{PODS}/w/exec"] = run_program(run)
+    said = drl(kubeconfig, "open", "blue", "--report")
+    path = tmp_path / "runs" / "blue" / "report.html"
+    assert (said.exit_code, said.stdout, opened) == (0, f"report: {path}\n", [path.as_uri()]), said.output
+    assert sorted(found.name for found in path.parent.iterdir()) == [MARKER, "report.html"]
+    told = drl(kubeconfig, "open", "blue", "--report", "--json")
+    assert (json.loads(told.stdout), len(opened)) == ({"report": str(path)}, 1)
+    refused = drl(kubeconfig, "open", "blue", "--report", "--port=0")
+    assert (refused.exit_code, refused.stderr) == (2, "--port has no effect with --report\n")
+    (run / "report.html").unlink()
+    early = drl(kubeconfig, "open", "blue", "--report")
+    assert (early.exit_code, early.stderr) == (1, "/runs/blue has no report.html yet\n")
 
 
 def test_a_port_in_use_and_a_missing_head_are_errors(

@@ -14,25 +14,42 @@ from datetime import date
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+import httpx
 import pytest
 from ruamel.yaml import YAML
 
 from e2e import helm as tool
 from e2e import registry as local
-from e2e import release, sbom
-from e2e.cluster.errors import ToolMissing
+from e2e import release, release_check, release_commit, sbom
+from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.processes import run
 from e2e.conftest import leave_out
 from e2e.release_tree import copy_tree
 
 ROOT = release.ROOT
 DAY = date(2026, 1, 2)
+MANIFEST = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what a release reads and changes."""
     return copy_tree(tmp_path / "tree")
+
+
+@pytest.fixture
+def checkout(tree: Path) -> Path:
+    """The copy as a git checkout with one commit."""
+    git(tree, "init", "--quiet")
+    git(tree, "config", "user.name", "A maintainer")
+    git(tree, "config", "user.email", "maintainer@example.com")
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--message=Something new")
+    return tree
+
+
+def git(tree: Path, *arguments: str) -> str:
+    return run(["git", "-C", str(tree), *arguments]).strip()
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -160,17 +177,86 @@ def test_the_digest_of_an_image_is_that_of_its_manifest(tmp_path: Path) -> None:
     assert release.image_digest(tmp_path / "manifest.json.tar") is None, "Docker's format"
 
 
+def test_a_release_is_a_commit_and_a_tag(checkout: Path) -> None:
+    release_commit.check_clean(checkout, "7.8.9")
+    release.set_version(checkout, "7.8.9")
+    release.write_changelog(checkout, "7.8.9", DAY)
+    release_commit.commit(checkout, "7.8.9")
+    assert git(checkout, "status", "--porcelain") == ""
+    assert git(checkout, "log", "--format=%s") == "Release 7.8.9\nSomething new"
+    changed = {"CHANGELOG.md", "changelog.d/something.added.md", *release.PLACES}
+    assert {*git(checkout, "show", "--name-only", "--format=").splitlines()} == changed
+    release_commit.tag(checkout, "7.8.9")
+    assert git(checkout, "rev-parse", "v7.8.9^{commit}") == release_commit.head(checkout)
+    with pytest.raises(release.NotReleasable, match=r"the tag v7\.8\.9 exists"):
+        release_commit.check_clean(checkout, "7.8.9")
+
+
+def test_what_is_not_committed_is_not_released(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "new.txt").write_text("")
+    with pytest.raises(release.NotReleasable, match=r"not committed: new\.txt; a release"):
+        release_commit.check_clean(checkout, "7.8.9")
+    with pytest.raises(release.NotReleasable, match="is no git checkout"):
+        release_commit.check_clean(tmp_path, "7.8.9")
+
+
+@pytest.mark.cluster
+def test_the_command_commits_and_says_what_it_did_not_check(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["7.8.9", f"--root={checkout}", f"--out={tmp_path / 'dist'}"]
+    try:
+        assert release.main([*arguments, "--images"]) == 0
+    except ToolMissing as error:
+        leave_out(error)
+    assert "not checked and not tagged, without operator and rollout-cpu" in capsys.readouterr().out
+    assert (git(checkout, "log", "-1", "--format=%s"), git(checkout, "tag")) == ("Release 7.8.9", "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"), [(CommandFailed("the disk is full"), "the disk is full"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_a_release_that_fails_after_its_commit_says_how_to_begin_again(
+    failure: BaseException,
+    text: str,
+    checkout: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise failure
+
+    before = release_commit.head(checkout)
+    monkeypatch.setattr(release, "build_wheel", fails)
+    monkeypatch.setattr(release, "helm", lambda: Path("helm"))
+    assert release.main(["7.8.9", f"--root={checkout}", f"--out={tmp_path}", "--images"]) == 1
+    said = capsys.readouterr().err
+    assert said == f"{text}\nto begin again: git reset --hard {before[:12]} && rm -r {tmp_path / '7.8.9'}\n"
+
+
+def test_the_release_before_is_the_newest_earlier_one_that_can_be_checked(tmp_path: Path) -> None:
+    for version, images in (("1.9.0", 2), ("1.10.0", 2), ("1.11.0", 1), ("2.0.0", 2)):
+        (tmp_path / version).mkdir()
+        names = [f"{name}:{version}" for name in ("omni-operator", "omni-rollout-cpu")[:images]]
+        (tmp_path / version / release.DIGESTS).write_text("".join(f"sha256:1 {name} a.tar\n" for name in names))
+    (tmp_path / "notes").mkdir()
+    assert release.release_before("2.0.0", tmp_path) == release_check.Files("1.10.0", tmp_path / "1.10.0")
+    assert release.release_before("1.9.0", tmp_path) is None
+
+
 @pytest.mark.cluster
 def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     try:
-        program = tool.helm()
+        program, skopeo = tool.helm(), local.skopeo()
     except ToolMissing as error:
         leave_out(error)
     out = tmp_path / "out" / "7.8.9"
     release.release("7.8.9", tree, out, (), DAY, program)
     wheel, chart = out / "omni_operator-7.8.9-py3-none-any.whl", out / "omni-operator-7.8.9.tgz"
     assert {path.name for path in out.iterdir()} == {
-        wheel.name, chart.name, release.CHECKSUMS, "omni-operator-7.8.9.cdx.json", "omni-rollout-7.8.9.cdx.json",
+        wheel.name, chart.name, release.CHECKSUMS, release.DIGESTS, "omni-operator-chart-7.8.9.tar",
+        "omni-operator-7.8.9.cdx.json", "omni-rollout-7.8.9.cdx.json",
         *(path.name for path in (ROOT / "crds").glob("*.yaml")),
     }  # fmt: skip
     with zipfile.ZipFile(wheel) as packed:
@@ -184,7 +270,12 @@ def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
         found = YAML(typ="safe").load(described)
     assert (found["version"], found["appVersion"]) == ("7.8.9", "7.8.9")
     with local.registry(tmp_path) as address:
-        run([str(program), "push", str(chart), f"oci://{address}/charts", "--plain-http"])
+        files = release_check.Files("7.8.9", out)
+        release_check.publish(files, address, skopeo)
+        manifest = httpx.get(
+            f"http://{address}/v2/charts/omni-operator/manifests/7.8.9", headers=MANIFEST, trust_env=False
+        )
+        assert manifest.headers["Docker-Content-Digest"] == files.digests()["charts/omni-operator:7.8.9"][0]
         pulled = [str(program), "template", "omni", f"oci://{address}/charts/omni-operator", "--plain-http"]
         text = run(
             [*pulled, "--version=7.8.9", f"--kube-version={tool.KUBERNETES}", f"--set=image.repository={address}/o"]

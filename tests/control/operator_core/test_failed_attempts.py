@@ -136,6 +136,9 @@ async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simula
         ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
                           "message": '0/3 nodes are available: persistentvolumeclaim "ckpt" not found.'}]},
          "ClaimNotFound", 'persistentvolumeclaim "ckpt" not found; create it'),
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                          "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."}]},
+         "ClaimNotBound", "unbound immediate PersistentVolumeClaims.; kubectl get persistentvolumeclaims names"),
         ({"containerStatuses": [{"name": "ray-worker", "state": {"waiting": {
             "reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}]},
          "CreateContainerConfigError", 'container ray-worker: secret "wandb" not found'),

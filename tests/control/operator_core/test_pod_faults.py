@@ -149,6 +149,7 @@ async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_o
         ('pods "red" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8', "QuotaExceeded"),
         ('pods "red" is forbidden: failed quota: cpus: must specify limits.cpu for: log', "QuotaExceeded"),
         ('admission webhook "pods.example.com" denied the request: no label', "PodsRefused"),
+        ('pods "red" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "PodsRefused"),
     ],
 )
 async def test_pods_that_are_refused_are_named(simulation: Any, failure: str, reason: str) -> None:
