@@ -26,6 +26,10 @@ class Kind:
     plural: str
     kind: str
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickled, a kind is the same object again."""
+        return _kind_named, (self.api_version, self.kind)
+
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
@@ -82,7 +86,10 @@ def kind_of(body: Mapping[str, Any]) -> Kind:
     Raises:
         UnknownKind: the operator does not handle it.
     """
-    name = str(body.get("apiVersion")), str(body.get("kind"))
-    if name not in _BY_NAME:
-        raise UnknownKind(f"{name[1]} of {name[0]}")
-    return _BY_NAME[name]
+    return _kind_named(str(body.get("apiVersion")), str(body.get("kind")))
+
+
+def _kind_named(api_version: str, kind: str) -> Kind:
+    if (found := _BY_NAME.get((api_version, kind))) is None:
+        raise UnknownKind(f"{kind} of {api_version}")
+    return found

@@ -12,68 +12,32 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names
 from omni_operator.status import evidence
-from omni_operator.status.observation import Evidence, Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
+from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
 from . import object_parser
+from .cached_job import AWAKE, CachedJob, Child, Families, Family, Seen
 from .job_summary import JobSummary, summarize
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 from .object_packer import ObjectPacker
 from .object_parser import Owner, owner_of
 
 EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
-Seen: TypeAlias = ObservedRayJob | ObservedRayCluster | ObservedPod | bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A child of a job: a parsed value if decisions read it, its packed JSON if only its content is compared.
-
-    Attributes:
-        owner: its controller.
-    """
-
-    uid: str
-    version: int
-    owner: Owner | None
-    seen: Seen
-
-
-@dataclass(slots=True)
-class _Job:
-    """Cache entry of one job; `raw`, its packed JSON, and `summary` are None while only its children are known.
-
-    Attributes:
-        key: the one tuple and the two texts that all who keep something of the job refer to.
-        shared: changes with each object that all attempts share; no two entries ever have the same number.
-        lineage: uids of the job's RayJobs and RayClusters, also of deleted ones, with the number of the attempt.
-    """
-
-    key: Key
-    uid: str = ""
-    version: int = 0
-    raw: bytes | None = None
-    summary: JobSummary | None = None
-    shared: int = 0
-    children: dict[tuple[Kind, str], Child] = field(default_factory=dict)
-    lineage: dict[str, int] = field(default_factory=dict)
-    evidence: tuple[tuple[int, Evidence], ...] = ()
-
-    def same_owner(self, owner: Owner | None) -> Owner | None:
-        """The owner, as the object that other children of the job have already."""
-        return next((child.owner for child in self.children.values() if child.owner == owner), owner)
 
 
 class ObjectCache:
-    """Jobs and their children as last observed."""
+    """Jobs and their children as last observed.
 
-    def __init__(self) -> None:
-        self._jobs: dict[Key, _Job] = {}
-        self._changes, self._packer = itertools.count(1), ObjectPacker()
+    Args:
+        awake: number of jobs whose children are not packed.
+    """
+
+    def __init__(self, awake: int = AWAKE) -> None:
+        self._jobs: dict[Key, CachedJob] = {}
+        self._changes, self._packer, self._families = itertools.count(1), ObjectPacker(), Families(awake)
 
     def put(self, kind: Kind, body: Body) -> Key | None:
         """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
@@ -85,31 +49,32 @@ class ObjectCache:
         entry = self._jobs.get(key)
         if entry is None:
             key = sys.intern(key[0]), key[1]
-            entry = self._jobs[key] = _Job(key)
+            entry = self._jobs[key] = CachedJob(key)
+        family = self._families.of(entry)
         if kind == JOBS:
             if entry.raw is not None and version <= entry.version:
                 return None
             if entry.uid != uid:
-                entry.evidence = ()
-                entry.lineage.clear()
+                family.evidence = ()
+                family.lineage.clear()
             entry.uid, entry.version, entry.summary = uid, version, summarize(body)
             entry.raw = self._packer.pack(kind, body)
-            entry.lineage |= _recorded(body)
-            _trace(entry)
+            family.lineage |= _recorded(body)
+            _trace(entry, family)
             return entry.key
-        old = entry.children.get((kind, meta["name"]))
+        old = family.children.get((kind, meta["name"]))
         if old and version <= old.version:
             return None
-        child = Child(uid, version, entry.same_owner(owner_of(body)), self._seen(kind, body))
-        entry.children[kind, meta["name"]] = child
+        child = Child(uid, version, family.same_owner(owner_of(body)), self._seen(kind, body))
+        family.children[kind, meta["name"]] = child
         if kind not in ATTEMPT_KINDS:
             entry.shared = next(self._changes)
         if kind in (RAYJOBS, RAYCLUSTERS) and (old is None or old.uid != uid or old.owner != child.owner):
-            _trace(entry)
+            _trace(entry, family)
         if isinstance(child.seen, ObservedPod):
-            self._add_evidence(entry, child)
+            _add_evidence(family, child)
         if old and _started(old.seen, child.seen):
-            self._forget_replaced_pods(entry, child)
+            _forget_replaced_pods(family, child)
         return entry.key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
 
     def remove(self, kind: Kind, body: Body) -> Key | None:
@@ -119,21 +84,23 @@ class ObjectCache:
         if key is None or entry is None:
             return None
         uid, name = str(body["metadata"].get("uid", "")), body["metadata"]["name"]
+        family = self._families.of(entry)
         if kind == JOBS:
             if entry.uid != uid:
                 return None
             entry.raw, entry.summary, entry.uid = None, None, ""
         else:
-            child = entry.children.get((kind, name))
+            child = family.children.get((kind, name))
             if child is None or child.uid != uid:
                 return None
             if kind == PODS and "status" in body:
-                self._add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
-            del entry.children[kind, name]
+                _add_evidence(family, replace(child, seen=object_parser.parse_pod(body)))
+            del family.children[kind, name]
             if kind not in ATTEMPT_KINDS:
                 entry.shared = next(self._changes)
-        if entry.raw is None and not entry.children:
+        if entry.raw is None and not family.children:
             del self._jobs[key]
+            self._families.forget(entry)
         return entry.key
 
     def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
@@ -158,7 +125,7 @@ class ObjectCache:
         for key, entry in list(self._jobs.items()):
             if namespace not in (None, key[0]):
                 continue
-            for name, uid, version in list(_cached(entry, kind, key)):
+            for name, uid, version in list(self._cached(entry, kind)):
                 if uid not in alive and version <= listed:
                     self.forget(kind, key, name, uid)
                     touched.add(key)
@@ -176,7 +143,7 @@ class ObjectCache:
         return any(
             alive.get(uid, version) < version <= listed
             for key, entry in self._jobs.items() if namespace in (None, key[0])
-            for _, uid, version in _cached(entry, kind, key)
+            for _, uid, version in self._cached(entry, kind)
         )  # fmt: skip
 
     def job(self, key: Key) -> Body | None:
@@ -208,12 +175,13 @@ class ObjectCache:
 
     def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without the trainer's report and refusals."""
-        entry = self._jobs.get(key) or _Job(key)
-        attempts = [(kind, child) for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
+        entry = self._jobs.get(key)
+        family = self._families.of(entry) if entry else Family()
+        attempts = [(kind, child) for (kind, _), child in family.children.items() if kind in ATTEMPT_KINDS]
         mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
         leftovers, alive = 0, {child.uid for _, child in attempts}
         for kind, child in attempts:
-            number = _attempt(entry, kind, child) if entry.uid == uid else None
+            number = _attempt(family, kind, child) if entry and entry.uid == uid else None
             if number is not None and not isinstance(child.seen, bytes):
                 mine.append(replace(child.seen, attempt=number))
             elif child.owner and child.owner.uid not in {*alive, uid} and _is_left(kind, child.owner, key):
@@ -223,13 +191,13 @@ class ObjectCache:
             clusters=tuple(seen for seen in mine if isinstance(seen, ObservedRayCluster)),
             pods=tuple(seen for seen in mine if isinstance(seen, ObservedPod)),
             leftovers=leftovers,
-            evidence=entry.evidence,
+            evidence=family.evidence,
         )
 
     def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
         """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None."""
         entry = self._jobs.get(key)
-        child = entry.children.get((kind, name)) if entry else None
+        child = self._families.of(entry).children.get((kind, name)) if entry else None
         return self._packer.unpack(kind, child.seen) if child and isinstance(child.seen, bytes) else None
 
     def shared_change(self, key: Key) -> int:
@@ -257,24 +225,36 @@ class ObjectCache:
             return object_parser.parse_pod(body)
         return self._packer.pack(kind, body)
 
-    def _add_evidence(self, entry: _Job, child: Child) -> None:
-        number = _attempt(entry, PODS, child)
-        if number is None or not isinstance(child.seen, ObservedPod):
+    def _cached(self, entry: CachedJob, kind: Kind) -> Iterator[tuple[str, str, int]]:
+        """Name, uid and version of a job's cached objects of a kind."""
+        if kind == JOBS:
+            if entry.raw is not None:
+                yield entry.key[1], entry.uid, entry.version
             return
-        if child.seen.group in (ROLLOUT_GROUP, REWARD_GROUP):  # its loss ends no attempt
-            return
-        found = evidence.find_evidence(child.seen)
-        if found and (number, found) not in entry.evidence:
-            entry.evidence = (*entry.evidence, (number, found))[-EVIDENCE_KEPT:]
+        for (found, name), child in self._families.of(entry).children.items():
+            if found == kind:
+                yield name, child.uid, child.version
 
-    def _forget_replaced_pods(self, entry: _Job, rayjob: Child) -> None:
-        """Pods that were lost and replaced before the program started are no reason of a later failure."""
-        attempt = _attempt(entry, RAYJOBS, rayjob)
-        entry.evidence = tuple(
-            (number, found)
-            for number, found in entry.evidence
-            if number != attempt or (PODS, found.pod) in entry.children
-        )
+
+def _add_evidence(family: Family, child: Child) -> None:
+    number = _attempt(family, PODS, child)
+    if number is None or not isinstance(child.seen, ObservedPod):
+        return
+    if child.seen.group in (ROLLOUT_GROUP, REWARD_GROUP):  # its loss ends no attempt
+        return
+    found = evidence.find_evidence(child.seen)
+    if found and (number, found) not in family.evidence:
+        family.evidence = (*family.evidence, (number, found))[-EVIDENCE_KEPT:]
+
+
+def _forget_replaced_pods(family: Family, rayjob: Child) -> None:
+    """Pods that were lost and replaced before the program started are no reason of a later failure."""
+    attempt = _attempt(family, RAYJOBS, rayjob)
+    family.evidence = tuple(
+        (number, found)
+        for number, found in family.evidence
+        if number != attempt or (PODS, found.pod) in family.children
+    )
 
 
 def _started(before: Seen, now: Seen) -> bool:
@@ -282,24 +262,24 @@ def _started(before: Seen, now: Seen) -> bool:
     return isinstance(before, ObservedRayJob) and isinstance(now, ObservedRayJob) and before.waits and now.runs
 
 
-def _attempt(entry: _Job, kind: Kind, child: Child) -> int | None:
+def _attempt(family: Family, kind: Kind, child: Child) -> int | None:
     """The attempt that a RayJob, RayCluster or pod belongs to through its controllers; None if it is not the job's."""
     uid = child.uid if kind == RAYJOBS else child.owner.uid if child.owner else ""
-    return entry.lineage.get(uid)
+    return family.lineage.get(uid)
 
 
-def _trace(entry: _Job) -> None:
+def _trace(entry: CachedJob, family: Family) -> None:
     """Add the uids of the job's RayJobs and of their RayClusters to its lineage."""
     names = Names(entry.key[1])
-    for (kind, name), child in entry.children.items():
+    for (kind, name), child in family.children.items():
         if kind == RAYJOBS and child.owner and child.owner.uid == entry.uid and (number := names.number_of(name)):
-            entry.lineage[child.uid] = number
-    for (kind, _), child in entry.children.items():
-        if kind == RAYCLUSTERS and child.owner and (number := entry.lineage.get(child.owner.uid)):
-            entry.lineage[child.uid] = number
-    newest = max(entry.lineage.values(), default=0)
-    for uid in [uid for uid, number in entry.lineage.items() if number <= newest - ATTEMPTS_KEPT]:
-        del entry.lineage[uid]
+            family.lineage[child.uid] = number
+    for (kind, _), child in family.children.items():
+        if kind == RAYCLUSTERS and child.owner and (number := family.lineage.get(child.owner.uid)):
+            family.lineage[child.uid] = number
+    newest = max(family.lineage.values(), default=0)
+    for uid in [uid for uid, number in family.lineage.items() if number <= newest - ATTEMPTS_KEPT]:
+        del family.lineage[uid]
 
 
 def _recorded(body: Body) -> dict[str, int]:
@@ -318,15 +298,6 @@ def _is_left(kind: Kind, owner: Owner, key: Key) -> bool:
     if kind == RAYCLUSTERS:
         return owner.kind == RAYJOBS.kind and names.number_of(owner.name) is not None
     return owner.kind == RAYCLUSTERS.kind and owner.name.startswith(f"{key[1]}-a")
-
-
-def _cached(entry: _Job, kind: Kind, key: Key) -> Iterator[tuple[str, str, int]]:
-    """Name, uid and version of a job's cached objects of a kind."""
-    if kind == JOBS and entry.raw is not None:
-        yield key[1], entry.uid, entry.version
-    for (found, name), child in entry.children.items():
-        if found == kind:
-            yield name, child.uid, child.version
 
 
 def _version(meta: Body) -> int:

@@ -213,7 +213,7 @@ async def test_a_report_of_a_deleted_job_does_not_count_for_a_new_one_of_its_nam
 async def test_a_report_that_arrives_while_its_job_is_created_again_changes_nothing(server: ReportServer) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b'{"event": "step",'
-        while not server.reviews:  # the job is known, and the rest of the body is waited for
+        while not server.reviews:  # the endpoint knows the job by now, and awaits the rest of the body
             await asyncio.sleep(0.01)
         server.submit("v")
         server.reports.take(KEY, "v", 1, parse_event(b'{"event": "step", "step": 9}'), server.now)

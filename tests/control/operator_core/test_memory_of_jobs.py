@@ -56,7 +56,7 @@ async def test_a_cached_job_takes_less_than_4_kib_and_a_deleted_one_nothing(simu
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    cache = ObjectCache()
+    cache = ObjectCache(awake=COUNT + 1)  # all as large as it gets: no children are packed
     workers = JobWorkers(
         reconcile, rank=lambda key: 1, revision=lambda key: None, resync=lambda: 3600.0,
         measured=lambda result, seconds: None, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC), passes=16,

@@ -103,13 +103,13 @@ def nodes(length: int) -> dict[str, Any]:
     return {"trainer": {"totalSteps": 1, "podTemplate": {"spec": {"affinity": {"nodeAffinity": required}}}}}
 
 
-def annotations(length: int) -> dict[str, Any]:
+def annotated(length: int) -> dict[str, Any]:
     """They are in the job's text and next to it."""
     texts = {f"a{number}": length * "\U0001f600" for number in range(30)}
     return {"trainer": {"totalSteps": 1, "podTemplate": {"metadata": {"annotations": texts}}}}
 
 
-@pytest.mark.parametrize("part", [overrides, variables, characters, nodes, annotations])
+@pytest.mark.parametrize("part", [overrides, variables, characters, nodes, annotated])
 def test_a_spec_that_does_not_fit_into_annotations_is_refused(make_job: MakeJob, part: Callable[[int], Any]) -> None:
     def job(length: int) -> DiffusionRLJob:
         document = make_job().model_dump(by_alias=True, mode="json", exclude_defaults=True)
