@@ -141,7 +141,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
     """
     from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, training_adapter
 
-    folder = model_folder(model.path, "actor_rollout_ref.model.path")
+    given, folder = model.path, model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
     index, tokenizer = folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"
     if not index.is_file():
@@ -162,6 +162,8 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
         model.extra_tokenizers = {}
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
+    elif model.tokenizer_path.startswith(f"{given}/"):  # of a hub id, below which the hub has no names
+        model.tokenizer_path = str(folder / model.tokenizer_path.removeprefix(f"{given}/"))
     if model.custom_chat_template is None:
         model.custom_chat_template = adapter.CHAT_TEMPLATE
     if model.target_modules is None:

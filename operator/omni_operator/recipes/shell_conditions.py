@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .shell_variables import MARK
 
-TESTS = {"[": "]", "[[": "]]", "test": None}  # commands, each with its last word
+TESTS: Mapping[str, str | None] = {"[": "]", "[[": "]]", "test": None}  # commands, each with its last word
 _INTEGER = re.compile(r"[-+]?\d+")
-_NUMBERS = {
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
     "-le": operator.le,
 }  # fmt: skip
-_TEXTS = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
+_TEXTS: Mapping[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 
 
 def evaluate(words: Sequence[str]) -> bool | None:
@@ -45,5 +45,6 @@ def _result(operands: Sequence[str], *, patterns: bool) -> bool | None:
             is_pattern = patterns and not {*"*?["}.isdisjoint(right)
             return None if is_pattern else _TEXTS[comparison](left, right)
         case [left, comparison, right] if comparison in _NUMBERS and all(map(_INTEGER.fullmatch, (left, right))):
-            return bool(_NUMBERS[comparison](int(left), int(right)))
-    return None
+            return _NUMBERS[comparison](int(left), int(right))
+        case _:
+            return None

@@ -100,11 +100,12 @@ class _Script:
                     self._case()
                 case "for" | "select" | "while" | "until":
                     self._loop(token.source)
+                    self._succeeds = None
                 case "{":
-                    self._pass("}")
+                    self._group("}")
                 case "(":
                     before = dict(self.variables.values)
-                    self._pass(")")
+                    self._group(")")
                     self.variables.values = before
                 case "function":
                     self._define(self._next())
@@ -125,6 +126,12 @@ class _Script:
         found = self.run(*until)
         self._at += 1
         return found
+
+    def _group(self, end: str) -> None:
+        negated, self._negated = self._negated, False
+        self._pass(end)
+        if negated:
+            self._succeeds = None
 
     def _skip(self, *sources: str) -> None:
         while self._at < len(self._tokens) and self._tokens[self._at].source in sources:
@@ -154,10 +161,8 @@ class _Script:
         before, ends, found, complete = dict(self.variables.values), [], "if", False
         while found not in ("fi", ""):
             self.variables.values = dict(before)
-            self._succeeds = None
-            if found != "else":
-                self._pass("then")
-            never, complete = complete or self._succeeds is False, complete or found == "else" or bool(self._succeeds)
+            succeeds = True if found == "else" else self._condition("then")
+            never, complete = complete or succeeds is False, complete or succeeds is True
             if never:
                 found = self._without_effect("elif", "else", "fi")
                 self._at += 1
@@ -183,8 +188,13 @@ class _Script:
             ends.append(self.variables.values)
         self.variables.values, self._succeeds = merged(ends if complete else [before, *ends]), None
 
-    def _loop(self, kind: str) -> None:
+    def _condition(self, end: str) -> bool | None:
+        """Run a condition. Returns whether it succeeds; None if that is not known."""
         self._succeeds = None
+        self._pass(end)
+        return self._succeeds
+
+    def _loop(self, kind: str) -> None:
         if kind in ("for", "select"):
             name, first = self._next(), self._at
             line = self._tokens[self._at - 1].line
@@ -195,8 +205,7 @@ class _Script:
             self.variables.line = line
             self.variables.forget([name])
         else:
-            self._pass("do")
-            if self._succeeds is (kind == "until"):  # not even once
+            if self._condition("do") is (kind == "until"):  # not even once
                 self._without_effect("done")
                 self._at += 1
                 return
@@ -206,7 +215,7 @@ class _Script:
         self._at, self.variables.values = start, merged([before, self.variables.values])
         del self.calls[calls:]
         self._pass("done")
-        self.variables.values, self._succeeds = merged([before, self.variables.values]), None
+        self.variables.values = merged([before, self.variables.values])
 
     def _each(self, name: str, tokens: Sequence[Word | Operator]) -> bool:
         """Run a loop once for each of its words, if they are known. Returns whether they are."""
@@ -251,28 +260,28 @@ class _Script:
             self.variables.values["@"] = outer
 
     def _command(self, first: Word) -> None:
-        negated, self._negated, self._succeeds = self._negated, False, None
-        self._simple(first)
-        if negated and self._succeeds is not None:
-            self._succeeds = not self._succeeds
+        negated, self._negated = self._negated, False
+        succeeds = self._simple(first)
+        self._succeeds = not succeeds if negated and succeeds is not None else succeeds
 
-    def _simple(self, first: Word) -> None:
+    def _simple(self, first: Word) -> bool | None:
+        """Run a command. Returns whether it succeeds; None if that is not known."""
         words, self.variables.line = [first], first.line
         while self._at < len(self._tokens) and isinstance(token := self._tokens[self._at], Word):
             words.append(token)
             self._at += 1
         if len(words) == 1 and [token.source for token in self._tokens[self._at : self._at + 2]] == ["(", ")"]:
             self._define(first.source)
-            return
+            return None
         if first.source.startswith("(("):
             self.variables.forget(_CALCULATED.findall(first.source))
-            return
+            return None
         own = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
         if own == len(words) or first.source in _DECLARATIONS:
             for word in words[own == 0 :]:
                 self.variables.assign(word)
-            self._succeeds = None if any(isinstance(part, Output) for word in words for part in word.parts) else True
-            return  # NAME=value in front of a command is its environment
+            # NAME=value in front of a command is its environment.
+            return None if any(isinstance(part, Output) for word in words for part in word.parts) else True
         fields = [field for word in words[own:] for field in self.variables.fields(word)]
         match fields:
             case ["shift", *count]:
@@ -284,7 +293,6 @@ class _Script:
                     self.variables.values.pop(name, None)
             case [name, *arguments] if name in self._functions:
                 self._call(name, arguments)
-                self._succeeds = None
             case ["let", *_]:
                 self.variables.forget(name for field in fields for name in _CALCULATED.findall(field))
             case ["read" | "mapfile" | "readarray", *names]:
@@ -294,9 +302,10 @@ class _Script:
             case ["echo" | "printf", *_]:
                 pass
             case [name, *_] if name in TESTS:
-                self._succeeds = evaluate(fields)
+                return evaluate(fields)
             case _:
                 self._start(fields)
+        return None
 
     def _start(self, fields: list[str]) -> None:
         for place, field in enumerate(fields):

@@ -70,6 +70,8 @@ SCRIPTS = {
     "tests of variables": f'D=${{D:-gpu}}\nif [ "$D" = npu ]; then N=16; elif [[ $D == gpu ]]; then N=4; else N=1; fi\n'
     f'[ -z "${{NO1:-}}" ] || M=9\n[ $D != npu ] && M=3 || M=4\nif ! test $N -lt 3 && [ $M ]; then O=5; fi\n'
     f"until [ $M -ge 2 ]; do O=6; done\n{CALL} a=$N b=$M c=$O",
+    "what succeeds after loops and groups": "while [ 1 -gt 2 ]; do A=1; done && B=2\nfor i in; do A=1; done && C=3\n"
+    f"! {{ [ 1 = 2 ]; [ 1 = 1 ]; }}\n[ 1 = 2 ] || [ 1 = 1 ] && D=4\n{CALL} a=${{A:-0}} d=$D",
     "a call that a test chooses": f"D=gpu\nif [ $D = npu ]; then {CALL} a=1; else {CALL} a=2; fi",
     "unset": f"N=1\nunset N\n{CALL} a=${{N:-2}}",
     "messages": f"echo {CALL} a=2\nprintf '%s' {CALL}\n{CALL} a=1",

@@ -57,6 +57,24 @@ def test_the_model_family_fills_in_settings_that_are_null(tmp_path: Path) -> Non
     assert qwen_image.guidance(made.rollout.pipeline) == 2.5, "one setting of guidance for all families"
 
 
+def test_a_tokenizer_below_a_hub_id_is_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    repository, commit = tmp_path / "models--Qwen--Qwen-Image", "b" * 40
+    folder = repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    name = "actor_rollout_ref.model.tokenizer_path"
+    by_id = ["actor_rollout_ref.model.path=Qwen/Qwen-Image", f"{name}=Qwen/Qwen-Image/tokenizer"]
+    made = fitted(folder, "QwenImagePipeline", *by_id)
+    assert (made.model.path, made.model.tokenizer_path) == (str(folder), str(folder / "tokenizer"))
+    own = fitted(folder, "QwenImagePipeline", *by_id, f"{name}=/other/tokenizer")
+    assert own.model.tokenizer_path == "/other/tokenizer"
+
+
 def test_the_schedule_of_the_learning_rate_ends_with_the_run_unless_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
