@@ -36,6 +36,7 @@ PUBLISHED = {
     "Qwen/Qwen-Image-Edit-2511": 20.4,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.3,
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": 5.0,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 14.3,  # each of two
 }
 ENCODERS = {

@@ -3,7 +3,7 @@
 Source: the `model_index.json` of each repository and the `config.json` of its components, as far as they determine
 shapes; other keys have the defaults of diffusers and transformers. The configurations agree with the sizes that the
 authors publish (tests/ml/trainer/test_memory_estimate.py): SD3.5 medium and large (arXiv:2403.03206), Qwen-Image
-(arXiv:2508.02324), Wan 2.1 (arXiv:2503.20314).
+(arXiv:2508.02324), Wan 2.1 (arXiv:2503.20314), Wan 2.2 (github.com/Wan-Video/Wan2.2).
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ _VIDEO_VAE = {
     "base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2,
     "temperal_downsample": [False, True, True],
 }  # fmt: skip
+# Of Wan 2.2 TI2V 5B: factors of 4 x 16 x 16, the last 2 of pixels.
+_RESIDUAL_VIDEO_VAE = {
+    **_VIDEO_VAE, "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "is_residual": True, "patch_size": 2,
+    "in_channels": 12, "out_channels": 12, "scale_factor_temporal": 4, "scale_factor_spatial": 16,
+    "latents_mean": [0.0] * 48, "latents_std": [1.0] * 48,
+}  # fmt: skip
 
 
 def _sd3(layers: int, heads: int, positions: int, dual_layers: int) -> dict[str, Component]:
@@ -74,18 +80,20 @@ def _sd3(layers: int, heads: int, positions: int, dual_layers: int) -> dict[str,
     }  # fmt: skip
 
 
-def _wan(layers: int, heads: int, feed_forward: int) -> dict[str, Component]:
+def _wan(
+    layers: int, heads: int, feed_forward: int, channels: int = 16, vae: Mapping[str, Any] = _VIDEO_VAE
+) -> dict[str, Component]:
     return {
         "transformer": (
             "WanTransformer3DModel",
             {
-                "num_layers": layers, "num_attention_heads": heads, "attention_head_dim": 128, "in_channels": 16,
-                "out_channels": 16, "ffn_dim": feed_forward, "text_dim": 4096, "freq_dim": 256,
+                "num_layers": layers, "num_attention_heads": heads, "attention_head_dim": 128, "in_channels": channels,
+                "out_channels": channels, "ffn_dim": feed_forward, "text_dim": 4096, "freq_dim": 256,
                 "patch_size": [1, 2, 2], "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads",
             },
         ),
         "text_encoder": ("UMT5EncoderModel", _UMT5_XXL),
-        "vae": ("AutoencoderKLWan", _VIDEO_VAE),
+        "vae": ("AutoencoderKLWan", vae),
     }  # fmt: skip
 
 
@@ -119,6 +127,7 @@ MODELS: dict[str, tuple[str, dict[str, Component], int]] = {
     "Qwen/Qwen-Image-Edit-2511": (EDIT_PLUS, _QWEN_IMAGE_EDIT_2511, 131072),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": (WAN, _wan(30, 12, 8960), 512),
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": (WAN, _wan(40, 40, 13824), 512),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": (WAN, _wan(30, 24, 14336, 48, _RESIDUAL_VIDEO_VAE), 512),
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": (WAN, _two_transformers(_wan(40, 40, 13824)), 512),
 }
 
@@ -133,6 +142,8 @@ def write(model_id: str, folder: Path) -> None:
     index: dict[str, Any] = {"_class_name": pipeline}
     if SECOND_TRANSFORMER in components:
         index["boundary_ratio"] = 0.875
+    if components["vae"][1].get("is_residual"):
+        index["expand_timesteps"] = True
     for name, (class_name, config) in components.items():
         text = name.startswith("text_encoder")
         index[name] = ["transformers" if text else "diffusers", class_name]
