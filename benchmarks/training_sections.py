@@ -317,6 +317,7 @@ def staleness(data: Data) -> Section:
         missed=[] if met else [missed],
     )  # fmt: skip
 
+
 def staleness_with_limit(data: Data) -> Section:
     """examples/colors-grpo.yaml with samples of older weights, and what `clip_ratio` with `bypass_mode` does."""
     groups: dict[tuple[tuple[str, ...], int], list[float]] = {}
@@ -340,16 +341,17 @@ def staleness_with_limit(data: Data) -> Section:
     first = data["runs"][0]["held_out"][0]["reward/mean"]
     return Section(
         [
-            "The same with the main example, whose learning rate falls to zero. With one optimizer step per training step, "
-            "the ratio to the trainer's policy before the update is 1, and nothing limits how far the policy moves "
-            "from the one that generated the samples. With `bypass_mode`, the ratio is to the latter, and `clip_ratio` limits "
-            f"it. The reward before training is {first:.3f}; each value is that of a seed, from 0 on, in the last evaluation.",
+            "The same with the main example, whose learning rate falls to zero. With one optimizer step per training "
+            "step, the ratio to the trainer's policy before the update is 1, and nothing limits how far the policy "
+            "moves from the one that generated the samples. With `bypass_mode`, the ratio is to the latter, and "
+            f"`clip_ratio` limits it. The reward before training is {first:.3f}; each value is that of a seed, from 0 "
+            "on, in the last evaluation. The error of one is about 0.02. Other work ran on the same machine.",
             table(["settings", "staleness", "last reward", "mean and standard error over the seeds"], rows),
             verdict(met, "over three seeds, the synchronous run's last reward within its standard error"),
         ],
         missed=[] if met else [
-            f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below that of "
-            f"synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those tried; "
-            f"the target is within the standard error over the seeds, {error[new]:.3f}."
+            f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below that "
+            f"of synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those "
+            f"tried; the target is within the standard error over the seeds, {error[new]:.3f}."
         ],
     )  # fmt: skip

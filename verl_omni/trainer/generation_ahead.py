@@ -77,7 +77,7 @@ def batches_ahead(config: DictConfig) -> int:
 
 
 def unlimited_text(config: DictConfig) -> str | None:
-    """What a run with older samples should set, if nothing limits how far the policy moves from theirs; else None. PURE.
+    """What a run should set if nothing limits how far its policy moves from older samples; else None. PURE.
 
     With one optimizer step per training step the ratio to the trainer's policy before the update is 1, so `clip_ratio`
     does nothing. Algorithms whose loss has no such ratio, or that cannot have the engine's, have nothing to set.
@@ -88,10 +88,11 @@ def unlimited_text(config: DictConfig) -> str | None:
         return None
     if any(each.name == BYPASS for each in loss.required):
         return None
+    versions = "1 version" if ahead == 1 else f"{ahead} versions"
     return (
-        f"samples are up to {ahead} version{'s' if ahead > 1 else ''} of the weights old, and nothing limits how far the "
-        f"policy moves from the one that generated them, so the reward may fall. Write {BYPASS}=true, and a clip_ratio of "
-        "about 2.5 times rollout_corr/mean_abs_diff of the first steps (docs/pools.md)"
+        f"samples are up to {versions} of the weights old, and nothing limits how far the policy moves from the one "
+        f"that generated them, so the reward may fall. Write {BYPASS}=true, and a clip_ratio of about 2.5 times "
+        "rollout_corr/mean_abs_diff of the first steps (docs/pools.md)"
     )
 
 

@@ -135,7 +135,7 @@ def run_training(
         without_effect: settings that do nothing here, with the reason.
         cgroups: folder of the container's counters.
     """
-    from verl_omni.trainer import checkpoints, generation_ahead, machine
+    from verl_omni.trainer import checkpoints, machine
     from verl_omni.trainer.output import Results
     from verl_omni.trainer.run_folder import RunFolder
 
@@ -154,8 +154,6 @@ def run_training(
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
     checkpoint = _begin(config, folder, without_effect)
-    if text := generation_ahead.unlimited_text(config):
-        folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     run = Run(config, folder, checkpoint, reporter.checkpoint_wanted, reporter.note)
     code = FAILURE
     with contextlib.ExitStack() as resources:
@@ -230,8 +228,11 @@ def train_on(
     stop_requested: Callable[[], bool],
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
+    from verl_omni.trainer import generation_ahead
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
+    if text := generation_ahead.unlimited_text(run.config):
+        run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     train, held_out = _prompts(run.config)
     pairs = _pairs(run.config, train)
     stack = startup.start_actors(run.config, cluster, report_phase)

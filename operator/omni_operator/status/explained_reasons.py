@@ -321,16 +321,13 @@ WARNINGS: dict[str, Explanation] = {
         meaning="The run folder has a checkpoint of a run with other settings of what is learned, such as another "
         "reward or learning rate. The run continues from it; the message has both values.",
         look=STATUS,
-        action="Nothing, if that is what you want. Otherwise submit the job under another name, or with "
-        "`spec.checkpoint.resume: Never`.",
+        action="Nothing, if intended. Otherwise use another name, or `spec.checkpoint.resume: Never`.",
     ),
     "OlderSamplesNotLimited": Explanation(
         shown=("warning",),
-        meaning="`spec.rollout.batchesAhead` trains on samples of older weights, and nothing limits how far the policy "
-        "moves from the one that generated them. Training may become unstable, and the reward fall.",
+        meaning="Batches are generated ahead, and nothing limits how far the policy moves from their samples.",
         look=STATUS,
-        action="Add the overrides that the message names, or lower `spec.rollout.batchesAhead` or "
-        "`spec.trainer.learningRate`.",
+        action="Add the overrides that the message names, or lower `spec.rollout.batchesAhead`.",
     ),
     "CheckpointDropped": Explanation(
         shown=("warning",),
@@ -340,15 +337,13 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "ReplicaRemoved": Explanation(
         shown=("warning",),
-        meaning="A replica of the engine did not take an update of the weights, or one of the judge does not answer. "
-        "It is used no more.",
+        meaning="A replica of the engine missed an update, or one of the judge does not answer. It is used no more.",
         look=LOG,
         action="Read why in the message; the run continues with the other replicas, and starts another one.",
     ),
     "ReplicaNotStarted": Explanation(
         shown=("warning",),
-        meaning="A replica of the engine or the judge did not start on its node. The trainer tries again, and "
-        "continues with the others.",
+        meaning="A replica of engine or judge did not start. The trainer tries again, and continues with the others.",
         look=LOG,
         action="Read why in the message; `kubectl get pods` shows the state of the rollout and reward pods.",
     ),

@@ -93,7 +93,7 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     asynchronous, synchronous = metrics(ahead), metrics(colocated)
     # All replicas die while they generate the batch of step 3, so others generate it, with the weights of step 2.
     assert [line.pop("weights/staleness") for line in asynchronous[1:]] == [0, 1, 0]
-    assert "joined with version 2" in said
+    assert "joined with version 2" in said and "samples are up to 1 version of the weights old" in said
     assert asynchronous[1] == synchronous[1], "the samples of the first step have the current weights"
     assert asynchronous[2]["reward/mean"] != synchronous[2]["reward/mean"], "version 0 generated them, not version 1"
     assert [line["weights/min_replica_version"] for line in asynchronous] == list(range(STEPS + 1))

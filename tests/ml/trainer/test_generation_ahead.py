@@ -417,6 +417,6 @@ def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(
     ],
 )  # fmt: skip
 def test_a_run_with_older_samples_and_no_limit_is_warned(overrides: tuple[str, ...], said: str | None) -> None:
-    """Flow-DPPO cannot take the engine's log-probabilities, and DiffusionNFT has no ratio: there is nothing to write."""
+    """Flow-DPPO cannot take the engine's log-probabilities, DiffusionNFT has no ratio: there is nothing to write."""
     found = generation_ahead.unlimited_text(settings.load([*REQUIRED, *overrides]))
     assert said is None if found is None else said is not None and said in found and f"Write {BYPASS}=true" in found
