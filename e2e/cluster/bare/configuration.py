@@ -78,8 +78,12 @@ oom_score = 0
 
 
 def registry(node: Node, address: str) -> tuple[Path, str]:
-    """The file that lets a node pull from a registry without TLS at `HOST:PORT`, and its content."""
-    return node.registries / address / "hosts.toml", f'server = "http://{address}"\n'
+    """The file that lets a node pull from a registry without TLS at `HOST:PORT`, and its content.
+
+    containerd 1.6 ignores a file without a table of hosts.
+    """
+    text = f'server = "http://{address}"\n[host."http://{address}"]\n  capabilities = ["pull", "resolve"]\n'
+    return node.registries / address / "hosts.toml", text
 
 
 def cni(node: Node) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def test_settings_of_a_node_are_valid_for_its_programs() -> None:
     assert (runtime["sandbox_image"], runtime["disable_apparmor"]) == (PAUSE_IMAGE.name, True)
     path, text = configuration.registry(node(), "10.200.0.254:5000")
     assert path == Path(runtime["registry"]["config_path"]) / "10.200.0.254:5000" / "hosts.toml"
-    assert tomllib.loads(text) == {"server": "http://10.200.0.254:5000"}
+    server = "http://10.200.0.254:5000"
+    assert tomllib.loads(text) == {"server": server, "host": {server: {"capabilities": ["pull", "resolve"]}}}
     kubelet = json.loads(files[Path("/f/kubelet.yaml")])
     assert kubelet["containerRuntimeEndpoint"] == f"unix://{settings['grpc']['address']}"
     assert kubelet["cgroupRoot"] == "/omni0-ascend"
