@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import zipfile
 from datetime import date
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,6 +23,7 @@ from ruamel.yaml import YAML
 from e2e import helm as tool
 from e2e import registry as local
 from e2e import release, release_check, release_commit, sbom
+from e2e.cluster import deadlines
 from e2e.cluster.errors import CommandFailed, ToolMissing
 from e2e.cluster.processes import run
 from e2e.conftest import leave_out
@@ -246,6 +249,27 @@ def test_the_release_before_is_the_newest_earlier_one_that_can_be_checked(tmp_pa
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("ran", ["sha256:other", None])
+def test_a_pod_of_another_image_than_the_releases_fails_the_check(
+    ran: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry has another image under the name, or no pod runs."""
+    monkeypatch.setattr(deadlines, "POD_RUNNING", 0.0)
+    (tmp_path / release_check.DIGESTS).write_text("sha256:right omni-operator:7.8.9 omni-operator-7.8.9.tar\n")
+    files = release_check.Files("7.8.9", tmp_path)
+
+    def stage_with(digest: str | None) -> release_check.Stage:
+        status = {"containerStatuses": [{"imageID": f"registry:5000/omni-operator@{digest}"}]}
+        pods = {"items": [{"status": status}] if digest else []}
+        api = SimpleNamespace(get=lambda *_, **__: pods)
+        cluster = SimpleNamespace(plane=lambda: SimpleNamespace(api=lambda _: contextlib.nullcontext(api)))
+        return release_check.Stage(cluster, tmp_path, tmp_path, "registry:5000", None)  # type: ignore[arg-type]
+
+    stage_with("sha256:right").check_operator(files)
+    with pytest.raises(release_check.CheckFailed, match=r"not omni-operator:7\.8\.9 \(sha256:right\)"):
+        stage_with(ran).check_operator(files)
+
+
 def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     try:
         program, skopeo = tool.helm(), local.skopeo()
