@@ -377,6 +377,8 @@ async def test_a_connection_that_sends_no_request_is_closed(
         writer.write(sent.encode())
         try:
             return (await reader.read()).decode()[9:12]  # until the server closes
+        except ConnectionResetError:  # the server closed before it had read what was sent
+            return ""
         finally:
             writer.close()
 
