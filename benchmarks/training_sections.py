@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from example_job import gain
@@ -32,7 +33,7 @@ def main_example(data: Data) -> Section:
     rows: Rows = data["runs"]
     trained = [row for row in rows if not row["control"]]
     gains = [gain(row, "correct")[0] for row in trained]
-    mean, error = statistics.mean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+    mean, error = statistics.mean(gains), standard_error(gains)
     slowest = max(row["seconds"] for row in rows) / 60
     met = mean >= MAIN_TARGET and min(gains) > 0
     first = rows[0]["held_out"][0]
@@ -71,7 +72,7 @@ def smallest_example(data: Data) -> Section:
     trained = [row for row in rows if not row["control"]]
     steps = [each["step"] for each in rows[0]["held_out"]]
     gains = [gain(row, "reward")[0] for row in trained]
-    error = statistics.stdev(gains) / math.sqrt(len(gains))
+    error = standard_error(gains)
     phases = {name: sum(row["phases"][name] for row in trained) for name in ("generate", "update", "sync")}
     shares = {name: percent(seconds / sum(phases.values())) for name, seconds in phases.items()}
     return Section(
@@ -274,6 +275,11 @@ def learning(data: Data) -> Section:
 SEEDS_FOR_STALENESS = 3
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of at least two values."""
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
 def staleness(data: Data) -> Section:
     """examples/red-grpo.yaml with samples of older weights, against the synchronous run of the same seed."""
     rows: Rows = data["runs"]
@@ -289,7 +295,7 @@ def staleness(data: Data) -> Section:
         met, over_seeds = False, []
     else:
         mean = {ahead: statistics.mean(values) for ahead, values in last.items()}
-        error = {ahead: statistics.stdev(values) / math.sqrt(seeds) for ahead, values in last.items()}
+        error = {ahead: standard_error(values) for ahead, values in last.items()}
         below = {ahead: mean[0] - mean[ahead] for ahead in (1, 2)}
         met = max(below.values()) <= error[0]
         missed = (
@@ -324,10 +330,7 @@ def staleness_with_limit(data: Data) -> Section:
     for row in data["runs"]:
         groups.setdefault((tuple(row["changes"]), row["ahead"]), []).append(row["held_out"][-1]["reward/mean"])
     mean = {key: statistics.mean(values) for key, values in groups.items()}
-    error = {
-        key: statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-        for key, values in groups.items()
-    }
+    error = {key: standard_error(values) for key, values in groups.items() if len(values) > 1}
     complete = [key for key, values in groups.items() if len(values) >= SEEDS_FOR_STALENESS]
     new = max((key for key in complete if key[1] == 0), key=lambda key: mean[key])
     best = {ahead: max((key for key in complete if key[1] == ahead), key=lambda key: mean[key]) for ahead in (1, 2)}
@@ -335,7 +338,7 @@ def staleness_with_limit(data: Data) -> Section:
     met = max(below.values()) <= error[new]
     rows = [
         [", ".join(f"`{change}`" for change in changes), str(ahead), ", ".join(f"{value:.3f}" for value in values),
-         f"{mean[changes, ahead]:.3f}" + (f" ± {error[changes, ahead]:.3f}" if len(values) > 1 else "")]
+         f"{mean[changes, ahead]:.3f}" + (f" ± {error[changes, ahead]:.3f}" if (changes, ahead) in error else "")]
         for (changes, ahead), values in groups.items()
     ]  # fmt: skip
     first = data["runs"][0]["held_out"][0]["reward/mean"]

@@ -18,6 +18,18 @@ CHART = Path(__file__).resolve().parents[1] / "charts" / "omni-operator"
 # `helm template` asks no API server which version it has; without this it takes a very old one for granted.
 KUBERNETES = "1.34.4"
 Body = dict[str, Any]
+# Values that add something to the operator's pod or Deployment.
+POD_VALUES: Body = {
+    "replicas": 2,
+    "imagePullSecrets": [{"name": "pull"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists"}],
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    "extraEnv": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+    "extraEnvFrom": [{"prefix": "P_", "secretRef": {"name": "s"}}],
+    "extraVolumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}],
+    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+}
 
 
 def helm(say: Say = print) -> Path:

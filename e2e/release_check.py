@@ -203,11 +203,8 @@ def check_upgrade(place: Stage, api: Api, old: Files, new: Files, say: Say) -> N
     """
     say(f"installing {old.version}")
     place.install(old)
-    job = Job(api, SPACE, "first")
-    job.create(example(EXAMPLE, trainer__totalSteps=LONG, trainer__evalEverySteps=LONG))
     say("a job starts; the node pulls the image for training")
-    step = await_step(job, 1, FIRST_STEP)
-    place.check_job(job, old)
+    job, step = start_job(place, api, "first", LONG, old)
     before = api.get(job.ray("rayjobs", job.attempt(1)))["metadata"]
     say(f"upgrading to {new.version} at step {step}")
     place.install(new)
@@ -231,14 +228,25 @@ def check_training(place: Stage, api: Api, new: Files, say: Say) -> None:
     """
     say(f"installing {new.version}, and a job trains with it")
     place.install(new)
-    job = Job(api, SPACE, "second")
-    job.create(example(EXAMPLE, trainer__totalSteps=SHORT, trainer__evalEverySteps=SHORT))
-    await_step(job, 1, FIRST_STEP)
-    place.check_job(job, new)
+    job, _ = start_job(place, api, "second", SHORT, new)
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
     status = job.status()
     assert (status["attempts"], status["progress"]["globalStep"]) == (1, SHORT), status
     say(f"the job has taken {SHORT} steps and succeeded")
+
+
+def start_job(place: Stage, api: Api, name: str, steps: int, files: Files) -> tuple[Job, int]:
+    """A job with the image of these files, and the step in its status, once it has taken one.
+
+    Raises:
+        AssertionError: it does not train.
+        CheckFailed: its pods run from another image.
+    """
+    job = Job(api, SPACE, name)
+    job.create(example(EXAMPLE, trainer__totalSteps=steps, trainer__evalEverySteps=steps))
+    step = await_step(job, 1, FIRST_STEP)
+    place.check_job(job, files)
+    return job, step
 
 
 def reported(job: Job) -> int:

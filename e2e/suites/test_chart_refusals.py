@@ -134,15 +134,7 @@ def test_an_upgrade_keeps_given_values_and_takes_new_defaults(
 
 
 EVERYTHING = {
-    "replicas": 2,
-    "imagePullSecrets": [{"name": "pull"}],
-    "nodeSelector": {"a": "b"},
-    "tolerations": [{"operator": "Exists"}],
-    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
-    "extraEnv": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
-    "extraEnvFrom": [{"prefix": "P_", "secretRef": {"name": "s"}}],
-    "extraVolumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}],
-    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+    **helm.POD_VALUES,
     "networkPolicy": {"enabled": True},
     "metrics": {"dashboards": {"enabled": True}},
 }

@@ -103,16 +103,8 @@ def test_security_contexts_can_be_left_out(chart: Render) -> None:
 
 
 EVERYTHING = {
-    "replicas": 2,
-    "imagePullSecrets": [{"name": "pull"}],
+    **tool.POD_VALUES,
     "priorityClassName": "high",
-    "nodeSelector": {"a": "b"},
-    "tolerations": [{"operator": "Exists"}],
-    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
-    "extraEnv": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
-    "extraEnvFrom": [{"prefix": "P_", "secretRef": {"name": "s"}}],
-    "extraVolumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}],
-    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
     "podAnnotations": {"a": "b"},
     "podLabels": {"a": "b"},
 }
