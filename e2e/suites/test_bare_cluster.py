@@ -147,7 +147,8 @@ def test_kuberay_makes_the_pods_of_a_cluster(plane: ControlPlane, api: Api, bare
     deadlines.wait_until("KubeRay to make the head", deadlines.POD_RUNNING, head)
     api.delete(f"{path}/tiny", propagationPolicy="Background")
     user = f"system:serviceaccount:{KUBERAY_NAMESPACE}:kuberay-operator"
-    assert plane.audit.counts(user=user, since=mark)["create", "pods"] == 1
+    # Not exactly one: KubeRay replaces a head that is collected before it has seen that the cluster is deleted.
+    assert plane.audit.counts(user=user, since=mark)["create", "pods"]
 
 
 def test_a_node_without_network_is_not_ready_and_recovers(bare: BareCluster, api: Api) -> None:

@@ -69,7 +69,7 @@ Lane = tuple[Stage, ...]
 
 def pytest_stage(name: str, marks: str, *arguments: str, after: tuple[str, ...] = (), last: bool = False) -> Stage:
     """A stage that runs the tests with certain marks."""
-    return Stage(name, ("-m", "pytest", "-q", "-rs", "-m", marks, *arguments), after, last=last)
+    return Stage(name, ("-m", "pytest", "-q", "-rfEs", "-m", marks, *arguments), after, last=last)
 
 
 def engine_lane(files: Sequence[Path]) -> Lane:

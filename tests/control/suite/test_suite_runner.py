@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster import deadlines
 from suite import timings
 from suite.runner import Runner
-from suite.stages import IMAGES, LONG, PROGRAMS, Stage, Target, lanes, only
+from suite.stages import IMAGES, LONG, PROGRAMS, Stage, Target, lanes, only, pytest_stage
 from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -192,9 +192,9 @@ def test_a_failed_stage_is_summed_up_by_its_failed_tests_and_their_errors(tmp_pa
     file.write_text(
         "def test_bad() -> None:\n    raise ValueError('the reason ' + 1000 * 'x')\n\ndef test_good(): pass\n"
     )
-    arguments = ("-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file))
+    arguments = ("-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file))
     runner = Runner(tmp_path / "run", lambda text: None)
-    run = [(Stage("tests", ("-m", "pytest", *arguments)), python("bad", "print('a'); raise SystemExit('its end')"))]
+    run = [(pytest_stage("tests", "not gpu", *arguments), python("bad", "print('a'); raise SystemExit('its end')"))]
     assert runner.run(run) == ["tests", "bad"]
     error, failed = runner.failure_summary("tests").splitlines()
     assert error.startswith("E ") and "ValueError: the reason x" in error and len(error) < 400
