@@ -203,7 +203,7 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         from verl_omni.trainer.run_folder import RunFolder
 
         parts = {name: Timed(getattr(run.stack, name), calls) for name in ("workers", "agent_loop", "weights")}
-        made = RunFolder(Path(folder), lambda event: print(main_diffusion.format_event(event), flush=True))
+        made = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))
         made.start(run.config, resumed_from=None)
         prompts, _ = main_diffusion._prompts(run.config)
         trainer = DiffusionTrainer(

@@ -25,6 +25,7 @@ class CheckpointSaver:
         background: whether to write in the background.
         deadline_s: seconds that `wait` waits for a write.
         event: records an event of the run.
+        may_write: raises where this run may no longer write into the folder.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class CheckpointSaver:
         background: bool,
         deadline_s: float,
         event: Callable[..., None],
+        may_write: Callable[[], None],
     ) -> None:
         self.folder, self.run_number = folder, 1
         self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
-        self._event = event
+        self._event, self._may_write = event, may_write
         self._writing: int | None = None  # step
 
     def save(self, step: int) -> None:
@@ -49,6 +51,7 @@ class CheckpointSaver:
             Exception: a rank could not write this checkpoint, or the last one, which then does not exist.
         """
         self.wait()
+        self._may_write()
         if not self._background:
             self._saved(step, checkpoints.save(self.folder, step, self._write, keep=self._keep, run=self.run_number))
             return
@@ -106,6 +109,7 @@ class CheckpointSaver:
         try:
             if not all(self._workers.finish_checkpoint(wait_s)):
                 return
+            self._may_write()
             path = checkpoints.complete(self.folder, self._writing, keep=self._keep, run=self.run_number)
         except Exception:
             step, self._writing = self._writing, None
@@ -116,6 +120,7 @@ class CheckpointSaver:
 
     def _write(self, folder: Path) -> None:
         self._workers.save_checkpoint(str(folder))
+        self._may_write()
 
     def _saved(self, step: int, path: Path) -> None:
         self._event("checkpoint", step=step, path=str(path))

@@ -71,7 +71,7 @@ class DiffusionTrainer:
         self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
         self.checkpoints = folder.path / "checkpoints"
         self.saver = CheckpointSaver(
-            self.checkpoints, stack.workers, event=folder.event,
+            self.checkpoints, stack.workers, event=folder.event, may_write=folder.check_owner,
             keep=int(config.trainer.max_actor_ckpt_to_keep or 0),
             background=config.actor_rollout_ref.actor.checkpoint.async_save,
             deadline_s=config.actor_rollout_ref.nccl_timeout,

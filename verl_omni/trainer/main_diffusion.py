@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import traceback
 import types
@@ -14,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from verl_omni.trainer import settings, startup
+from verl_omni.trainer.event_text import format_event
 from verl_omni.trainer.stack import Cluster
+from verl_omni.trainer.stop_signal import StopOnSignal
 
 OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
-# Metrics in the line of a step, with their label and format.
-SHOWN = (
-    ("reward/mean", "reward", ".4g"), ("val/reward/mean", "held-out reward", ".4g"),
-    ("actor/grad_norm", "gradient norm", ".3g"), ("weights/version", "weights", "d"),
-    ("timing_s/step", "seconds", ".1f"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +26,7 @@ class Run:
 
     Attributes:
         folder: its `RunFolder`. checkpoint: folder of the checkpoint that it starts from, if any.
-        checkpoint_wanted: whether the operator has requested a checkpoint since the last call.
+        checkpoint_wanted: whether the operator has requested a checkpoint since the last call, or a pod that stops one.
         note: gives the operator a number, or a mapping, with the next report.
     """
 
@@ -54,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     if problem := _other_distribution() or _hub_problem(config, variables):
         return _refuse(problem)
-    stop = _StopOnSignal()
+    stop = StopOnSignal()
     try:
         _fetch_inputs(config)
         startup.fit_to_machine(config, has_accelerator)
@@ -111,7 +106,7 @@ def _check_files(config: Any) -> None:
         checkpoints.step_of(Path(config.trainer.resume_from_path))
 
 
-def _run(config: Any, stop: _StopOnSignal, without_effect: Mapping[str, str]) -> int:
+def _run(config: Any, stop: StopOnSignal, without_effect: Mapping[str, str]) -> int:
     from verl_omni.trainer import operator_reporter
 
     with operator_reporter.from_environment() as reporter:
@@ -128,20 +123,38 @@ def run_training(
 ) -> int:
     """Run `train`, and record in the run folder how it ends. Returns the exit code.
 
-    The last line on standard error is the error; its traceback is above, with what Ray prints while it stops.
+    The last line on standard error is the error; its traceback is above, with what Ray prints while it stops. A run
+    whose folder another program has taken over ends as an interrupted one, and records nothing.
 
     Args:
         train: gets the run, and the stack on which it puts what must be stopped.
         without_effect: settings that do nothing here, with the reason.
         cgroups: folder of the container's counters.
     """
+    from verl_omni.trainer.run_folder import TakenOver
+
+    try:
+        return _recorded(config, reporter, train, without_effect, cgroups)
+    except TakenOver as error:
+        print(error, file=sys.stderr, flush=True)
+        return INTERRUPTED
+
+
+def _recorded(
+    config: Any,
+    reporter: Any,
+    train: Callable[[Run, contextlib.ExitStack], None],
+    without_effect: Mapping[str, str],
+    cgroups: Path,
+) -> int:
     from verl_omni.trainer import checkpoints, machine
     from verl_omni.trainer.output import Results
     from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.trainer.save_requests import SaveRequests
 
     killed_before = machine.killed_for_memory(cgroups)
     errors: list[str] = []
-    results = Results()
+    results, saves = Results(), SaveRequests()
 
     def on_event(event: Mapping[str, Any]) -> None:
         line = format_event(event)
@@ -149,12 +162,13 @@ def run_training(
             errors.append(line)
         else:
             print(line, flush=True)
+        saves.observe(event)
         reporter.post(event)
         results.observe(event)
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
     checkpoint = _begin(config, folder, without_effect)
-    run = Run(config, folder, checkpoint, reporter.checkpoint_wanted, reporter.note)
+    run = Run(config, folder, checkpoint, lambda: reporter.checkpoint_wanted() or saves.requested(), reporter.note)
     code = FAILURE
     with contextlib.ExitStack() as resources:
         try:
@@ -179,6 +193,7 @@ def _begin(config: Any, folder: Any, without_effect: Mapping[str, str]) -> Path 
     from verl_omni.trainer import checkpoints
     from verl_omni.trainer.resumed_settings import describe_changes
 
+    folder.take()
     own = folder.path / "checkpoints"
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
     by_path = config.trainer.resume_mode == "resume_path"
@@ -208,7 +223,7 @@ def _send_last(results: Any, folder: Any, checkpoint: Path | None, code: int) ->
     return code
 
 
-def _train(run: Run, resources: contextlib.ExitStack, stop: _StopOnSignal) -> None:
+def _train(run: Run, resources: contextlib.ExitStack, stop: StopOnSignal) -> None:
     """Start everything and train; what must be stopped is put on `resources`."""
 
     def report_phase(text: str) -> None:
@@ -261,6 +276,8 @@ def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
 
     cause = root_cause(error)
     kind = type(cause).__name__
+    if kind == "TakenOver":
+        raise cause
     if kind == "Interrupted":
         folder.event("stopped", message=str(error), kind=kind)
         return INTERRUPTED
@@ -330,6 +347,7 @@ def _report(folder: Any) -> None:
     """Write the report of the steps so far; the run does not fail if that is not possible."""
     from verl_omni.trainer import report
 
+    folder.check_owner()
     try:
         report.write(folder.path)
     except (OSError, ValueError) as error:
@@ -345,52 +363,6 @@ def _other_distribution() -> str | None:
     except PackageNotFoundError:
         return None
     return f"verl-omni {found} and omni-operator are both installed, and both are imported as verl_omni: uninstall one"
-
-
-def format_event(event: Mapping[str, Any]) -> str:
-    """One line for an event of `RunFolder`, without a newline."""
-    match event["event"]:
-        case "start" if event["resumed_from"] is not None:
-            return f"resuming after step {event['resumed_from']} of {event['total_steps']}"
-        case "start":
-            return f"training {event['total_steps']} steps"
-        case "phase":
-            return str(event["text"])
-        case "step":
-            return f"step {event['step']}: " + ", ".join(_numbers(event))
-        case "checkpoint":
-            return f"saved step {event['step']} in {event['path']}"
-        case "output" if event["step"] is None:
-            return f"sent the report to {event['url']}"
-        case "output":
-            return f"sent the results of step {event['step']} to {event['url']}"
-        case "done":
-            return f"done after step {event['step']}; the report is {event['report']}"
-        case kind:  # warning, error, stopped
-            return f"{kind}: {event['message']}"
-
-
-def _numbers(event: Mapping[str, Any]) -> list[str]:
-    """Metrics of the step that were measured; None stands for one that was not finite."""
-    return [f"{name} {event[metric]:{form}}" for metric, name, form in SHOWN if event.get(metric) is not None]
-
-
-class _StopOnSignal:
-    """Signal handler: the first SIGINT or SIGTERM requests a stop after the step, the second stops at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.listen()
-
-    def listen(self) -> None:
-        """Install the handlers (again)."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: object) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +23,7 @@ from PIL import Image
 from verl_omni.trainer.machine import describe_machine, source_commit
 
 STRIP_FRAMES = 4
+OWNER = ".owner"
 VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
 
 
@@ -41,8 +44,14 @@ class Sample:
     version: int | None = None
 
 
+class TakenOver(Exception):
+    """Another program has begun to write into the run folder."""
+
+
 class RunFolder:
     """Writer of a run folder. Lines are appended and flushed; whole files are written aside and renamed.
+
+    Of several writers only the newest may write: pods of a preempted run may still be ending when others continue it.
 
     Args:
         on_event: called with every event, after it is in `progress.jsonl`.
@@ -50,9 +59,25 @@ class RunFolder:
 
     def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
         self.path, self.on_event = path, on_event
+        self._owner: str | None = None
         self._newest: float | None = None  # the step of the last line of metrics.jsonl
         self._lock = threading.RLock()  # results are sent in the background, and recorded from there
         path.mkdir(parents=True, exist_ok=True)
+
+    def take(self) -> None:
+        """Become the only writer."""
+        self._owner = uuid.uuid4().hex
+        atomic_write(self.path / OWNER, self._owner)
+
+    def check_owner(self) -> None:
+        """Raise `TakenOver` if another writer has begun since `take`; a folder without an owner has none."""
+        if self._owner is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if (self.path / OWNER).read_text(encoding="utf-8") != self._owner:
+                raise TakenOver(
+                    f"another program trains in {self.path} now; this one has ended and writes nothing there"
+                )
 
     def start(self, config: DictConfig, *, resumed_from: int | None) -> None:
         """Write settings and versions; drop the metrics of steps that a resumed run repeats."""
@@ -109,6 +134,7 @@ class RunFolder:
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Save samples of an evaluation as PNG files, with an index."""
+        self.check_owner()
         folder = self.path / "samples" / f"step_{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         index = []
@@ -124,9 +150,11 @@ class RunFolder:
             self.on_event(event)
 
     def _write(self, name: str, text: str) -> None:
+        self.check_owner()
         atomic_write(self.path / name, text)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        self.check_owner()
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 

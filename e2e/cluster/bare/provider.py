@@ -26,7 +26,7 @@ from e2e.cluster.tools import COREDNS, KUBE, KUBERAY, PAUSE, Say, Tools, ensure,
 
 from . import configuration, machine
 from .network import Network, collisions, links_down, links_up
-from .store import ImageStore, Known, load, outdated
+from .store import ImageStore, Known, load, outdated, tag_command
 
 PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
 NODE_SCRIPT = Path(__file__).parent / "node.sh"
@@ -156,6 +156,11 @@ class BareCluster:
             self._store.add([image], self._say)
             for node in map(self._node, self.nodes()):
                 load(node.socket, Known(node.images), image)
+
+    def tag(self, image: str, name: str) -> None:
+        """Give an image of the nodes a second name, until the cluster is removed."""
+        for node in map(self._node, self.nodes()):
+            run(tag_command(node.socket, image, name))
 
     def trust_registry(self, address: str) -> None:
         """Let the nodes pull from a registry without TLS at `HOST:PORT`."""

@@ -58,6 +58,11 @@ def remove_command(socket: Path, name: str) -> list[str]:
     return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "remove", "--sync", name]
 
 
+def tag_command(socket: Path, image: str, name: str) -> list[str]:
+    """Give an image of a containerd a second name, also if another image has it."""
+    return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "tag", "--force", image, name]
+
+
 def import_command(socket: Path, archive: Path) -> list[str]:
     """Take an archive into a containerd, where the kubelet looks for images."""
     return ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import", str(archive)]

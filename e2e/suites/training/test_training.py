@@ -216,11 +216,12 @@ def lose_the_head(api: Api, space: str, run: Path, job: Job) -> None:
     assert 2 <= saved["checkpoint"]["step"] <= resumed_from(run) < LOST
 
 
-def test_a_suspended_job_saves_a_checkpoint_resumes_from_it_and_leaves_nothing_when_deleted(
+def test_a_suspended_and_a_preempted_job_save_a_checkpoint_resume_from_it_and_leave_nothing_when_deleted(
     api: Api, space: str, run: Path
 ) -> None:
+    """The job has the label of a queue; the test suspends its RayJob as Kueue does to preempt it (test_kueue.py)."""
     job = Job(api, space, NAME)
-    job.create(example(NAME, checkpoint__everySteps=100))
+    job.create(example(NAME, checkpoint__everySteps=100), {"kueue.x-k8s.io/queue-name": "team-a"})
     await_step(job, 2)
     api.patch(job.own_path, {"spec": {"suspend": True}})
     job.await_condition("Suspended", "True", within=FIRST_STEP)
@@ -230,14 +231,39 @@ def test_a_suspended_job_saves_a_checkpoint_resumes_from_it_and_leaves_nothing_w
     api.patch(job.own_path, {"spec": {"suspend": False}})
     went_on = await_step(job, step + 1)
     assert went_on["attempts"] == 2
-    # The trainer goes on until its pods are stopped, and then saves once more.
     resumed = resumed_from(run)
     assert resumed >= step
+    saved = preempt(api, space, run, job)
+    went_on = await_step(job, saved + 1)
+    assert (went_on["attempts"], went_on.get("failures", [])) == (2, [])
+    assert resumed_from(run) == saved
     made = [row["step"] for row in steps(run)]
     assert made == list(range(1, len(made) + 1))
     api.delete(job.own_path)
     deadlines.wait_until("everything to be gone", GONE, lambda: not left(api, job))
-    assert (run / "checkpoints" / f"step_{resumed:06d}").is_dir(), "the data stays"
+    assert (run / "checkpoints" / f"step_{saved:06d}").is_dir(), "the data stays"
+
+
+def preempt(api: Api, space: str, run: Path, job: Job) -> int:
+    """Suspend the RayJob as a queue does, wait until its pods have ended, and admit it again.
+
+    Returns the step that was saved.
+    """
+    before: int = steps(run)[-1]["step"]
+    assert before > resumed_from(run), "there must be something to lose"
+    rayjob = job.ray("rayjobs", job.attempt(2))
+    api.patch(rayjob, {"spec": {"suspend": True}})
+    job.await_condition("Admitted", "False", "Queued")
+    deadlines.wait_until("the pods to end", GONE, lambda: not items(api, space, "pods"))
+    saved = checkpoints_of(run)[-1]
+    assert saved >= before, "steps were lost by the preemption"
+    api.patch(rayjob, {"spec": {"suspend": False}})
+    return saved
+
+
+def checkpoints_of(run: Path) -> list[int]:
+    """Steps with a complete checkpoint."""
+    return sorted(int(path.parent.name.removeprefix("step_")) for path in run.glob("checkpoints/step_*/manifest.json"))
 
 
 def resumed_from(run: Path) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
+from e2e.cluster.bare.provider import BareCluster
 from e2e.drl import run_drl
 from e2e.jobs import Job
 from e2e.system import System
@@ -22,7 +23,7 @@ STEPS = 1000  # more than there is time for: the run ends by its suspension
 # Generous: on two cores the Ray of three pods takes minutes to start.
 FIRST_STEP, JOINED, DRAINED, GONE = 600.0, 600.0, 240.0, 60.0
 ENGINE = "ray::vLLMOmniHttpServer"  # title that Ray gives the process of an engine
-MISSING_IMAGE = "localhost/no-such-image:1"
+MISSING_IMAGE, NEXT_IMAGE = "localhost/no-such-image:1", "localhost/next-image:1"
 GIVEN_UP = 30  # seconds for a pod of this image to serve, which is also the time to drain the one before
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <$one | head -n 1; done 2>&1"
 
@@ -31,6 +32,7 @@ def long_job() -> dict[str, Any]:
     """The example with more steps, small batches, and rollout pods on the nodes of another device."""
     spec = on_two_vendors(NAME, trainer__totalSteps=STEPS, trainer__evalEverySteps=STEPS, checkpoint__everySteps=STEPS)
     spec["trainer"]["batch"] = {"prompts": 2}
+    spec["rollout"]["replicas"] = 1
     return spec
 
 
@@ -48,6 +50,18 @@ def await_step(job: Job, step: int, within: float) -> dict[str, Any]:
         return (status.get("progress", {}).get("globalStep") or 0) >= step
 
     return job.await_status(f"step {step}", trained, within)
+
+
+def scale(system: System, job: Job, replicas: int, was: int) -> None:
+    said = run_drl(system.kubeconfig, "scale", NAME, f"--replicas={replicas}", f"--namespace={job.namespace}")
+    assert said.stdout == f"{NAME}: spec.rollout.replicas is {replicas}, was {was}\n"
+
+
+def await_pods(job: Job, count: int) -> None:
+    def there() -> bool:
+        return len(pods(job.api, job.namespace, NAME, "rollout")) == count
+
+    deadlines.wait_until(f"{count} rollout pods to be left", DRAINED, there)
 
 
 def roll_back(api: Api, job: Job, run: Path) -> int:
@@ -74,18 +88,19 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     run, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
     job.create(long_job())
     status = await_step(job, 1, FIRST_STEP)
-    assert status["rollout"]["summary"] == "2/2"
+    assert status["rollout"]["summary"] == "1/1"
+    scale(system, job, 4, was=1)
+    job.await_status("four replicas", lambda status: status["rollout"]["summary"] == "4/4", JOINED)
+    await_step(job, job.status()["progress"]["globalStep"] + 2, JOINED)
     found = {group: pods(api, space, NAME, group) for group in ("trainer", "rollout")}
     placed = {group: [pod["spec"]["nodeName"] for pod in members] for group, members in found.items()}
-    assert placed == {"trainer": ["nvidia"], "rollout": ["ascend", "ascend"]}
+    assert placed == {"trainer": ["nvidia"], "rollout": 4 * ["ascend"]}
     running = {group: [engines(system, pod) for pod in members] for group, members in found.items()}
-    assert running == {"trainer": [0], "rollout": [1, 1]}
-
-    said = run_drl(system.kubeconfig, "scale", NAME, "--replicas=1", f"--namespace={space}")
-    assert said.stdout == f"{NAME}: spec.rollout.replicas is 1, was 2\n"
-    deadlines.wait_until("a pod to be drained", DRAINED, lambda: len(pods(api, space, NAME, "rollout")) == 1)
-    before = job.status()["progress"]["globalStep"]
-    await_step(job, before + 2, JOINED)
+    assert running == {"trainer": [0], "rollout": 4 * [1]}
+    for fewer, was in ((2, 4), (1, 2)):
+        scale(system, job, fewer, was)
+        await_pods(job, fewer)
+        await_step(job, job.status()["progress"]["globalStep"] + 2, JOINED)
 
     # The last one is lost as well, so every later sample is of the replica that replaces it.
     last, earlier = the_pod(api, space, NAME, "rollout"), len(joined(run))
@@ -97,14 +112,17 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     await_step(job, version + 3, JOINED)
     assert job.condition("Ready")["status"] == "True"
 
-    # A change of what rollout pods are made of replaces it.
-    earlier = len(joined(run))
-    api.patch(job.own_path, {"spec": {"rollout": {"drainSeconds": 5}}})
+    # Another image replaces it.
+    assert isinstance(system.cluster, BareCluster)
+    system.cluster.tag(system.rollout.name, NEXT_IMAGE)
+    earlier, image = len(joined(run)), {"spec": {"containers": [{"name": "ray", "image": NEXT_IMAGE}]}}
+    api.patch(job.own_path, {"spec": {"rollout": {"drainSeconds": 5, "podTemplate": image}}})
     job.await_condition("Updated", "False", "RollingUpdate", within=GONE)
     version = deadlines.wait_until("the pod of the new spec to join", JOINED, lambda: joined(run)[earlier:] or None)[0]
     job.await_condition("Updated", "True", within=GONE)
     replaced = the_pod(api, space, NAME, "rollout")
     assert replaced["metadata"]["uid"] != new["metadata"]["uid"]
+    assert replaced["spec"]["containers"][0]["image"] == NEXT_IMAGE
     label = rolling_names(ROLLOUT_GROUP).template
     assert replaced["metadata"]["labels"][label] != new["metadata"]["labels"][label]
     await_step(job, version + 2, JOINED)

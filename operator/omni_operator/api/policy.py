@@ -48,7 +48,9 @@ class SuspendPolicy(StrictModel):
         "pods at once.",
     )
     grace_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        default=300, description="Seconds that the checkpoint may take; after that, the job is suspended without it."
+        default=300,
+        description="Seconds that the checkpoint may take; after that, the job is suspended without it. A job in a "
+        "queue has as long to save when the queue preempts it.",
     )
 
 

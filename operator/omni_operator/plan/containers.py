@@ -18,6 +18,7 @@ CONTAINER = "ray"
 USER = 1000  # user of the project's images and of Ray's
 SHARED_MEMORY = "shared-memory"
 METRICS_PORT = 8080
+STOP_SECONDS = 30  # for Ray to end after the hook of its pod: the default of Kubernetes
 
 
 def render_pod_template(

@@ -10,6 +10,7 @@ from omni_operator.api.names import Names
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, METRICS_PORT, apply_user_template, render_pod_template
 from .merge import merge_templates
+from .queues import save_before_stop
 
 Object = dict[str, Any]
 SHARED_MEMORY = "256Mi"
@@ -28,6 +29,7 @@ def render_head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettin
     ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT, "metrics": METRICS_PORT}
     container = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
     template = merge_templates(template, {"spec": {"containers": [container]}})
+    template = merge_templates(template, save_before_stop(job))
     return {
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",

@@ -11,18 +11,10 @@ from omni_operator.api.names import Names
 from .cluster_settings import ClusterSettings
 from .head import render_head_group
 from .pools import driver_resource
+from .queues import scheduler_entries
 from .workers import render_worker_groups
 
 Object = dict[str, Any]
-# Schedulers read labels and annotations of these groups from the RayJob (queue, gang).
-SCHEDULERS = (
-    "kueue.x-k8s.io/", "volcano.sh/", "scheduling.volcano.sh/", "kai.scheduler/", "runai/", "yunikorn.apache.org/",
-    "scheduling.k8s.io/",
-)  # fmt: skip
-SCHEDULER_KEYS = frozenset({
-    "ray.io/scheduler-name", "ray.io/priority-class-name", "ray.io/gang-scheduling-enabled", "applicationId", "queue",
-    "ring-controller.atlas", "fault-scheduling",
-})  # fmt: skip
 DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and reports the reason
 
 
@@ -52,11 +44,6 @@ def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings,
         "labels": scheduler_entries(job.metadata.labels),
     }
     return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
-
-
-def scheduler_entries(entries: dict[str, str]) -> dict[str, str]:
-    """Labels or annotations that schedulers read from the RayJob."""
-    return {name: value for name, value in entries.items() if name.startswith(SCHEDULERS) or name in SCHEDULER_KEYS}
 
 
 def _cluster(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:

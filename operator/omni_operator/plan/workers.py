@@ -19,9 +19,10 @@ from omni_operator.api.names import (
 from . import quantity
 from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, apply_user_template, image_of_template, render_pod_template, secret_env
+from .containers import CONTAINER, STOP_SECONDS, apply_user_template, image_of_template, render_pod_template, secret_env
 from .merge import merge_templates
 from .pools import MOST_REPLICAS, Pool, pools_of
+from .queues import save_before_stop
 from .storage import add_models, add_output, add_run_folder
 
 Object = dict[str, Any]
@@ -32,7 +33,6 @@ JOB_FOLDER, JOB, OVERRIDES = "/etc/diffusionrl/job", "job.yaml", "overrides.txt"
 TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
 TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
 DRAIN_PROGRAM = "verl_omni.utils.drain_node"
-STOP_SECONDS = 30  # for Ray to end after a pod was drained: the default of Kubernetes
 
 
 def render_worker_groups(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
@@ -63,7 +63,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     parts = [_placement(pool, needs)]
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)
-        parts += [_job_folder(), _tracking(job), _reports(job, settings)]
+        parts += [_job_folder(), _tracking(job), _reports(job, settings), save_before_stop(job)]
     else:
         parts.append(_drain(pool))
     template = add_models(template, job, pool)

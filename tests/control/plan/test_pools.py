@@ -231,3 +231,32 @@ def test_an_engine_only_has_to_fit_in_its_own_pod(make_job: MakeJob) -> None:
     assignments = ("spec.rollout.engine.tensorParallelSize=2", "spec.rollout.accelerator={vendor: CPU, count: 4}")
     job = make_job("spec.rollout.placement=Separate", "spec.trainer.accelerator={vendor: CPU, count: 1}", *assignments)
     assert plan.describe_refusals(job, SETTINGS) is None
+
+
+QUEUE = "metadata.labels={kueue.x-k8s.io/queue-name: a}"
+ON_CLAIM = "spec.checkpoint.claimName=runs"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "grace"),
+    [
+        ((QUEUE, ON_CLAIM), 330),
+        ((QUEUE, ON_CLAIM, "spec.suspendPolicy.graceSeconds=40"), 70),
+        ((QUEUE, ON_CLAIM, "spec.suspendPolicy.graceSeconds=0"), None),
+        ((QUEUE, ON_CLAIM, "spec.suspendPolicy.mode=Immediate"), None),
+        ((QUEUE,), None),
+        (("metadata.labels={team: a}", ON_CLAIM), None),
+    ],
+    ids=["in a queue", "as long as it may", "no time", "at once", "nothing to keep", "in no queue"],
+)
+def test_pods_of_a_job_in_a_queue_save_before_they_end(
+    make_job: MakeJob, assignments: tuple[str, ...], grace: int | None
+) -> None:
+    cluster = ray_job(make_job(*SEPARATE, *assignments))["rayClusterSpec"]
+    trainer, rollout = cluster["workerGroupSpecs"]
+    for group in (cluster["headGroupSpec"], trainer):
+        hook = container(group).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
+        assert group["template"]["spec"].get("terminationGracePeriodSeconds") == grace
+        expected = None if grace is None else ["python3", "-m", "verl_omni.utils.save_before_stop", str(grace - 30)]
+        assert hook == expected
+    assert "drain_node" in str(container(rollout)["lifecycle"]), "those drain themselves"

@@ -104,6 +104,32 @@ def test_a_server_alone_serves_with_defaults(cluster: Any, replica: Any, model: 
     ray.get(server.shutdown.remote(), timeout=60)
 
 
+def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook of a pod and the training program, by a real Ray."""
+    import ray
+
+    from verl_omni.trainer.save_requests import SaveRequests
+    from verl_omni.utils import save_before_stop
+
+    monkeypatch.setattr(save_before_stop, "GCS_PORT", int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
+    store = save_before_stop.Store(ray._raylet.GcsClient(address=save_before_stop.head_address()))
+    run, saved = SaveRequests(), []
+    run.observe({"event": "start", "resumed_from": None})
+    run.observe({"event": "step", "step": 1})
+    hook = threading.Thread(target=lambda: saved.append(save_before_stop.save(store, 60.0)))
+    hook.start()
+    while not run.requested():
+        time.sleep(0.01)
+    assert store.progress() == save_before_stop.Progress(1, 0, ray.get_runtime_context().get_job_id())
+    run.observe({"event": "step", "step": 2})
+    run.observe({"event": "checkpoint", "step": 2})
+    hook.join(60.0)
+    assert saved == [True] and not run.requested()
+    monkeypatch.setattr(store, "request", pytest.fail)
+    assert save_before_stop.save(store, 60.0), "a second hook asks for no other one"
+    assert store.runs(ray.get_runtime_context().get_job_id()) and not store.runs("7f000000")
+
+
 def test_a_server_alone_names_the_settings_that_it_changes_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
     from verl_omni.workers.config import DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer

@@ -55,7 +55,9 @@ def saver(tmp_path: Path, workers: WritingWorkers, events: list[dict[str, Any]])
     def record(event: str, **fields: Any) -> None:
         events.append({"event": event, **fields})
 
-    return CheckpointSaver(tmp_path, workers, keep=0, background=True, deadline_s=60.0, event=record)
+    return CheckpointSaver(
+        tmp_path, workers, keep=0, background=True, deadline_s=60.0, event=record, may_write=lambda: None
+    )
 
 
 def test_a_checkpoint_is_absent_until_every_rank_has_written_it(
@@ -107,7 +109,13 @@ def test_after_a_crash_the_last_complete_checkpoint_is_the_newest(
     assert newest is not None and newest.name == "step_000001"
     assert (tmp_path / ".writing_step_000002").exists()
     again = CheckpointSaver(
-        tmp_path, WritingWorkers(), keep=0, background=True, deadline_s=60.0, event=lambda *_, **__: None
+        tmp_path,
+        WritingWorkers(),
+        keep=0,
+        background=True,
+        deadline_s=60.0,
+        event=lambda *_, **__: None,
+        may_write=lambda: None,
     )
     again.save(3)
     again.wait()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_omni.trainer.main_diffusion import format_event
+from verl_omni.trainer.event_text import format_event
 from verl_omni.trainer.run_folder import RunFolder
 
 

@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.operator_reporter import NullReporter
+from verl_omni.trainer.run_folder import RunFolder
 
 SCRIPT = Path(__file__).with_name("failing_run.py")
 
@@ -100,6 +101,20 @@ def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(
     assert main_diffusion.run_training(config_of(tmp_path), NullReporter(), train) == main_diffusion.FAILURE
     assert capfd.readouterr().err.splitlines()[-2:] == ["stopping", "error: OSError: disk full"]
     assert [error["message"] for error in errors(tmp_path)] == ["OSError: disk full"]
+
+
+def test_a_run_whose_folder_another_program_continues_ends_and_writes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
+        run.folder.step({"step": 1})
+        RunFolder(tmp_path).take()
+        run.folder.step({"step": 2})
+
+    assert main_diffusion.run_training(config_of(tmp_path), NullReporter(), train) == main_diffusion.INTERRUPTED
+    assert f"another program trains in {tmp_path} now" in capfd.readouterr().err.splitlines()[-1]
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1]
+    assert errors(tmp_path) == [] and not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(("killed", "reason"), [(0, "WorkerLost"), (2, "OutOfMemory")])

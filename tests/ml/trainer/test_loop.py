@@ -18,7 +18,7 @@ from verl import DataProto
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer import checkpoints, metrics, process_counts, sample_generation, settings
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run_folder import RunFolder, TakenOver
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -229,6 +229,24 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
     saved = checkpoints.steps(tmp_path / "checkpoints")
     assert (saved, len(seen)) == (([1], 2) if why == "stop_requested" else ([2, 3], 3))
     assert why == "stop_requested" or seen[2] == [2], "complete before the next step"
+
+
+@pytest.mark.parametrize("settings", [(), BACKGROUND], ids=["at once", "in the background"])
+def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    made = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
+    made.folder.take()
+    update, updates = made.stack.workers.update_actor, iter(range(1, 4))
+
+    def taken_in_step_2(data: DataProto) -> DataProto:
+        if next(updates) == 2:
+            RunFolder(tmp_path).take()
+        return update(data)
+
+    made.stack.workers.update_actor = taken_in_step_2
+    with pytest.raises(TakenOver):
+        made.fit(None)
+    assert set(checkpoints.steps(tmp_path / "checkpoints")) <= {1}, "of the time before"
+    assert [line["step"] for line in made.folder.metrics() if line["step"]] == [1]
 
 
 def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) -> None:

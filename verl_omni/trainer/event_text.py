@@ -1,0 +1,41 @@
+"""Text of the events of a run, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Metrics in the line of a step, with their label and format.
+SHOWN = (
+    ("reward/mean", "reward", ".4g"), ("val/reward/mean", "held-out reward", ".4g"),
+    ("actor/grad_norm", "gradient norm", ".3g"), ("weights/version", "weights", "d"),
+    ("timing_s/step", "seconds", ".1f"),
+)  # fmt: skip
+
+
+def format_event(event: Mapping[str, Any]) -> str:
+    """One line for an event of `RunFolder`, without a newline."""
+    match event["event"]:
+        case "start" if event["resumed_from"] is not None:
+            return f"resuming after step {event['resumed_from']} of {event['total_steps']}"
+        case "start":
+            return f"training {event['total_steps']} steps"
+        case "phase":
+            return str(event["text"])
+        case "step":
+            return f"step {event['step']}: " + ", ".join(_numbers(event))
+        case "checkpoint":
+            return f"saved step {event['step']} in {event['path']}"
+        case "output" if event["step"] is None:
+            return f"sent the report to {event['url']}"
+        case "output":
+            return f"sent the results of step {event['step']} to {event['url']}"
+        case "done":
+            return f"done after step {event['step']}; the report is {event['report']}"
+        case kind:  # warning, error, stopped
+            return f"{kind}: {event['message']}"
+
+
+def _numbers(event: Mapping[str, Any]) -> list[str]:
+    """Metrics of the step that were measured; None stands for one that was not finite."""
+    return [f"{name} {event[metric]:{form}}" for metric, name, form in SHOWN if event.get(metric) is not None]
