@@ -199,6 +199,7 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         import ray
 
         from verl_omni.trainer import main_diffusion
+        from verl_omni.trainer.event_text import format_event
         from verl_omni.trainer.loop import DiffusionTrainer
         from verl_omni.trainer.run_folder import RunFolder
 

@@ -6,8 +6,8 @@ The batches of the next steps may be generated while the trainer updates (`gener
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -62,13 +62,15 @@ class DiffusionTrainer:
         *,
         stop_requested: Callable[[], bool],
         checkpoint_wanted: Callable[[], bool] = lambda: False,
+        saved_for_others: Callable[[], None] = lambda: None,
         note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None,
         tracking: Trackers | None = None,
         pairs: PreferencePairs | None = None,
     ) -> None:
         self.config, self.stack, self.folder = config, stack, folder
         self.train, self.held_out, self.pairs = train, held_out, pairs
-        self.stop_requested, self.checkpoint_wanted, self.tracking = stop_requested, checkpoint_wanted, tracking
+        self.stop_requested, self.tracking = stop_requested, tracking
+        self.checkpoint_wanted, self.saved_for_others = checkpoint_wanted, saved_for_others
         self.checkpoints = folder.path / "checkpoints"
         self.saver = CheckpointSaver(
             self.checkpoints, stack.workers, event=folder.event, may_write=folder.check_owner,
@@ -159,14 +161,14 @@ class DiffusionTrainer:
             self.exported.generated(len(samples.scores))
             line |= metrics.rewards(samples.scores, samples.extras)
             line |= metrics.reward_spread(samples.scores, samples.groups)
-        with _Timer(line, "update"):
+        with _timed(line, "update"):
             line |= self._update(samples, step, fresh=version == step - 1)
         self._complete, self._unrecorded = step, line
         self._optimizer_steps += line["actor/optimizer_steps"]
         if self._ahead is not None:
-            with _Timer(line, "wait"):
+            with _timed(line, "wait"):
                 self._ahead.drain()  # before the weights of their engines change
-        with _Timer(line, "sync"):
+        with _timed(line, "sync"):
             line |= self._publish(step)
         line["timing_s/step"] = time.perf_counter() - began
         if samples is not None:
@@ -180,9 +182,7 @@ class DiffusionTrainer:
         self._record(line, metrics.eta(self._seconds, self.total - step))
         self._unrecorded = None
         self.saver.poll()
-        if self.checkpoint_wanted():
-            self._save_and_wait(step)  # the operator waits for it
-        elif self._due(self.config.trainer.save_freq, step):
+        if not self._save_if_wanted() and self._due(self.config.trainer.save_freq, step):
             self.saver.save(step)
 
     def _samples(self, step: int, line: dict[str, Any]) -> tuple[sample_generation.ScoredSamples | None, int]:
@@ -191,7 +191,7 @@ class DiffusionTrainer:
             return None, step - 1
         if self._ahead is None:
             return self._generate(step, step - 1), step - 1
-        with _Timer(line, "wait"):
+        with _timed(line, "wait"):
             samples = self._take(self._ahead, step)
         version = self._ahead.version(step)
         line["weights/staleness"] = step - 1 - version
@@ -311,7 +311,7 @@ class DiffusionTrainer:
 
     def _evaluate_served(self, step: int) -> dict[str, float]:
         line: dict[str, float] = {}
-        with _Timer(line, "eval"):
+        with _timed(line, "eval"):
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
@@ -353,11 +353,17 @@ class DiffusionTrainer:
             self._collapse, _ = collapse.observe(self._collapse, line)
 
     def _poll_requests(self) -> None:
-        """While the run waits for replicas: stop, or save for the operator, as between two steps."""
+        """While the run waits for replicas: stop, or save, as between two steps."""
         if self.stop_requested():
             self._stop()
-        if self.checkpoint_wanted():
+        self._save_if_wanted()
+
+    def _save_if_wanted(self) -> bool:
+        """Save if the operator or a pod that ends waits for it. Returns whether one does."""
+        if wanted := self.checkpoint_wanted():
             self._save_complete()
+            self.saved_for_others()
+        return wanted
 
     def _stop(self) -> NoReturn:
         self._save_complete()
@@ -386,14 +392,9 @@ class DiffusionTrainer:
         return every > 0 and step % every == 0
 
 
-class _Timer(AbstractContextManager[None]):
+@contextmanager
+def _timed(line: dict[str, Any], name: str) -> Iterator[None]:
     """Add the seconds of a block to the metrics, as `timing_s/<name>`."""
-
-    def __init__(self, line: dict[str, Any], name: str) -> None:
-        self.line, self.name = line, f"timing_s/{name}"
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.line[self.name] = self.line.get(self.name, 0.0) + time.perf_counter() - self.began
+    began = time.perf_counter()
+    yield
+    line[f"timing_s/{name}"] = line.get(f"timing_s/{name}", 0.0) + time.perf_counter() - began

@@ -27,6 +27,7 @@ class Run:
     Attributes:
         folder: its `RunFolder`. checkpoint: folder of the checkpoint that it starts from, if any.
         checkpoint_wanted: whether the operator has requested a checkpoint since the last call, or a pod that stops one.
+        saves: the requests of those pods.
         note: gives the operator a number, or a mapping, with the next report.
     """
 
@@ -34,6 +35,7 @@ class Run:
     folder: Any
     checkpoint: Path | None
     checkpoint_wanted: Callable[[], bool]
+    saves: Any
     note: Callable[[str, int | Mapping[str, int]], None]
 
 
@@ -168,7 +170,11 @@ def _recorded(
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
     checkpoint = _begin(config, folder, without_effect)
-    run = Run(config, folder, checkpoint, lambda: reporter.checkpoint_wanted() or saves.requested(), reporter.note)
+
+    def wanted() -> bool:
+        return reporter.checkpoint_wanted() or saves.requested()
+
+    run = Run(config, folder, checkpoint, wanted, saves, reporter.note)
     code = FAILURE
     with contextlib.ExitStack() as resources:
         try:
@@ -261,7 +267,7 @@ def train_on(
     trainer = DiffusionTrainer(
         run.config, stack, run.folder, train, held_out,
         stop_requested=stop_requested, checkpoint_wanted=run.checkpoint_wanted, note=run.note,
-        tracking=tracking, pairs=pairs,
+        tracking=tracking, pairs=pairs, saved_for_others=lambda: run.saves.wait_for_end(stop_requested, report_phase),
     )  # fmt: skip
     trainer.fit(run.checkpoint)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from verl_omni.utils.save_before_stop import NAMESPACE, PROGRESS, REQUEST, Progress
+from verl_omni.utils.save_before_stop import NAMESPACE, POLL_SECONDS, PROGRESS, REQUEST, Progress
 
 
 class SaveRequests:
@@ -16,6 +17,7 @@ class SaveRequests:
 
     def __init__(self) -> None:
         self._complete = self._saved = 0
+        self._requested = False
 
     def observe(self, event: Mapping[str, Any]) -> None:
         """Follow the events of a `RunFolder`."""
@@ -34,7 +36,17 @@ class SaveRequests:
         """Whether a pod has requested a checkpoint that does not exist yet."""
         from ray.experimental.internal_kv import _internal_kv_exists, _internal_kv_initialized
 
-        return bool(_internal_kv_initialized() and _internal_kv_exists(REQUEST, namespace=NAMESPACE))
+        found = _internal_kv_initialized() and _internal_kv_exists(REQUEST, namespace=NAMESPACE)
+        self._requested = self._requested or found
+        return bool(found)
+
+    def wait_for_end(self, stop_requested: Callable[[], bool], report: Callable[[str], None]) -> None:
+        """After a save that a pod requested, wait until the pods end this program: further steps would be lost."""
+        if not self._requested:
+            return
+        report("a pod of this run is ending: waiting for the end")
+        while not stop_requested():
+            time.sleep(POLL_SECONDS)
 
     def _record(self) -> None:
         ray = sys.modules.get("ray")  # imported when it is started, which is after the first event

@@ -89,9 +89,10 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     job.create(long_job())
     status = await_step(job, 1, FIRST_STEP)
     assert status["rollout"]["summary"] == "1/1"
+    earlier = len(joined(run))
     scale(system, job, 4, was=1)
-    job.await_status("four replicas", lambda status: status["rollout"]["summary"] == "4/4", JOINED)
-    await_step(job, job.status()["progress"]["globalStep"] + 2, JOINED)
+    version = deadlines.wait_until("three replicas to join", JOINED, lambda: joined(run)[earlier + 2 :] or None)[0]
+    assert await_step(job, version + 2, JOINED)["rollout"]["summary"] == "4/4"
     found = {group: pods(api, space, NAME, group) for group in ("trainer", "rollout")}
     placed = {group: [pod["spec"]["nodeName"] for pod in members] for group, members in found.items()}
     assert placed == {"trainer": ["nvidia"], "rollout": 4 * ["ascend"]}

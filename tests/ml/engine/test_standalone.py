@@ -125,6 +125,10 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
     run.observe({"event": "checkpoint", "step": 2})
     hook.join(60.0)
     assert saved == [True] and not run.requested()
+    ends, said = iter([False, True]), []
+    run.wait_for_end(lambda: next(ends), said.append)
+    assert len(said) == 1 and not any(ends), "a run that saved for a hook takes no step more"
+    SaveRequests().wait_for_end(pytest.fail, pytest.fail)
     monkeypatch.setattr(store, "request", pytest.fail)
     assert save_before_stop.save(store, 60.0), "a second hook asks for no other one"
     assert store.runs(ray.get_runtime_context().get_job_id()) and not store.runs("7f000000")

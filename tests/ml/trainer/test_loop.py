@@ -223,9 +223,12 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
         seen.append(checkpoints.steps(tmp_path / "checkpoints"))
         return len(seen) == 2
 
+    after: list[list[int]] = []
+    made.saved_for_others = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
     setattr(made, why, asked)
     with contextlib.suppress(Interrupted):
         made.fit(None)
+    assert after == ([] if why == "stop_requested" else [[2]])
     saved = checkpoints.steps(tmp_path / "checkpoints")
     assert (saved, len(seen)) == (([1], 2) if why == "stop_requested" else ([2, 3], 3))
     assert why == "stop_requested" or seen[2] == [2], "complete before the next step"

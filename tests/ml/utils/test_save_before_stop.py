@@ -9,7 +9,6 @@ import pytest
 from verl_omni.utils import save_before_stop
 from verl_omni.utils.save_before_stop import Progress, save
 
-
 BEFORE = Progress(complete=5, saved=4, job="01")
 
 
