@@ -40,6 +40,7 @@ class CheckpointSaver:
         may_write: Callable[[], None],
     ) -> None:
         self.folder, self.run_number = folder, 1
+        self.newest: int | None = None  # step of the last checkpoint that is complete
         self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
         self._event, self._may_write = event, may_write
         self._writing: int | None = None  # step
@@ -123,4 +124,5 @@ class CheckpointSaver:
         self._may_write()
 
     def _saved(self, step: int, path: Path) -> None:
+        self.newest = step
         self._event("checkpoint", step=step, path=str(path))

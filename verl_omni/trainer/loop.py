@@ -84,11 +84,10 @@ class DiffusionTrainer:
         self.order = data.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
-        self._optimizer_steps = 0.0  # taken since this process started
         self._awake = True  # the engines
         self._complete = 0  # last step whose update is complete
         self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
-        self._drawn = 0  # training samples since this process started
+        self._optimizer_steps, self._drawn = 0.0, 0  # taken, and training samples, since this process started
         self._collapse = collapse.CollapseState()
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
@@ -366,7 +365,8 @@ class DiffusionTrainer:
         return wanted
 
     def _stop(self) -> NoReturn:
-        self._save_complete()
+        if self.saver.newest != self._complete:
+            self._save_complete()
         raise Interrupted(f"stopped after step {self._complete} of {self.total}")
 
     def _save_complete(self) -> None:

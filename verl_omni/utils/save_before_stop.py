@@ -2,7 +2,7 @@
 
 It is the preStop hook of the head and of trainer pods of a job in a queue, whose pods are deleted without a notice when
 the queue preempts the job. It ends when every step that was complete has a checkpoint, when no training runs, or after
-`SECONDS`; then it stops this pod's Ray, and with it the container. A run that has saved for a hook takes no step more.
+`SECONDS`; then the kubelet stops the container. A run that has saved for a hook takes no step more.
 
 The training program and the hooks share two entries of Ray's key-value store: the run's `Progress`, and the request.
 """
@@ -22,7 +22,6 @@ PROGRESS, REQUEST, NAMESPACE = b"progress", b"checkpoint_requested", b"diffusion
 POLL_SECONDS = 1.0
 GCS_PORT = 6379
 STORE_SECONDS = 5.0  # for an answer of Ray's head
-RAYLET = "raylet"  # name of Ray's process of a node: the container ends with it
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -88,10 +87,11 @@ def head_address() -> str:
     Raises:
         RuntimeError: no Ray runs here, or it is not connected.
     """
-    for process in _raylets():
-        for connection in process.net_connections(kind="tcp"):
-            if connection.raddr and connection.raddr.port == GCS_PORT:
-                return _with_port(connection.raddr.ip)
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "raylet":
+            for connection in process.net_connections(kind="tcp"):
+                if connection.raddr and connection.raddr.port == GCS_PORT:
+                    return _with_port(connection.raddr.ip)
     raise RuntimeError("no Ray of this pod is connected to a head")
 
 
@@ -103,20 +103,11 @@ def _with_port(address: str) -> str:
     return f"{found.ipv4_mapped}:{GCS_PORT}" if found.ipv4_mapped else f"[{found}]:{GCS_PORT}"
 
 
-def _raylets() -> list[psutil.Process]:
-    return [process for process in psutil.process_iter(["name"]) if process.info["name"] == RAYLET]
-
-
 def main() -> int:
-    """Wait for the checkpoint, and stop this pod's Ray. Returns the exit code."""
+    """Wait for the checkpoint. Returns the exit code."""
     import ray
 
-    try:
-        saved = save(Store(ray._raylet.GcsClient(address=head_address())), float(sys.argv[1]))
-    finally:
-        for process in _raylets():
-            process.terminate()
-    return 0 if saved else 1
+    return 0 if save(Store(ray._raylet.GcsClient(address=head_address())), float(sys.argv[1])) else 1
 
 
 if __name__ == "__main__":

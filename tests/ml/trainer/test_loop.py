@@ -234,6 +234,16 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
     assert why == "stop_requested" or seen[2] == [2], "complete before the next step"
 
 
+def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "trainer.save_freq=1", "trainer.total_training_steps=3")
+    saved: list[int] = []
+    made.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
+    made.stop_requested = lambda: len(saved) == 2
+    with pytest.raises(Interrupted):
+        made.fit(None)
+    assert saved == [1, 2]
+
+
 @pytest.mark.parametrize("settings", [(), BACKGROUND], ids=["at once", "in the background"])
 def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
     made = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
