@@ -10,12 +10,13 @@ import yaml
 from typer.testing import CliRunner
 
 from omni_operator import plan
-from omni_operator.api import JobError, load_job
+from omni_operator.api import JobError, load_job, override_rules
 from omni_operator.api.setting_names import REQUIRED
 from omni_operator.api.training import LOSSES
 from omni_operator.cli.main import app
 from verl_omni.trainer import settings
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
+from verl_omni.workers.algorithms import registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
@@ -37,6 +38,8 @@ CASES = [
     ([], ["trainer.max_velocity_difference=-1"], "must be a positive number or null: -1"),
     ([], ["trainer.resume_from_path=/runs/a/checkpoints/step_000020"], "is not read: "),
     ([*NFT, "spec.model.lora.enabled=false"], [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4"], "needs LoRA"),
+    (NFT, ["algorithm.old_policy_decay_schedule=linear"], "linear is not supported; write null or copy or delayed"),
+    (NFT, ["algorithm.old_policy_update_interval=0.5"], "must be a whole number from 1: 0.5"),
     (NFT, [f"{ROLLOUT}.algo.init_same_noise=true"], "all samples of a prompt would be the same"),
     (MIX, [f"{ROLLOUT}.algo.sde_contiguous=False"], "a progressive window is contiguous"),
     (["spec.rollout.sampler.window={size: 2, start: 0, end: 9}"], [f"{ACTOR}.use_kl_loss=true"], "would divide by 0"),
@@ -113,6 +116,7 @@ def test_an_override_that_does_not_go_with_fields_is_refused_as_by_the_trainer(
     ([], ["trainer.resume_from_path=null", f"{ROLLOUT}.calculate_log_probs=false"]),
     ([], ["trainer.max_velocity_difference=null"]),
     (NFT, [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4", f"{ACTOR}.use_kl_loss=False"]),
+    (NFT, ["algorithm.old_policy_decay_schedule=copy", "algorithm.old_policy_update_interval=2"]),
     ([*MIX, "spec.rollout.sampler.window.placement=Random"], [f"{ROLLOUT}.algo.sde_contiguous=false"]),
     (["spec.rollout.sampler.window={size: 2, start: 0, end: 8}"], [f"{ACTOR}.use_kl_loss=true"]),
     (SEPARATE, [f"{V1}.sampler.max_off_policy_strategy=drop", f"{V1}.sampler.max_off_policy_threshold=2"]),
@@ -149,6 +153,10 @@ def test_validate_refuses_flow_dppo_with_the_log_probabilities_of_the_engine(
     assert found.exit_code == 2
     text = "true does not go with flow_dppo: the engine does not record the means of its steps; it needs false"
     assert f"spec.algorithm.overrides[0]: algorithm.rollout_correction.bypass_mode: {text}" in found.output
+
+
+def test_the_schedules_of_the_old_policy_are_those_of_the_trainer() -> None:
+    assert override_rules.DECAY_SCHEDULES == registry.DECAY_SCHEDULES
 
 
 def test_a_module_of_the_user_may_register_an_algorithm_that_needs_other_values() -> None:

@@ -17,6 +17,7 @@ SOURCE, BACKEND = "algorithm.sample_source", f"{ROLLOUT}.checkpoint_engine.backe
 FRACTION, LOG_PROBS = "algorithm.timestep_fraction", "trainer.max_log_prob_difference"
 VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path"
 WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
+DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")
 DIVISORS = (f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
 
 
@@ -64,9 +65,8 @@ def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
 
 
 def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> Iterator[tuple[str, str]]:
-    coefficient = f"{ACTOR}.diffusion_loss.ref_kl_coef"
-    if algorithm == "DiffusionNFT" and not lora and _is_number(weight := _value(given, coefficient)) and weight > 0:
-        yield coefficient, "needs LoRA (spec.model.lora): its base is the model with the adapter disabled"
+    if algorithm == "DiffusionNFT":
+        yield from _old_policy(given, lora=lora)
     if algorithm not in ESTIMATORS:
         return
     if _value(given, LOG_PROBS, 1) is None:
@@ -77,6 +77,20 @@ def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> It
     fraction = _value(given, FRACTION, 1)
     if not _is_number(fraction) or not 0 < fraction <= 1:
         yield FRACTION, f"must be above 0 and at most 1: {fraction}"
+
+
+def _old_policy(given: dict[str, _Given], *, lora: bool) -> Iterator[tuple[str, str]]:
+    name = f"{ACTOR}.diffusion_loss.ref_kl_coef"
+    if not lora and _is_number(weight := _value(given, name)) and weight > 0:
+        yield name, "needs LoRA (spec.model.lora): its base is the model with the adapter disabled"
+    name = "algorithm.old_policy_decay_schedule"
+    if (schedule := _value(given, name)) not in DECAY_SCHEDULES:
+        values = " or ".join(each or "null" for each in DECAY_SCHEDULES)
+        yield name, f"{schedule} is not supported; write {values}"
+    name = "algorithm.old_policy_update_interval"
+    interval = _value(given, name, 1)
+    if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        yield name, f"must be a whole number from 1: {interval}"
 
 
 def _ranks(given: dict[str, _Given], trainer: Trainer) -> Iterator[tuple[str, str]]:
