@@ -19,8 +19,10 @@ from results import FIGURES, write
 
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
 ACTOR = "actor_rollout_ref.actor"
-ALL_WEIGHTS = ("spec.model.lora=null", "spec.trainer.learningRate=0.002")
+ATTENTION = ("spec.model.lora={}", "spec.trainer.learningRate=0.002")
+ALL_WEIGHTS = ("spec.model.lora.enabled=false", "spec.trainer.learningRate=0.002")
 KL = f"{ACTOR}.use_kl_loss=true"
+NFT = ("spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0")
 # Kilobytes and a difference of channels: the range of the first is several times that of the second.
 TWO_SCORERS = ("spec.reward.scorers=[{name: color, settings: {color: red}}, {name: jpeg}]",)
 
@@ -60,12 +62,25 @@ VARIANTS = {
         "the same, `reward.aggregation=normalized_sum`", ("reward.aggregation=normalized_sum",), TWO_SCORERS,
         score="reward/color",
     ),
+    "attention": Variant(
+        "an adapter of rank 32 for the attention layers, learning rate 0.002", assignments=ATTENTION
+    ),
+    "attention-kl": Variant(
+        "the same, `use_kl_loss=true`, `kl_loss_coef=0.001`", (KL, f"{ACTOR}.kl_loss_coef=0.001"), ATTENTION
+    ),
+    "attention-strong-kl": Variant(
+        "the same, `kl_loss_coef=0.1`", (KL, f"{ACTOR}.kl_loss_coef=0.1"), ATTENTION, learns=False
+    ),
     "all-weights": Variant("all weights, learning rate 0.002", assignments=ALL_WEIGHTS),
     "all-weights-kl": Variant(
         "the same, `use_kl_loss=true`, `kl_loss_coef=0.001`", (KL, f"{ACTOR}.kl_loss_coef=0.001"), ALL_WEIGHTS
     ),
     "all-weights-strong-kl": Variant(
         "the same, `kl_loss_coef=0.1`", (KL, f"{ACTOR}.kl_loss_coef=0.1"), ALL_WEIGHTS, learns=False
+    ),
+    "nft": Variant("DiffusionNFT with its defaults", assignments=NFT),
+    "nft-clip-1": Variant(
+        "the same, `diffusion_loss.adv_clip_max=1`", (f"{ACTOR}.diffusion_loss.adv_clip_max=1",), NFT
     ),
 }  # fmt: skip
 

@@ -259,11 +259,10 @@ def learning(data: Data) -> Section:
     wrong = [row["variant"] for row in rows if not VARIANTS[row["variant"]].as_expected(row)]
     return Section(
         [
-            f"The smallest example, {steps[-1]} steps, one seed. Each row changes only what it says. The score is the "
-            "held-out mean of `color`, of 200 images with the same prompts and seeds. Other work ran on the same "
-            "machine.",
-            table(["variant", f"score at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
-                  [[VARIANTS[row["variant"]].text, *scores(row)] for row in rows]),
+            f"The smallest example, {steps[-1]} steps. Each row changes only what it says. The score is the held-out "
+            "mean of `color`, of 200 images with the same prompts and seeds. Other work ran on the same machine.",
+            table(["variant", "seed", f"score at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
+                  [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows]),
             "The range of `jpeg`, kilobytes, is several times that of `color`: the weighted mean is nearly that of "
             "`jpeg` alone, and the normalized sum is not. A strong KL holds the policy to the base model.",
             verdict(not wrong, f"scores of what should learn rise by more than {RISE}, those of the others do not"),

@@ -65,16 +65,19 @@ def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None
     assert spec.model.cache and {spec.model.cache.claim_name, spec.checkpoint.claim_name} <= mounted & CLAIMS
 
 
-@pytest.mark.slow  # only the largest trained weights and the largest samples
+@pytest.mark.slow  # the largest trained weights, the largest samples of two models, and training without samples
 @pytest.mark.usefixtures("_fit_in_this_process")
-@pytest.mark.parametrize("name", ["qwen-image-full-grpo", "wan-dance-grpo"])
+@pytest.mark.parametrize(
+    "name", ["qwen-image-full-grpo", "wan-dance-grpo", "wan22-5b-dance-grpo", "sd35-offline-dpo"]
+)
 def test_an_example_with_a_released_model_fits(name: str) -> None:
     job = str(ROOT / "examples" / f"{name}.yaml")
     found = CliRunner().invoke(app, ["fit", job, "--device", "h100-80g", "--json"])
     assert found.exit_code == 0, found.output
     estimate = json.loads(found.stdout)
     assert estimate["fits"] and estimate["host_fits"]
-    assert estimate["not_estimated"] == (["spec.reward.model"] if name == "qwen-image-full-grpo" else [])
+    judge = load_job(Path(job)).job.spec.reward.model
+    assert estimate["not_estimated"] == (["spec.reward.model"] if judge else [])
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:

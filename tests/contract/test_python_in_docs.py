@@ -13,6 +13,7 @@ from control.cli.document_blocks import PAGES, ROOT, Block, blocks
 PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
 # Blocks that a test runs, or compares with a file that a test runs.
 RUN = {
+    "docs/algorithms.md": "tests/ml/trainer/test_preferences.py",
     "docs/cli.md": "tests/control/client/test_documented_client.py",
     "docs/extensions.md": "tests/ml/test_extensions.py",
     "docs/own-family.md": "tests/contract/test_own_family.py",

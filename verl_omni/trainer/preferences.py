@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Image as ImageFeature
 from PIL import Image, ImageOps
 from torch import Tensor
 from verl import DataProto
@@ -32,7 +33,7 @@ class PreferencePairs:
         height, width: of samples, in pixels.
 
     Raises:
-        ValueError: a column is missing.
+        ValueError: a column is missing, or a row has no image.
         FileNotFoundError: the file of an image does not exist; the message names the first.
     """
 
@@ -45,7 +46,11 @@ class PreferencePairs:
                 f"their columns are {', '.join(columns)}"
             )
         for name in COLUMNS:
+            if isinstance(dataset.dataframe.features[name], ImageFeature):  # whose rows would be decoded images
+                dataset.dataframe = dataset.dataframe.cast_column(name, ImageFeature(decode=False))
             for row, value in enumerate(dataset.dataframe[name]):
+                if not value or (isinstance(value, Mapping) and not (value.get("bytes") or value.get("path"))):
+                    raise ValueError(f"row {row} of data.train_files: {name} is {value}, neither a path nor bytes")
                 path = self._path(value)
                 if path is not None and not path.is_file():
                     raise FileNotFoundError(f"row {row} of data.train_files: {name} is {path}, which does not exist")

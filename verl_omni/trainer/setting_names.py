@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
+from verl_omni.trainer.unused_values import LOG_PROBS
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -58,9 +59,25 @@ def render() -> str:
         "}\n",
         "# Groups whose keys the user chooses.\n",
         _tuple("OPEN", OPEN),
+        *_required(),
         *_reference(),
     ]
     return HEADER + "".join(parts)
+
+
+def _required() -> Iterator[str]:
+    """The settings that must have one value with an algorithm."""
+    losses: dict[str, list[str]] = {}
+    for loss, entry in ALGORITHMS.items():
+        for each in entry.required:
+            # The trainer drops false, and says that it has no effect (unused_values.py).
+            if not (entry.on_recorded_steps and each.name == LOG_PROBS):
+                row = f"{json.dumps(each.name)}, {each.value!r}, {json.dumps(each.reason)}"
+                losses.setdefault(row, []).append(loss)
+    yield "# Settings that must have one value with some algorithms, and why.\n"
+    yield "REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (\n"
+    yield from (f"    ({row}, {tuple(names)!r}),\n" for row, names in losses.items())
+    yield ")\n"
 
 
 def _reference() -> Iterator[str]:

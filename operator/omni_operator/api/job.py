@@ -16,6 +16,7 @@ from .data import Data
 from .labels import find_bad_annotations, find_bad_labels
 from .model import Model
 from .output import STORAGE_RULES, Output, Storage
+from .override_rules import override_violations
 from .platform import Observability, Scheduling, Security
 from .pod_template import drop_nulls
 from .pods import Accelerator, Head, Runtime
@@ -249,6 +250,7 @@ class Spec(StrictModel):
     def violations(self) -> Iterator[Violation]:
         yield from accelerator_violations(self.trainer, self.rollout, self.reward.model, self.security)
         yield from self._algorithm_rules()
+        yield from override_violations(self.algorithm, self.trainer, self.rollout, lora=self.model.lora.enabled)
         yield from self._cluster_rules()
 
     def _algorithm_rules(self) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from .reserved import owner_of
-from .setting_names import BY_LOSS, COMMON, ELSEWHERE, OPEN, REJECTED, WITHOUT_EFFECT
+from .setting_names import BY_LOSS, COMMON, ELSEWHERE, OPEN, REJECTED, REQUIRED, WITHOUT_EFFECT
 from .suggestions import nearest
 
 DEFAULT_LOSS = "flow_grpo"
@@ -21,20 +21,22 @@ def describe_reserved(name: str) -> str | None:
     return f"{name} is reserved: {owner} sets it" if owner else None
 
 
-def describe_unsupported(name: str, value: str, loss: str) -> str | None:
+def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
     """Why the project's trainer refuses the name or the value of `<name>=<value>`; None if it refuses neither.
 
     Hydra's marks before the name, `+` and `++`, change nothing.
 
     Args:
-        loss: the trainer's name of the algorithm.
+        loss: the trainer's name of the algorithm; None if it is not known, or one of the user's.
     """
     if name not in _REJECTED and any(name.startswith(f"{group}.") for group in OPEN):
         return None
-    known = {*COMMON, *BY_LOSS[loss]}
+    known = {*COMMON, *BY_LOSS[loss or DEFAULT_LOSS]}
     rule = name if name in known else _reference_rule(name)
     if rule is not None:
-        return _describe_rejected(name, value, *_REJECTED[rule]) if rule in _REJECTED else None
+        setting = ELSEWHERE.get(rule, rule)
+        rejected = _describe_rejected(name, value, *_REJECTED[setting]) if setting in _REJECTED else None
+        return rejected or _describe_conflict(setting, value, loss)
     if any(name in names for names in BY_LOSS.values()):
         return None  # the trainer names it as a setting that this algorithm does not read
     near = nearest(name, known) or next((one for one in sorted(known) if _last(one) == _last(name)), None)
@@ -61,6 +63,17 @@ def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advi
         return None
     values = " or ".join(_plain(other) for other in accepted)
     return f"{name}={value} is not supported; write {values}: {advice}"
+
+
+def _describe_conflict(name: str, value: str, loss: str | None) -> str | None:
+    """Why the algorithm cannot use a supported value, in the trainer's words."""
+    if "${" in value:
+        return None
+    given = parse_value(value)
+    for setting, needed, reason, losses in REQUIRED:
+        if setting == name and loss in losses and given != needed:
+            return f"{name}: {_plain(given)} does not go with {loss}: {reason}; it needs {_plain(needed)}"
+    return None
 
 
 def parse_value(text: str) -> Any:

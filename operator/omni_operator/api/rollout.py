@@ -104,6 +104,10 @@ class Window(StrictModel):
 
     cel = (Cel("self.start + self.size <= self.end", WINDOW_DOES_NOT_FIT, ".size"),)
 
+    def placement_with(self, algorithm: str) -> Literal["Random", "Progressive"]:
+        """The placement, with an algorithm's default."""
+        return self.placement or ("Progressive" if algorithm == "MixGRPO" else "Random")
+
     @override
     def violations(self) -> Iterator[Violation]:
         if self.start + self.size > self.end:

@@ -165,6 +165,26 @@ OPEN = (
     "actor_rollout_ref.rollout.val_kwargs.pipeline", "data.apply_chat_template_kwargs", "data.mm_processor_kwargs",
     "ray_kwargs.ray_init", "reward.reward_functions", "reward.scorer_kwargs",
 )
+# Settings that must have one value with some algorithms, and why.
+REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
+    ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('flow_grpo', 'diffusion_dpo', 'grpo_guard', 'flow_dppo')),
+    ("algorithm.sample_source", 'online', "it trains on samples of the engine", ('flow_grpo', 'diffusion_nft', 'grpo_guard', 'flow_dppo')),
+    ("actor_rollout_ref.rollout.calculate_log_probs", False, "it uses no log-probabilities", ('diffusion_nft', 'diffusion_dpo')),
+    ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
+    ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_nft', 'diffusion_dpo')),
+    ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_nft', 'diffusion_dpo')),
+    ("actor_rollout_ref.actor.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss", ('diffusion_nft', 'diffusion_dpo')),
+    ("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps", ('diffusion_nft', 'diffusion_dpo')),
+    ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_nft', 'diffusion_dpo')),
+    ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
+    ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
+    ("algorithm.rollout_correction.rollout_rs_threshold", None, "it is not read", ('diffusion_nft', 'diffusion_dpo')),
+    ("algorithm.rollout_correction.rollout_is_threshold", 2.0, "it is not read", ('diffusion_nft', 'diffusion_dpo')),
+    ("actor_rollout_ref.rollout.rollout_adapter", 'old', "the old policy must sample", ('diffusion_nft',)),
+    ("actor_rollout_ref.model.policy_state_adapters", ['default', 'old'], "it keeps an old policy", ('diffusion_nft',)),
+    ("algorithm.adv_estimator", 'flow_grpo', "it orders samples without advantages", ('diffusion_dpo',)),
+    ("algorithm.rollout_correction.bypass_mode", False, "the engine does not record the means of its steps", ('grpo_guard', 'flow_dppo')),
+)
 # Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.
 ELSEWHERE = {
     "actor_rollout_ref.actor.fsdp_config.dtype": "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",

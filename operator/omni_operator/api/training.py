@@ -11,7 +11,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from .base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from .override_names import DEFAULT_LOSS, describe_reserved, describe_unsupported
+from .override_names import describe_reserved, describe_unsupported
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 from .reserved import OF_THE_ALGORITHM, RESERVED
@@ -36,7 +36,7 @@ ESTIMATORS = {
     "FlowDPPO": "flow_grpo",
 }
 LOSS_GROUP = "actor_rollout_ref.actor.diffusion_loss."
-_OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
+OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
 _RESERVED_MESSAGE = (
     "an override must not set what a field of the job sets; `drl validate` names the override and the field"
 )
@@ -97,7 +97,7 @@ class Algorithm(StrictModel):
     @override
     def violations(self) -> Iterator[Violation]:
         for place, line in enumerate(self.overrides):
-            match = _OVERRIDE.match(line)
+            match = OVERRIDE.match(line)
             if match is None:
                 yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
             elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
@@ -109,7 +109,7 @@ class Algorithm(StrictModel):
         """For the project's trainer only, not for another entry point."""
         if self.entrypoint != ENTRYPOINT:
             return None
-        return describe_unsupported(name, value, LOSSES.get(self.name, DEFAULT_LOSS))
+        return describe_unsupported(name, value, LOSSES.get(self.name))
 
 
 class Batch(StrictModel):

@@ -105,8 +105,7 @@ def _rollout(spec: Spec) -> Settings:
     if window := sampler.window:
         made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
         made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
-        placement = window.placement or ("Progressive" if spec.algorithm.name == "MixGRPO" else "Random")
-        made[f"{ROLLOUT}.algo.sample_strategy"] = placement.lower()
+        made[f"{ROLLOUT}.algo.sample_strategy"] = window.placement_with(spec.algorithm.name).lower()
         made[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
     return made
 

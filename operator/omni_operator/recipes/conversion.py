@@ -214,7 +214,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     ):
         return
     elif name.startswith("--"):
-        if reason := describe_unsupported(name, text, LOSSES[algorithm or "FlowGRPO"]):
+        if reason := describe_unsupported(name, text, LOSSES.get(algorithm or "")):
             raise Refusal(reason.removeprefix(f"{name}={text} "))
         made.without_effect.append(f"{name}={text}")
     elif (
@@ -224,8 +224,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         or (name == LOG_PROBS and value is False and (algorithm or "FlowGRPO") in ESTIMATORS)
     ):
         made.without_effect.append(f"{name}={text}")
-    elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES[algorithm or "FlowGRPO"]):
-        raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} "))
+    elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES.get(algorithm or "")):
+        raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} ").removeprefix(f"{name}: "))
     else:
         made.overrides.append(f"{name}={text}")
 

@@ -329,6 +329,13 @@ def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: s
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
 
 
+def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode=True"
+    found = refused(f"{ACTOR}.diffusion_loss.loss_mode=flow_dppo", bypass)
+    assert found[bypass].startswith("true does not go with flow_dppo: the engine does not record the means")
+    assert bypass not in refused(bypass)
+
+
 @pytest.mark.parametrize(
     ("argument", "more"),
     [

@@ -75,15 +75,31 @@ def scorers(recipe: Recipe, folder: Path, server: str) -> dict[str, Any]:
     return {}
 
 
-def write_rows(recipe: Recipe, folder: Path) -> None:
-    """The recipe's files of prompts, and for editing and preferences images."""
-    import datasets
+def picture(seed: int) -> dict[str, Any]:
+    """A random image, as a data set has it."""
     import torch
     from torchvision.io import encode_png
 
-    def picture(seed: int) -> dict[str, Any]:
-        pixels = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-        return {"bytes": encode_png(pixels).numpy().tobytes(), "path": None}
+    pixels = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return {"bytes": encode_png(pixels).numpy().tobytes(), "path": None}
+
+
+def pair(seed: int) -> dict[str, Any]:
+    """Columns of a row of preferences."""
+    return {"chosen": picture(seed), "rejected": picture(100 + seed)}
+
+
+def write_pairs(path: Path) -> None:
+    """A file of preferences."""
+    import datasets
+
+    rows = [{"prompt": f"a sign that says {word}", **pair(place)} for place, word in enumerate(WORDS)]
+    datasets.Dataset.from_list(rows).to_parquet(str(path))
+
+
+def write_rows(recipe: Recipe, folder: Path) -> None:
+    """The recipe's files of prompts, and for editing and preferences images."""
+    import datasets
 
     for number, name in enumerate(("train", "test")):
         rows: list[dict[str, Any]] = [{"prompt": f"a sign that says {word}", "ground_truth": word} for word in WORDS]
@@ -91,5 +107,5 @@ def write_rows(recipe: Recipe, folder: Path) -> None:
             if recipe.family == "qwen_image_edit":
                 row["images"] = [picture(10 * number + place)]
             if recipe.given.get("algorithm.sample_source") == "offline":
-                row |= {"chosen": picture(10 * number + place), "rejected": picture(100 + 10 * number + place)}
+                row |= pair(10 * number + place)
         datasets.Dataset.from_list(rows).to_parquet(str(folder / "data" / "ocr" / f"{name}.parquet"))

@@ -57,10 +57,13 @@ JOBS = {
     "qwen-image-ocr-grpo": "qwen_image",
     "qwen-image-full-grpo": "qwen_image",
     "qwen-image-online-dpo": "qwen_image",
+    "sd35-offline-dpo": "sd3",
     "qwen-image-edit-grpo": "qwen_image_edit",
     "wan-dance-grpo": "wan",
+    "wan22-5b-dance-grpo": "wan_5b",
     "wan22-a14b-dance-grpo": "wan_a14b",
 }
+PAIRS = {"sd35-offline-dpo": "preferences/train.parquet"}  # instead of a file of the user's
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -119,6 +122,8 @@ def shrink(name: str, model: Path, server: str) -> dict[str, Any]:
         for group in groups:
             node = node[group]
         node[last] = value
+    if name in PAIRS:
+        spec["data"]["train"] = [PAIRS[name]]
     spec["rollout"].get("engine", {}).pop("tensorParallelSize", None)  # one process has one accelerator
     (scorer,) = spec["reward"]["scorers"]
     if spec["reward"].pop("model", None) or "server" not in scorer["settings"]:
@@ -153,18 +158,22 @@ def test_an_example_trains_with_its_own_settings(
     job.write_text(yaml.safe_dump(shrink(name, model, f"http://127.0.0.1:{judge.server_address[1]}")))
     for folder in ("prompts", "rewards"):
         (tmp_path / folder).symlink_to(EXAMPLES / folder)
+    if name in PAIRS:
+        (tmp_path / PAIRS[name]).parent.mkdir()
+        small_recipes.write_pairs(tmp_path / PAIRS[name])
     own, shrunk = settings_of(EXAMPLES / f"{name}.yaml"), settings_of(job)
     differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
-    assert differing <= SHRUNK, "everything else is the example's"
+    assert differing <= SHRUNK | ({"data.train_files"} if name in PAIRS else set()), "everything else is the example's"
 
     shared_ray.train(overrides_of(job, tmp_path, tmp_path / "runs"))
     lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     assert [line["weights/version"] for line in lines] == list(range(STEPS + 1))
-    for line in lines[1:]:
-        assert math.isfinite(line["reward/mean"]) and line["actor/optimizer_steps"] > 0
+    assert all(line["actor/optimizer_steps"] > 0 for line in lines[1:])
     assert any(line["actor/grad_norm"] > 0 for line in lines[1:])
+    scored = [math.isfinite(line["reward/mean"]) for line in lines[1:] if "reward/mean" in line]
+    assert scored == ([] if name in PAIRS else [True] * STEPS), "pairs of a data set are not scored"
     # Training samples, and two evaluations.
-    assert len(Judge.asked) == STEPS * 2 * 4 + 2 * HELD_OUT
+    assert len(Judge.asked) == len(scored) * 2 * 4 + 2 * HELD_OUT
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from PIL import Image
 
+from control.cli.document_blocks import ROOT, blocks
 from verl_omni.pipelines import registry
 from verl_omni.trainer import data, settings
 from verl_omni.trainer.preferences import PreferencePairs
@@ -46,21 +48,51 @@ def test_a_request_has_the_images_in_their_order_at_the_size_of_samples(tmp_path
     assert not torch.equal(request.batch["draw_seeds"], pairs.update_request([1, 0], seed=4).batch["draw_seeds"])
 
 
-def test_images_may_be_in_the_data_set(tmp_path: Path) -> None:
-    from datasets import Dataset
+def encoded(color: tuple[int, int, int]) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), color).save(file, format="PNG")
+    return {"bytes": file.getvalue(), "path": None}
 
-    def encoded(color: tuple[int, int, int]) -> dict[str, Any]:
-        file = io.BytesIO()
-        Image.new("RGB", (8, 8), color).save(file, format="PNG")
-        return {"bytes": file.getvalue(), "path": None}
 
-    Dataset.from_list([{"prompt": "a", "chosen": encoded(RED), "rejected": encoded(BLUE)}]).to_parquet(
-        tmp_path / "pairs.parquet"
-    )
+@pytest.mark.parametrize("feature", [None, datasets.Image()], ids=["a mapping", "an image of datasets"])
+def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image | None) -> None:
+    made = datasets.Dataset.from_list([{"prompt": "a", "chosen": encoded(RED), "rejected": encoded(BLUE)}])
+    for name in ("chosen", "rejected") if feature else ():
+        made = made.cast_column(name, feature)
+    made.to_parquet(tmp_path / "pairs.parquet")
     config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
     rows = data.load(str(tmp_path / "pairs.parquet"), config, None)
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
+
+
+def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (8, 8), RED).save(tmp_path / "red.png")
+    columns = datasets.Features(
+        {"prompt": datasets.Value("string"), "chosen": datasets.Image(), "rejected": datasets.Image()}
+    )
+    row = {"prompt": "a", "chosen": "red.png", "rejected": encoded(BLUE)}
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)  # datasets looks for files from the working directory
+        datasets.Dataset.from_list([row], features=columns).to_parquet("pairs.parquet")
+    config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    rows = data.load(str(tmp_path / "pairs.parquet"), config, None)
+    (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
+    assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
+
+
+def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = [block for block in blocks(ROOT / "docs" / "algorithms.md") if block.language == "python"]
+    for name, color in (("a", RED), ("b", BLUE)):
+        Image.new("RGB", (8, 8), color).save(tmp_path / f"{name}.png")
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)
+        exec(compile(program.text, "docs/algorithms.md", "exec"), {})
+    config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    rows = data.load(str(tmp_path / "train.parquet"), config, None)
+    request = PreferencePairs(rows, tmp_path / "elsewhere", height=8, width=8).update_request([0], seed=1)
+    assert request.batch["pixels"][0].float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
+    assert list(request.non_tensor_batch["prompts"]) == ["a red circle"]
 
 
 def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
@@ -68,6 +100,10 @@ def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
         PreferencePairs(dataset(tmp_path, [{"prompt": "a", "chosen": "x.png"}]), tmp_path, height=8, width=8)
     rows = [{"prompt": "b", "chosen": "x.png", "rejected": "x.png"}]
     with pytest.raises(FileNotFoundError, match=r"row 0 of data.train_files: chosen is .*x\.png"):
+        PreferencePairs(dataset(tmp_path, rows), tmp_path, height=8, width=8)
+    rows = [{"prompt": "b", "chosen": "x.png", "rejected": None}]
+    (tmp_path / "x.png").touch()
+    with pytest.raises(ValueError, match=r"row 0 of data.train_files: rejected is None, neither a path nor bytes"):
         PreferencePairs(dataset(tmp_path, rows), tmp_path, height=8, width=8)
 
 

@@ -35,6 +35,18 @@ class RequiredSetting:
     value: Any
     reason: str
 
+    def conflict(self, found: Any, loss: str) -> str | None:
+        """What is wrong with the value found, in the words of `drl validate`; None if it is the one needed."""
+        if found == self.value:
+            return None
+        given, needed = _plain(found), _plain(self.value)
+        return f"{self.name}: {given} does not go with {loss}: {self.reason}; it needs {needed}"
+
+
+def _plain(value: Any) -> str:
+    """A value as users write it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
 
 def _no_conflicts(config: DictConfig) -> Sequence[str]:
     return ()
@@ -124,7 +136,7 @@ def _correction_conflicts(config: DictConfig) -> Sequence[str]:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    return " or ".join("null" if value is None else str(value) for value in values)
+    return " or ".join(_plain(value) for value in values)
 
 
 def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
@@ -194,6 +206,7 @@ def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[
     return found
 
 
+_ONLINE = RequiredSetting("algorithm.sample_source", "online", "it trains on samples of the engine")
 _TRAINED_POLICY_SAMPLES = RequiredSetting(f"{ROLLOUT}.rollout_adapter", "default", "the trained policy must sample")
 _WITHOUT_LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", False, "it uses no log-probabilities"),
@@ -212,6 +225,7 @@ _WITHOUT_ADVANTAGES = RequiredSetting("algorithm.adv_estimator", "flow_grpo", "i
 _LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
     _TRAINED_POLICY_SAMPLES,
+    _ONLINE,
 )
 _RECOMPUTED_MEANS = RequiredSetting(
     f"{CORRECTION}.bypass_mode", False, "the engine does not record the means of its steps"
@@ -223,6 +237,7 @@ _OWN = {
         f"{_HERE}.diffusion_nft:DiffusionNFT",
         (
             *_WITHOUT_LIKELIHOOD,
+            _ONLINE,
             RequiredSetting(f"{ROLLOUT}.rollout_adapter", "old", "the old policy must sample"),
             RequiredSetting(f"{MODEL}.policy_state_adapters", ["default", "old"], "it keeps an old policy"),
         ),
@@ -279,11 +294,8 @@ def setting_conflicts(config: DictConfig) -> list[str]:
     found = []
     for required in (*_sampled_for(config, name, entry), *entry.required):
         value = OmegaConf.select(config, required.name)
-        if (OmegaConf.to_container(value) if OmegaConf.is_config(value) else value) != required.value:
-            found.append(
-                f"{required.name}: {value} does not go with {name}: {required.reason}; it needs {required.value}"
-            )
-    if "diffusion_dpo" not in (name, entry.like) and config.algorithm.sample_source == "offline":
-        found.append(f"algorithm.sample_source: offline does not go with {name}, which needs samples; write online")
+        plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        if text := required.conflict(plain, name):
+            found.append(text)
     shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config), *_window_conflicts(config))
     return [*found, *shared, *entry.conflicts(config)]

@@ -1,0 +1,160 @@
+"""PURE: overrides that do not go with fields of the job, which the project's trainer refuses at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Violation
+from .override_names import parse_value
+from .rollout import Rollout
+from .setting_names import ELSEWHERE
+from .training import ENTRYPOINT, ESTIMATORS, OVERRIDE, Algorithm, Trainer
+
+ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
+SOURCE, BACKEND = "algorithm.sample_source", f"{ROLLOUT}.checkpoint_engine.backend"
+FRACTION, LOG_PROBS = "algorithm.timestep_fraction", "trainer.max_log_prob_difference"
+VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path"
+WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
+DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")
+DIVISORS = (f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The last override of a setting, by the name that it has here."""
+
+    place: int
+    value: Any
+
+
+def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout, *, lora: bool) -> Iterator[Violation]:
+    """Overrides that the trainer would refuse because of fields, or because of their range.
+
+    Values that refer to other settings (`${...}`) and overrides of another entry point are not checked.
+    """
+    if algorithm.entrypoint != ENTRYPOINT:
+        return
+    given: dict[str, _Given] = {}
+    for place, line in enumerate(algorithm.overrides):
+        if (match := OVERRIDE.match(line)) and "${" not in match[3]:
+            given[ELSEWHERE.get(match[2], match[2])] = _Given(place, parse_value(match[3]))
+    checks = (
+        _ranges(given),
+        _of_algorithm(given, algorithm.name, lora=lora),
+        _ranks(given, trainer),
+        _sampler(given, algorithm.name, rollout),
+        _pools(given, rollout),
+        _ahead(given, rollout),
+    )
+    for name, text in (found for check in checks for found in check):
+        yield Violation(("algorithm", "overrides", given[name].place), f"{name}: {text}")
+
+
+def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
+    for name in (WARMUP_SHARE, f"{ACTOR}.optim.min_lr_ratio"):
+        value = _value(given, name, 0)
+        if not _is_number(value) or not 0 <= value <= 1:
+            yield name, f"must be from 0 to 1: {value}"
+    steps, share = _value(given, WARMUP, 0), _value(given, WARMUP_SHARE, 0)
+    if _is_number(steps) and _is_number(share) and steps > 0 and share > 0:
+        yield WARMUP_SHARE, f"is not read with lr_warmup_steps={steps}; write one"
+    if _value(given, RESUMED) is not None:
+        yield RESUMED, "is not read: a job starts from checkpoints of its own run folder (spec.checkpoint.resume)"
+
+
+def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> Iterator[tuple[str, str]]:
+    if algorithm == "DiffusionNFT":
+        yield from _old_policy(given, lora=lora)
+    if algorithm not in ESTIMATORS:
+        return
+    if _value(given, LOG_PROBS, 1) is None:
+        yield LOG_PROBS, f"{algorithm} needs a number"
+    velocities = _value(given, VELOCITY)
+    if velocities is not None and not (_is_number(velocities) and velocities > 0):
+        yield VELOCITY, f"must be a positive number or null: {velocities}"
+    fraction = _value(given, FRACTION, 1)
+    if not _is_number(fraction) or not 0 < fraction <= 1:
+        yield FRACTION, f"must be above 0 and at most 1: {fraction}"
+
+
+def _old_policy(given: dict[str, _Given], *, lora: bool) -> Iterator[tuple[str, str]]:
+    name = f"{ACTOR}.diffusion_loss.ref_kl_coef"
+    if not lora and _is_number(weight := _value(given, name)) and weight > 0:
+        yield name, "needs LoRA (spec.model.lora): its base is the model with the adapter disabled"
+    name = "algorithm.old_policy_decay_schedule"
+    if (schedule := _value(given, name)) not in DECAY_SCHEDULES:
+        values = " or ".join(each or "null" for each in DECAY_SCHEDULES)
+        yield name, f"{schedule} is not supported; write {values}"
+    name = "algorithm.old_policy_update_interval"
+    interval = _value(given, name, 1)
+    if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        yield name, f"must be a whole number from 1: {interval}"
+
+
+def _ranks(given: dict[str, _Given], trainer: Trainer) -> Iterator[tuple[str, str]]:
+    ranks = trainer.accelerators
+    for name, unset in zip(DIVISORS, (-1, None), strict=True):
+        size = _value(given, name, unset)
+        if _is_number(size) and size != unset and (size < 1 or ranks % size):
+            yield name, f"{size} does not divide the {ranks} ranks of the trainer, one for each accelerator"
+
+
+def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iterator[tuple[str, str]]:
+    sampler, window = rollout.sampler, rollout.sampler.window
+    name = f"{ROLLOUT}.algo.init_same_noise"
+    if sampler.noise_level == 0:
+        if _value(given, name) is True:
+            yield (
+                name,
+                "without noise in the steps (spec.rollout.sampler.noiseLevel is 0), all samples of a prompt would be "
+                "the same; write false",
+            )
+        return
+    name = f"{ROLLOUT}.algo.sde_contiguous"
+    if window and window.placement_with(algorithm) == "Progressive" and _value(given, name) is False:
+        yield name, "a progressive window is contiguous: write true, or spec.rollout.sampler.window.placement Random"
+    name, steps = f"{ACTOR}.use_kl_loss", rollout.pipeline.steps
+    at_end = sampler.type == "cps" and window is not None and window.end == steps
+    if at_end and algorithm in ESTIMATORS and _value(given, name) is True:
+        yield (
+            name,
+            f"would divide by 0: spec.rollout.sampler.window contains the last of {steps} steps, where cps adds no "
+            "noise; end the window before it",
+        )
+
+
+def _pools(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
+    backend = _value(given, BACKEND)
+    if not rollout.separate:
+        if backend == "omni_tcp":
+            yield BACKEND, "omni_tcp is for spec.rollout.placement Separate; remove it"
+        return
+    if backend == "naive":
+        yield BACKEND, "naive is for engines on the trainer's accelerators; remove it"
+    for name in (f"{ROLLOUT}.free_cache_engine", f"{ROLLOUT}.enable_sleep_mode"):
+        if _value(given, name) is True:
+            yield name, "an engine in pods of its own (spec.rollout.placement Separate) never sleeps; remove it"
+
+
+def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
+    ahead = rollout.batches_ahead
+    if ahead and _value(given, SOURCE) == "offline":
+        yield SOURCE, "nothing is generated, so nothing ahead: remove spec.rollout.batchesAhead"
+    name, strategy = f"{V1}.sampler.max_off_policy_threshold", f"{V1}.sampler.max_off_policy_strategy"
+    most = _value(given, name)
+    if _is_number(most) and 0 < most <= ahead and _value(given, strategy) != "drop":
+        yield (
+            name,
+            f"samples generated {ahead} batches ahead (spec.rollout.batchesAhead) span {ahead + 1} versions, more than "
+            f"{most}; raise it, or write {strategy}=drop",
+        )
+
+
+def _value(given: dict[str, _Given], name: str, default: Any = None) -> Any:
+    return given[name].value if name in given else default
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,165 @@
+"""A job is refused for an override that the trainer refuses at its start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from omni_operator import plan
+from omni_operator.api import JobError, load_job, override_rules
+from omni_operator.api.setting_names import REQUIRED
+from omni_operator.api.training import LOSSES
+from omni_operator.cli.main import app
+from verl_omni.trainer import settings
+from verl_omni.workers.actor.setting_checks import check_fsdp_size
+from verl_omni.workers.algorithms import registry
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
+ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
+FSDP, OPTIM = f"{ACTOR}.fsdp_config", f"{ACTOR}.optim"
+NFT = ["spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"]
+SEPARATE = ["spec.rollout.placement=Separate", "spec.rollout.batchesAhead=2"]
+MIX = ["spec.algorithm.name=MixGRPO", "spec.rollout.sampler={noiseLevel: 0.7, window: {size: 2, end: 4}}"]
+DPO = ["spec.algorithm.name=DiffusionDPO", "spec.rollout.sampler.noiseLevel=0"]
+RANKS = ["spec.trainer.accelerator.count=4", "spec.rollout.replicas=4"]
+# Changes of the example, overrides, and the end of what is said of the last one.
+CASES = [
+    (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=3"], "3 does not divide the 4 ranks of the trainer"),
+    (RANKS, [f"{FSDP}.fsdp_size=3"], "3 does not divide the 4 ranks of the trainer"),
+    ([], [f"{OPTIM}.min_lr_ratio=1.5"], "must be from 0 to 1: 1.5"),
+    ([], [f"{OPTIM}.lr_warmup_steps_ratio=-0.1"], "must be from 0 to 1: -0.1"),
+    ([], [f"{OPTIM}.lr_warmup_steps=5", f"{OPTIM}.lr_warmup_steps_ratio=0.1"], "is not read with lr_warmup_steps=5"),
+    ([], ["algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
+    ([], ["trainer.max_log_prob_difference=null"], "FlowGRPO needs a number"),
+    ([], ["trainer.max_velocity_difference=-1"], "must be a positive number or null: -1"),
+    ([], ["trainer.resume_from_path=/runs/a/checkpoints/step_000020"], "is not read: "),
+    ([*NFT, "spec.model.lora.enabled=false"], [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4"], "needs LoRA"),
+    (NFT, ["algorithm.old_policy_decay_schedule=linear"], "linear is not supported; write null or copy or delayed"),
+    (NFT, ["algorithm.old_policy_update_interval=0.5"], "must be a whole number from 1: 0.5"),
+    (NFT, [f"{ROLLOUT}.algo.init_same_noise=true"], "all samples of a prompt would be the same"),
+    (MIX, [f"{ROLLOUT}.algo.sde_contiguous=False"], "a progressive window is contiguous"),
+    (["spec.rollout.sampler.window={size: 2, start: 0, end: 9}"], [f"{ACTOR}.use_kl_loss=true"], "would divide by 0"),
+    ([], [f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp"], "is for spec.rollout.placement Separate"),
+    (SEPARATE, [f"{ROLLOUT}.checkpoint_engine.backend=naive"], "is for engines on the trainer's accelerators"),
+    (SEPARATE, [f"{ROLLOUT}.free_cache_engine=true"], "never sleeps"),
+    (SEPARATE, [f"{ROLLOUT}.enable_sleep_mode=true"], "never sleeps"),
+    (SEPARATE, [f"{V1}.sampler.max_off_policy_threshold=2"], "span 3 versions, more than 2"),
+    ([*DPO, *SEPARATE], ["algorithm.sample_source=offline"], "nothing is generated"),
+    # By a name of the reference.
+    ([], [f"{ACTOR}.rollout_correction.loss_type=reinforce"], "the loss is PPO's clipped one"),
+]  # fmt: skip
+
+
+# A supported value that an algorithm may not be able to use.
+OTHER: dict[str, object] = {
+    "algorithm.sample_source": "offline", "algorithm.rollout_correction.rollout_is": "token",
+    f"{ROLLOUT}.rollout_adapter": "other", "actor_rollout_ref.model.policy_state_adapters": ["default"],
+}  # fmt: skip
+
+
+def of_algorithms() -> list[tuple[str, str, object]]:
+    """An algorithm, a setting that must have one value with it, and another value."""
+    return [
+        (algorithm, name, OTHER.get(name, not needed if isinstance(needed, bool) else 0.5))
+        for name, needed, _, losses in REQUIRED
+        for algorithm, loss in LOSSES.items()
+        if loss in losses and name != "algorithm.adv_estimator"  # which overrides may not set
+    ]
+
+
+def job(changes: list[str], overrides: list[str]) -> list[str]:
+    """Assignments of the example with its changes and overrides."""
+    return [*changes, f"spec.algorithm.overrides={json.dumps(overrides)}"]
+
+
+def refused_by_trainer(changes: list[str], override: str, before: list[str]) -> list[str]:
+    """The trainer's lines about a valid job and an override of it."""
+    loaded = load_job(EXAMPLE, job(changes, before)).job
+    overrides = plan.render_overrides(loaded, plan.local_layout(loaded, "/runs"))
+    settings.load(overrides)
+    try:
+        config = settings.load([*overrides, override])
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
+    except ValueError as error:
+        return str(error).splitlines()
+    return []
+
+
+def refused_in_job(changes: list[str], overrides: list[str]) -> str:
+    """What is wrong with the job, which is its last override."""
+    with pytest.raises(JobError) as caught:
+        load_job(EXAMPLE, job(changes, overrides))
+    (problem,) = caught.value.problems
+    assert f"spec.algorithm.overrides[{len(overrides) - 1}]" in str(problem)
+    return problem.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "overrides", "said"), CASES, ids=[case[1][-1].partition("=")[0] for case in CASES])
+def test_an_override_that_does_not_go_with_fields_is_refused_as_by_the_trainer(
+    changes: list[str], overrides: list[str], said: str
+) -> None:
+    *before, override = overrides
+    assert said in refused_in_job(changes, overrides)
+    assert refused_by_trainer(changes, override, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "overrides"), [
+    (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=2", f"{FSDP}.fsdp_size=2"]),
+    ([], [f"{OPTIM}.lr_warmup_steps_ratio=0.1", "algorithm.timestep_fraction=1"]),
+    ([], ["trainer.resume_from_path=null", f"{ROLLOUT}.calculate_log_probs=false"]),
+    ([], ["trainer.max_velocity_difference=null"]),
+    (NFT, [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4", f"{ACTOR}.use_kl_loss=False"]),
+    (NFT, ["algorithm.old_policy_decay_schedule=copy", "algorithm.old_policy_update_interval=2"]),
+    ([*MIX, "spec.rollout.sampler.window.placement=Random"], [f"{ROLLOUT}.algo.sde_contiguous=false"]),
+    (["spec.rollout.sampler.window={size: 2, start: 0, end: 8}"], [f"{ACTOR}.use_kl_loss=true"]),
+    (SEPARATE, [f"{V1}.sampler.max_off_policy_strategy=drop", f"{V1}.sampler.max_off_policy_threshold=2"]),
+    (SEPARATE, [f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp", f"{ROLLOUT}.free_cache_engine=false"]),
+    (DPO, ["algorithm.sample_source=offline"]),
+    ([], [f"{ACTOR}.rollout_correction.bypass_mode=true"]),
+])  # fmt: skip
+def test_overrides_that_go_together_are_taken_by_both(changes: list[str], overrides: list[str]) -> None:
+    assert refused_by_trainer(changes, overrides[-1], overrides[:-1]) == []
+    load_job(EXAMPLE, job(changes, overrides))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "name", "value"), of_algorithms())
+def test_what_an_algorithm_needs_is_said_in_the_words_of_the_trainer(algorithm: str, name: str, value: object) -> None:
+    changes = {"FlowGRPO": [], "MixGRPO": MIX, "DiffusionNFT": NFT, "DiffusionDPO": DPO}.get(
+        algorithm, [f"spec.algorithm.name={algorithm}", "spec.rollout.sampler={noiseLevel: 0.7}"]
+    )
+    override = f"{name}={json.dumps(value)}"
+    assert refused_in_job(changes, [override]) in refused_by_trainer(changes, override, [])
+
+
+@pytest.mark.parametrize("options", [[], ["--cluster", "--image", "example.com/trainer:1"]])
+def test_validate_refuses_flow_dppo_with_the_log_probabilities_of_the_engine(
+    tmp_path: Path, options: list[str]
+) -> None:
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["algorithm"] = {
+        "name": "FlowDPPO", "overrides": ["algorithm.rollout_correction.bypass_mode=true"],
+    }  # fmt: skip
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    found = CliRunner().invoke(app, ["validate", str(path), *options])
+    assert found.exit_code == 2
+    text = "true does not go with flow_dppo: the engine does not record the means of its steps; it needs false"
+    assert f"spec.algorithm.overrides[0]: algorithm.rollout_correction.bypass_mode: {text}" in found.output
+
+
+def test_the_schedules_of_the_old_policy_are_those_of_the_trainer() -> None:
+    assert override_rules.DECAY_SCHEDULES == registry.DECAY_SCHEDULES
+
+
+def test_a_module_of_the_user_may_register_an_algorithm_that_needs_other_values() -> None:
+    load_job(
+        EXAMPLE, job(["spec.algorithm.name=Custom"], [f"{ACTOR}.use_kl_loss=true", f"{ROLLOUT}.rollout_adapter=old"])
+    )
