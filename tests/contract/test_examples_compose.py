@@ -67,9 +67,7 @@ def test_the_operator_takes_an_example_with_a_released_model(path: Path) -> None
 
 @pytest.mark.slow  # the largest trained weights, the largest samples of two models, and training without samples
 @pytest.mark.usefixtures("_fit_in_this_process")
-@pytest.mark.parametrize(
-    "name", ["qwen-image-full-grpo", "wan-dance-grpo", "wan22-5b-dance-grpo", "sd35-offline-dpo"]
-)
+@pytest.mark.parametrize("name", ["qwen-image-full-grpo", "wan-dance-grpo", "wan22-5b-dance-grpo", "sd35-offline-dpo"])
 def test_an_example_with_a_released_model_fits(name: str) -> None:
     job = str(ROOT / "examples" / f"{name}.yaml")
     found = CliRunner().invoke(app, ["fit", job, "--device", "h100-80g", "--json"])
