@@ -70,10 +70,10 @@ class RunFolder:
         atomic_write(self.path / OWNER, self._owner)
 
     def check_owner(self) -> None:
-        """Raise `TakenOver` if another writer has begun since `take`; a folder without an owner has none."""
+        """Raise `TakenOver` if another writer has begun since `take`; one that cannot be read is no other one."""
         if self._owner is None:
             return
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if (self.path / OWNER).read_text(encoding="utf-8") != self._owner:
                 raise TakenOver(
                     f"another program trains in {self.path} now; this one has ended and writes nothing there"
