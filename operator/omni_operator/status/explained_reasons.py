@@ -147,9 +147,11 @@ WAITING: dict[str, Explanation] = {
     ),
     "ReconcileError": Explanation(
         shown=("ReconcileError=True", "event"),
-        meaning="An error in the operator, or a status that the API server refuses. Other jobs are not affected.",
+        meaning="An error in the operator, or a status that the API server refuses. Other jobs are not affected. "
+        "With `DefinitionOutdated`, the definition of jobs (CRD) is older than the operator; it concerns all jobs.",
         look="kubectl logs deployment/omni-omni-operator --namespace=omni-system",
-        action="Report the message; changing the spec, or deleting the job, ends it.",
+        action="With `DefinitionOutdated`, apply `crds/` of the operator's version. Otherwise report the message; "
+        "changing the spec, or deleting the job, ends it.",
     ),
 }
 

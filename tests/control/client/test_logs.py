@@ -69,6 +69,17 @@ def test_a_pod_without_output_is_named_and_the_others_are_read(pods: FakeServer,
     assert "ErrImagePull" in said.stderr
 
 
+def test_without_the_right_to_read_output_there_is_an_error(pods: FakeServer, kubeconfig: Path) -> None:
+    """A note alone would be a success without any output; --follow would wait for the end of the job."""
+    for name in ("blue-a01-w0", "blue-a01-w1"):
+        del pods.texts[f"{PODS}/{name}/log"]
+        pods.objects[f"{PODS}/{name}/log"] = 403, {"message": 'User "u" cannot get resource "pods/log"'}
+    for options in ((), ("--follow",)):
+        said = drl(kubeconfig, "logs", "blue", *options)
+        assert (said.exit_code, said.stdout) == (1, "")
+        assert 'cannot get resource "pods/log"; ask for this right' in said.stderr
+
+
 def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
     server: FakeServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
