@@ -13,7 +13,7 @@ from e2e.jobs import JobOnPlane
 from e2e.operator_process import operator
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
-from omni_operator.cluster.errors import Conflict
+from omni_operator.cluster.errors import Conflict, DefinitionOutdated
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.object_cache import ObjectCache
@@ -36,6 +36,8 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
         await cluster.apply_status(JOBS, first, status)
         with pytest.raises(Conflict):
             await cluster.apply_status(JOBS, first, {**status, "attempts": 3})
+        with pytest.raises(DefinitionOutdated):
+            await cluster.apply_status(JOBS, api.get(job.own_path), {**status, "newer": 1})
         await errors.show(key, api.get(job.own_path), ZeroDivisionError("naïve \ud800" + "é" * 2000), utc_now())
         found = find_condition(api.get(job.own_path))
         assert found is not None

@@ -93,7 +93,11 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
     stop, readers = threading.Event(), dict[str, threading.Thread]()
     try:
         for job in client.follow(name, poll=POLL_SECONDS / 4):
-            for pod in select_pods(find_pods(client, job), wanted):
+            try:
+                found = find_pods(client, job)
+            except Unavailable:
+                found = ()  # looked for again with the next look at the job, which has a time limit
+            for pod in select_pods(found, wanted):
                 if pod.name not in readers and pod.phase != "Pending":
                     reader = _Reader(client, pod, tail, lines.put, stop)
                     readers[pod.name] = threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}")

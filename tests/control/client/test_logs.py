@@ -153,6 +153,25 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
     assert [query.get("tailLines") for query in follows] == ["9", None, None]
 
 
+def test_following_survives_a_look_at_the_pods_that_is_not_answered(
+    pods: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods.objects[PODS] = 200, {"items": [pod("blue-a01-w0")]}
+    pods.texts[f"{PODS}/blue-a01-w0/log"] = [["2026-01-01T00:00:00.000000001Z one"]]
+    answer, looks = pods.reply, iter(range(100))
+
+    def reply(target: str) -> tuple[int, dict[str, Any]]:
+        if target.partition("?")[0] == PODS and (look := next(looks)):
+            if look == 1:
+                return 503, {}
+            pods.jobs["blue"] = full_job(DONE)
+        return answer(target)
+
+    monkeypatch.setattr(pods, "reply", reply)
+    said = drl(kubeconfig, "logs", "blue", "--follow")
+    assert (said.exit_code, said.stdout) == (0, "one\n"), said.output
+
+
 def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfig: Path) -> None:
     """Others have the same labels: those of a deleted job of the same name, or any other pod of the namespace."""
     others = [pod("stray", attempt=7, cluster="other"), pod("before", cluster="deleted")]
