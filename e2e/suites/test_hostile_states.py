@@ -11,6 +11,8 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import operator
+from omni_operator.api.definition_fields import find_missing
+from omni_operator.api.status import Status
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Conflict, DefinitionOutdated
@@ -31,6 +33,9 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
     status: dict[str, Any] = {"attempts": 1, "conditions": [ready]}
     credentials = await load_credentials({"KUBECONFIG": str(installed.kubeconfig)}, Path("/nonexistent"))
     async with ApiServer(credentials, lambda *_: None, version="0") as cluster:
+        schema = await cluster.read_schema(JOBS)
+        assert schema is not None
+        assert [*find_missing(Status, schema["properties"]["status"], "status")] == []
         errors = PassErrors(cluster, ObjectCache(), EventWriter(cluster, "test"))
         first = api.get(job.own_path)
         await cluster.apply_status(JOBS, first, status)

@@ -158,6 +158,17 @@ class ApiServer(AuthenticatedClient):
             return False
         return any(resource["name"] == kind.plural for resource in found.get("resources") or ())
 
+    async def read_schema(self, kind: Kind) -> Body | None:
+        try:
+            found = await self._send("get", kind, "GET", f"/openapi/v3{kind.root}")
+        except (KindAbsent, NotFound):
+            return None
+        wanted = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+        schemas: dict[str, Body] = (found.get("components") or {}).get("schemas") or {}
+        return next(
+            (body for body in schemas.values() if wanted in body.get("x-kubernetes-group-version-kind", ())), None
+        )
+
     async def review_token(self, token: str, audience: str) -> Identity | None:
         body = {
             "apiVersion": TOKEN_REVIEWS.api_version,

@@ -270,7 +270,7 @@ def holding(state: Any, kind: str, value: Any, reason: str) -> Status:
         (holding("Running", "Ready", "True", "Serving"), "Nothing holds it"),
         (Status(), "no operator has seen it"),
         (holding(None, "ReconcileError", "True", "DefinitionOutdated"), "red has no state yet. ReconcileError is True"),
-        (holding(None, "ReconcileError", "True", "DefinitionOutdated"), "apply crds/ of the operator's version"),
+        (holding(None, "ReconcileError", "True", "DefinitionOutdated"), "apply crds/; else report"),
         (holding("Running", "ReconcileError", "True", "Refused"), "What to do: with DefinitionOutdated, "),
     ],
 )
