@@ -97,6 +97,9 @@ def test_an_admin_of_a_namespace_is_told_which_right_is_missing_and_nothing_stay
     text = refusal(program, user, "--atomic")
     assert 'User "nina" cannot get resource "customresourcedefinitions"' in text
     assert left(api) == set()
+    text = refusal(program, empty.kubeconfig, "--atomic", "--set=crds.install=false,watch.namespaces={nowhere}")
+    assert 'namespaces "nowhere" not found' in text
+    assert left(api) == set()
     # Even in one namespace only, a user may not grant what they do not have.
     text = refusal(program, user, "--atomic", "--set=crds.install=false", *NAMESPACED)
     assert "attempting to grant RBAC permissions not currently held" in text

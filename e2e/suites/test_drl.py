@@ -14,6 +14,8 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.drl import Drl, drl_of
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import RunningOperator
+from omni_operator.api import load_job
+from omni_operator.client import Client, FieldNotServed
 
 pytestmark = pytest.mark.cluster
 JOB = """\
@@ -109,6 +111,11 @@ def test_a_job_is_checked_before_it_is_created(
     settings.write_text("image: rollout:1\npodPolicy: {serviceAccounts: [default]}\n")
     account = drl("submit", job_file, "--set=spec.runtime.serviceAccountName=admin", f"--settings={settings}")
     assert (account.exit_code, "spec.runtime.serviceAccountName" in account.stderr) == (2, True), account.output
+    client, body = Client.from_kubeconfig(str(drl.kubeconfig)), load_job(job_file).document.plain()
+    with pytest.raises(
+        FieldNotServed, match=r'unknown field "spec\.newer"; nothing was changed: the definition of jobs'
+    ):
+        client.submit({**body, "spec": {**body["spec"], "newer": 1}})
     assert api.get(JobOnPlane(api, namespace).path)["items"] == []
 
 
@@ -146,12 +153,60 @@ def test_a_user_who_may_only_look_is_told_what_is_missing(
         assert (refused.exit_code, "is forbidden" in refused.stderr.splitlines()[-1]) == (1, True), refused.output
 
 
+# Command -> the right that a user without any lacks, and one who may only read jobs.
+LACKING = {
+    ("list",): ("list diffusionrljobs", ""),
+    ("get", "red"): ("get diffusionrljobs", ""),
+    ("why", "red"): ("get diffusionrljobs", ""),
+    ("watch", "red"): ("get diffusionrljobs", ""),
+    ("wait", "red", "--for=Succeeded", "--timeout=0"): ("get diffusionrljobs", ""),
+    ("logs", "red"): ("get diffusionrljobs", "list pods"),
+    ("logs", "red", "--follow"): ("get diffusionrljobs", "list pods"),
+    ("fetch", "red"): ("get diffusionrljobs", "list pods"),
+    ("open", "red", "--port=0"): ("get diffusionrljobs", "list pods"),
+    ("open", "red", "--report"): ("get diffusionrljobs", "list pods"),
+    ("suspend", "red"): ("get diffusionrljobs", "patch diffusionrljobs"),
+    ("scale", "red", "--replicas=2"): ("get diffusionrljobs", "patch diffusionrljobs"),
+    ("cancel", "red", "--yes"): ("get diffusionrljobs", "delete diffusionrljobs"),
+    ("submit", "JOB", "--set=metadata.name=blue"): ("create diffusionrljobs", "create diffusionrljobs"),
+}
+
+
+def test_every_command_names_the_right_that_is_missing(
+    installed: ControlPlane, api: Api, namespace: str, job_file: Path, tmp_path: Path
+) -> None:
+    job = JobOnPlane(api, namespace, spec={"managedBy": "kueue.x-k8s.io/multikueue"})  # the test writes its status
+    job.submit()
+    ended = {"type": "Succeeded", "status": "True", "reason": "AttemptSucceeded", "message": ""}
+    api.patch(f"{job.own_path}/status", {"status": {"state": "Running", "attempts": 1}})
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles"
+    reads = [{"apiGroups": ["diffusionrl.io"], "resources": ["diffusionrljobs"], "verbs": ["get", "list"]}]
+    for column, (name, rules) in enumerate((("nothing", []), ("reads-jobs", reads))):
+        api.post(roles, {"metadata": {"name": name}, "rules": rules})
+        user = drl_of(installed, namespace, name, tmp_path, kind="Role")
+        for command, lacking in LACKING.items():
+            if not (right := lacking[column]):
+                continue
+            said = user(*(job_file if word == "JOB" else word for word in command))
+            verb, resource = right.split()
+            line = said.stderr.splitlines()[-1]
+            assert (said.exit_code, f'cannot {verb} resource "{resource}"' in line) == (1, True), (command, said.output)
+            assert line.endswith("ask for this right: docs/cli.md has those of each command (Rights)"), command
+    assert user("list").stdout.splitlines()[1].split()[:2] == ["red", "Running"]
+    assert user("get", "blue").stderr.startswith("no job 'blue' in namespace")
+    api.patch(f"{job.own_path}/status", {"status": {"state": "Succeeded", "conditions": [ended]}})
+    watched = user("watch", "red", "--plain")
+    assert (watched.exit_code, "events are not shown: " in watched.stderr) == (0, True), watched.output
+    assert user("wait", "red").stdout == "red is Succeeded\n"
+    assert [found["metadata"]["name"] for found in api.get(job.path)["items"]] == ["red"]
+
+
 def test_an_exec_plugin_that_fails_is_an_unusable_kubeconfig(drl: Drl) -> None:
     drl.plugin.fail()
     said = drl("list")
     assert said.exit_code == 2
     assert said.stderr.splitlines()[-1].startswith(
-        "cannot use the kubeconfig: user 'e2e' has no credentials; if it has"
+        "cannot use the kubeconfig: user 'e2e' has no credentials in it for 'https://"
     )
 
 

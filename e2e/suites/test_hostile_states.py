@@ -11,9 +11,11 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import operator
+from omni_operator.api.definition_fields import find_missing
+from omni_operator.api.status import Status
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
-from omni_operator.cluster.errors import Conflict
+from omni_operator.cluster.errors import Conflict, DefinitionOutdated
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.object_cache import ObjectCache
@@ -31,11 +33,16 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
     status: dict[str, Any] = {"attempts": 1, "conditions": [ready]}
     credentials = await load_credentials({"KUBECONFIG": str(installed.kubeconfig)}, Path("/nonexistent"))
     async with ApiServer(credentials, lambda *_: None, version="0") as cluster:
+        schema = await cluster.read_schema(JOBS)
+        assert schema is not None
+        assert [*find_missing(Status, schema["properties"]["status"], "status")] == []
         errors = PassErrors(cluster, ObjectCache(), EventWriter(cluster, "test"))
         first = api.get(job.own_path)
         await cluster.apply_status(JOBS, first, status)
         with pytest.raises(Conflict):
             await cluster.apply_status(JOBS, first, {**status, "attempts": 3})
+        with pytest.raises(DefinitionOutdated):
+            await cluster.apply_status(JOBS, api.get(job.own_path), {**status, "newer": 1})
         await errors.show(key, api.get(job.own_path), ZeroDivisionError("naïve \ud800" + "é" * 2000), utc_now())
         found = find_condition(api.get(job.own_path))
         assert found is not None

@@ -24,6 +24,8 @@ Kubeconfig = Annotated[
     str | None,
     typer.Option("--kubeconfig", help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config.", metavar="FILE"),
 ]
+LACKS_RIGHT = " cannot "  # User "x" cannot list resource "pods" in ...
+RIGHTS = "ask for this right: docs/cli.md has those of each command (Rights)"
 
 
 @contextmanager
@@ -31,12 +33,16 @@ def cluster_client(namespace: str | None, context: str | None, kubeconfig: str |
     """A client of the cluster; its errors are printed and end the command."""
     try:
         from omni_operator.client import Client, InvalidName, JobExists, JobFinished, JobNotFound, UnusableKubeconfig
-        from omni_operator.cluster.errors import ClusterError, KindAbsent
+        from omni_operator.cluster.errors import ClusterError, Forbidden, KindAbsent
     except ModuleNotFoundError as error:
         console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
     try:
         yield Client.from_kubeconfig(kubeconfig, context, namespace)
     except (UnusableKubeconfig, InvalidName, JobNotFound, JobExists, JobFinished, KindAbsent) as error:
         console.refuse(str(error))
+    except Forbidden as error:
+        # Webhooks and Pod Security forbid too, and say what they want.
+        told = f"; {RIGHTS}" if LACKS_RIGHT in str(error) else ""
+        console.refuse(f"{error}{told}", console.FAILED)
     except ClusterError as error:
         console.refuse(str(error), console.FAILED)

@@ -48,7 +48,8 @@ def get(
         if as_json:
             console.say(json.dumps(job.body, indent=2, ensure_ascii=False))
             return
-        console.say(f"{job.name}: {job.status.state or 'not seen by an operator'}")
+        unknown = "no state yet" if job.status.conditions else "not seen by an operator"
+        console.say(f"{job.name}: {job.status.state or unknown}")
         for condition in job.status.conditions:
             said = f": {condition.message}" if condition.message else ""
             console.say(f"  {condition.type:17} {condition.status:7} {condition.reason}{said}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kubernetes.client import ApiClient, ApiException, Configuration
@@ -19,6 +21,10 @@ TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 1024
 SHOWN_BYTES = 80  # of an answer that cannot be used
 MERGE = "application/merge-patch+json"
+DEFAULT_FILE = "~/.kube/config"
+UNAUTHORIZED = 401
+LOG_IN = "log in again, or get a new kubeconfig: its token or certificate may be expired, or of another cluster"
+GIVE_OTHER = "set KUBECONFIG, or give --kubeconfig FILE or --context NAME"
 
 
 class UnusableKubeconfig(RuntimeError):
@@ -81,17 +87,43 @@ class Connection:
     ) -> Any:
         """The answer, whose content is not read yet, if it is a success."""
         what = f"{method} {path}"
-        request = self.client.param_serialize(
-            method, path, query_params=list(query.items()), header_params=headers, body=body,
-            auth_settings=["BearerToken"],
-        )  # fmt: skip
+        request = self.prepare(method, path, tuple(query.items()), headers, body)
         try:
             answer = self.client.call_api(*request, _request_timeout=timeout)
-        except (HTTPError, ApiException) as error:  # the package reports errors of TLS as an ApiException
+        except HTTPError as error:
             raise Unavailable(f"no answer from the cluster: {what}: {error}") from error
+        except ApiException as error:  # of the package: TLS failed
+            raise Unavailable(f"no answer from the cluster: {what}: {_describe_tls(error)}") from error
         if answer.status < 300:
             return answer
-        raise error_of(answer.status, _parse(self._read(answer, what)), what)
+        refusal = error_of(answer.status, _parse(self._read(answer, what)), what)
+        if answer.status == UNAUTHORIZED:
+            raise Unavailable(
+                f"the cluster rejects the credentials of the kubeconfig ({refusal}); {LOG_IN}"
+            ) from refusal
+        raise refusal
+
+    def prepare(
+        self, method: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str], body: Any = None
+    ) -> Any:
+        """Arguments of `call_api` of the kubernetes package: method, URL, headers with the credentials, and body.
+
+        Raises:
+            UnusableKubeconfig: no header can hold the token.
+        """
+        request = self.client.param_serialize(
+            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        sent = request[2]
+        if token := sent.get("authorization"):
+            sent["authorization"] = token.strip()  # of a file that ends with a line break
+            if not (sent["authorization"].isascii() and sent["authorization"].isprintable()):
+                # Not by the error of the HTTP client, which prints the token.
+                raise UnusableKubeconfig(
+                    f"cannot use the kubeconfig: its token has a line break or another character that no token has; "
+                    f"{LOG_IN}"
+                )
+        return request
 
     @staticmethod
     def _read(answer: Any, what: str) -> bytes:
@@ -110,6 +142,17 @@ def _parse(text: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def _describe_tls(error: ApiException) -> str:
+    """One line about a connection that TLS refused."""
+    cause = error.__cause__ or error.__context__
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.args[0] if cause.args and isinstance(cause.args[0], Exception) else None
+    said = " ".join(str(cause or error.reason).split())
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"{said}; compare server, tls-server-name and certificate-authority of the kubeconfig with the cluster's"
+    return f"{said}; check certificate-authority, client-certificate and client-key in the kubeconfig"
+
+
 def connect(
     kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
 ) -> tuple[Connection, str]:
@@ -125,6 +168,11 @@ def connect(
     """
     # The package reads the variable only when it is imported, which in a notebook may be long before.
     kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
+    files = (kubeconfig or DEFAULT_FILE).split(os.pathsep)
+    if not any(Path(file).expanduser().exists() for file in files if file):
+        raise UnusableKubeconfig(
+            f"cannot use the kubeconfig: there is no file {kubeconfig or DEFAULT_FILE}; {GIVE_OTHER}"
+        )
     configuration = Configuration()
     configuration.retries = False
     try:
@@ -137,14 +185,19 @@ def connect(
         chosen = next(found for found in contexts if found["name"] == (context or current["name"]))
         client = new_client_from_config(kubeconfig, context, persist_config=False, client_configuration=configuration)
         user = chosen["context"].get("user")
-    except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
-        raise UnusableKubeconfig(
-            f"cannot use the kubeconfig: {error}; set KUBECONFIG, or give --kubeconfig FILE"
-        ) from error
+    except (ConfigException, OSError, YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        said = " ".join(str(error).split())
+        if not isinstance(error, ConfigException | OSError | YAMLError):
+            said = f"it does not have the form of one ({said})"
+        raise UnusableKubeconfig(f"cannot use the kubeconfig: {said}; {GIVE_OTHER}") from error
     if user and not configuration.api_key and not configuration.cert_file:
+        why = (
+            "if an exec plug-in makes them, run its command to see why it fails"
+            if configuration.host.startswith("https://")
+            else "a server without https:// gets no certificate"
+        )
         raise UnusableKubeconfig(
-            f"cannot use the kubeconfig: user {user!r} has no credentials; if it has an exec plug-in, run its command "
-            "to see why it fails"
+            f"cannot use the kubeconfig: user {user!r} has no credentials in it for {configuration.host!r}; {why}"
         )
     # An empty one is no default: in a script it is a variable that is not set.
     given = chosen["context"].get("namespace") or "default" if namespace is None else namespace

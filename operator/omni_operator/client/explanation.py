@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from omni_operator.api.status import Condition, Status
+from omni_operator.api.status import RECONCILE_ERROR, Condition, Status
 from omni_operator.status.evidence import PULL_ERRORS, shorten
 from omni_operator.status.explained_reasons import REASONS
 from omni_operator.status.observation import ObservedPod
@@ -79,7 +79,8 @@ def explain(
     """
     if deleted:
         return f"{name} is being deleted since {deleted}."
-    if status.state is None:
+    failed = status.condition(RECONCILE_ERROR)
+    if status.state is None and failed is None:
         return _join([
             f"{name} was created at {created or 'an unknown time'}, and no operator has seen it",
             "What to do: check that the operator runs and watches this namespace",
@@ -87,11 +88,11 @@ def explain(
         ])  # fmt: skip
     found, troubles = find_cause(status), find_pod_troubles(around.pods)
     waits = around.queue.condition if around.queue else None
-    parts = [f"{name} is {status.state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
-    if found is None and not troubles and waits is None:
+    state = f"is {status.state}" if status.state else "has no state yet"
+    parts = [f"{name} {state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
+    if failed is None and found is None and not troubles and waits is None:
         return _join([*parts, "Nothing holds it", *_unread(around)])
-    if found is not None:
-        parts.append(_describe_condition(found))
+    parts += [_describe_condition(condition) for condition in (failed, found) if condition is not None]
     if around.queue and waits is not None:
         parts.append(
             f"Kueue's Workload {around.queue.workload} in queue {around.queue.queue}: {_describe_condition(waits)}"
@@ -102,9 +103,13 @@ def explain(
     warnings = [event for event in around.warnings if event.message not in told][-WARNINGS_SHOWN:]
     if warnings and status.state not in ("Succeeded", "Suspended"):
         parts.append("Last warnings: " + "; ".join(map(_describe_event, warnings)))
-    reasons = [*([found.reason] if found else ()), *(trouble.reason for trouble in troubles)]
+    reasons = [
+        *([RECONCILE_ERROR] if failed else ()),
+        *([found.reason] if found else ()),
+        *(trouble.reason for trouble in troubles),
+    ]
     reasons += [event.reason for event in reversed(warnings)]
-    if advice := _REQUESTED.get(status.state) or next(filter(None, map(_advice, reasons)), None):
+    if advice := _REQUESTED.get(status.state or "") or next(filter(None, map(_advice, reasons)), None):
         parts.append(f"What to do: {advice.replace('NAME', name)}")
     return _join([*parts, *_unread(around)])
 

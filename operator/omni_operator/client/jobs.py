@@ -11,7 +11,17 @@ from typing import Any
 
 from omni_operator.api.status import Status
 from omni_operator.api.suggestions import did_you_mean
-from omni_operator.cluster.errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NotFound, Unavailable
+from omni_operator.cluster.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    KindAbsent,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+from omni_operator.cluster.job_parser import keep_valid_status
 from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect
@@ -21,6 +31,7 @@ from .submission import find_differences
 
 POLL_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
+UNKNOWN_FIELD = "strict decoding error"  # as the API server says it
 # The built-in role `view` grants events of the core group; they are the same objects as those of events.k8s.io.
 CORE_EVENTS = Kind("", "v1", "events", "Event")
 
@@ -37,6 +48,10 @@ class JobFinished(ClusterError):
     """The job has succeeded or finally failed, so the change would have no effect."""
 
 
+class FieldNotServed(Refused):
+    """The cluster's definition of jobs does not have a field of the job; the message names it."""
+
+
 class JobExists(Conflict):
     """The namespace has another job of that name, or one that is being deleted."""
 
@@ -46,7 +61,7 @@ class Job:
     """A job as it was read.
 
     Attributes:
-        body: the whole object. status: its status, parsed.
+        body: the whole object. status: the valid parts of its status; a newer operator may write others.
     """
 
     body: Mapping[str, Any]
@@ -133,15 +148,15 @@ class Client:
 
         Raises:
             JobExists: another job has the name; the message has the fields that differ.
+            FieldNotServed: the cluster would drop a field of the job.
         """
         name = check_job_name(str(body["metadata"]["name"]))
         sent = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
-        # Strict: a cluster with an older format of jobs would drop fields that it does not have.
-        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        query = {"dryRun": "All"} if dry_run else {}
         try:
-            return Submitted(_job(self._send("POST", JOBS.path(self.namespace), sent, **query)), created=True)
+            return Submitted(_job(self._write("POST", JOBS.path(self.namespace), sent, **query)), created=True)
         except AlreadyExists:
-            found = self.get(name)
+            found = self._get_existing(name)
         if found.deleted:
             raise JobExists(f"{name} is being deleted since {found.deleted}; submit it again when it is gone")
         if differences := find_differences(sent, found.body):
@@ -162,7 +177,7 @@ class Client:
         job = self._get_unfinished(name, "suspend" if suspended else "resume")
         if bool(job.body["spec"].get("suspend")) is suspended:
             return False
-        self._send("PATCH", self._path(name), {"spec": {"suspend": suspended}})
+        self._write("PATCH", self._path(name), {"spec": {"suspend": suspended}})
         return True
 
     def scale(self, name: str, replicas: int) -> int:
@@ -175,13 +190,13 @@ class Client:
         job = self._get_unfinished(name, "scale")
         before = int((job.body["spec"].get("rollout") or {}).get("replicas") or 1)
         if before != replicas:
-            self._send("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
+            self._write("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
         return before
 
     def follow(self, name: str, *, poll: float = POLL_SECONDS, seconds: float | None = None) -> Iterator[Job]:
         """The job, read again every `poll` seconds; the last one has succeeded or finally failed.
 
-        Once the job was read, requests that the cluster does not answer are repeated for 5 minutes.
+        Once the job was read, requests that the cluster does not answer are repeated for 5 minutes, within the limit.
 
         Args:
             seconds: time limit; None: none.
@@ -201,7 +216,7 @@ class Client:
             if left <= 0:
                 raise TimeoutError(f"{name} is {job.status.state or 'not seen by an operator'} after {seconds:g} s")
             time.sleep(min(poll, left))
-            job = self._read_again(job, poll)
+            job = self._read_again(job, poll, end)
 
     def wait(self, name: str, state: str, seconds: float, poll: float = POLL_SECONDS) -> Job:
         """The job, once it is in the state or has succeeded or finally failed; raises what `follow` raises.
@@ -248,8 +263,8 @@ class Client:
             raise JobFinished(f"{name} is {job.status.state}: nothing to {verb}")
         return job
 
-    def _read_again(self, job: Job, poll: float) -> Job:
-        end = time.monotonic() + PATIENCE_SECONDS
+    def _read_again(self, job: Job, poll: float, end: float) -> Job:
+        end = min(end, time.monotonic() + PATIENCE_SECONDS)
         while True:
             try:
                 found = _job(self._send("GET", self._path(job.name)))
@@ -267,9 +282,38 @@ class Client:
     def _path(self, name: str) -> str:
         return JOBS.path(self.namespace, check_job_name(name))
 
+    def _get_existing(self, name: str) -> Job:
+        """The job that keeps another one from being created under its name."""
+        try:
+            return self.get(name)
+        except Forbidden as error:
+            raise JobExists(
+                f"namespace {self.namespace} has a job {name}, and you may not read it to see whether it is the same "
+                f"({error}); submit this one under another name (--set metadata.name=NAME)"
+            ) from error
+
     def _not_found(self, name: str) -> JobNotFound:
-        near = did_you_mean(name, [job.name for job in self.list()])
+        try:
+            near = did_you_mean(name, [job.name for job in self.list()])
+        except ClusterError:  # without the right to list, there is no such job all the same
+            near = ""
         return JobNotFound(f"no job {name!r} in namespace {self.namespace}{near}")
+
+    def _write(self, method: str, path: str, body: Any, **query: str) -> dict[str, Any]:
+        """Send what a job is to have.
+
+        Raises:
+            FieldNotServed: strict, because a cluster with an older format of jobs would drop what it does not have.
+        """
+        try:
+            return self._send(method, path, body, fieldValidation="Strict", **query)
+        except Refused as error:
+            if UNKNOWN_FIELD not in str(error):
+                raise
+            raise FieldNotServed(
+                f"{error}; nothing was changed: the definition of jobs on the cluster (CRD) is older than this drl; "
+                "leave the field out, or have the operator and the definition upgraded (docs/install.md)"
+            ) from error
 
     def _send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
         with _installed():
@@ -282,7 +326,8 @@ def _installed() -> Iterator[None]:
         yield
     except KindAbsent as error:
         raise KindAbsent(
-            "the cluster has no DiffusionRLJob: the operator is not installed (docs/install.md)"
+            f"the cluster has no DiffusionRLJob in {JOBS.api_version}: the operator is not installed, or the version "
+            "of its jobs is not that of drl (docs/install.md)"
         ) from error
 
 
@@ -291,4 +336,11 @@ def _job(body: dict[str, Any]) -> Job:
     metadata, spec = body.get("metadata"), body.get("spec")
     if not (isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and isinstance(spec, dict)):
         raise Unavailable(f"the cluster's answer is not a job: it has the fields {', '.join(sorted(body))}")
-    return Job(body, Status.model_validate(body.get("status") or {}))
+    return Job(body, _read_status(body.get("status")))
+
+
+def _read_status(given: Any) -> Status:
+    """The valid parts of a status, and its state also if this version does not have the word."""
+    status = keep_valid_status(given)
+    state = given.get("state") if isinstance(given, dict) else None
+    return status if status.state or not isinstance(state, str) else status.model_copy(update={"state": state})

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from omni_operator.api.names import JOB_LABEL, TRAINER_GROUP
 from omni_operator.api.suggestions import did_you_mean
-from omni_operator.cluster.errors import ClusterError, NotFound, Refused, Unavailable
+from omni_operator.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from omni_operator.cluster.kinds import PODS
 from omni_operator.plan.containers import CONTAINER
 
@@ -33,6 +34,10 @@ class LogLine:
     pod: str
     text: str
     is_note: bool = False
+
+
+# What readers found: lines, or that the user may not read them.
+_Lines: TypeAlias = "queue.SimpleQueue[LogLine | Forbidden]"
 
 
 def find_pods(client: Client, job: Job) -> tuple[JobPod, ...]:
@@ -62,12 +67,17 @@ def read_logs(client: Client, pods: tuple[JobPod, ...], tail: int | None = None)
 
     Args:
         tail: only as many last lines of each pod.
+
+    Raises:
+        Forbidden: the user may not read the output of pods.
     """
     for pod in pods:
         query = {"container": CONTAINER} | ({"tailLines": str(tail)} if tail is not None else {})
         try:
             for text in client.connection.lines(_log_path(client, pod), SILENCE_SECONDS, **query):
                 yield LogLine(pod.name, text)
+        except Forbidden:
+            raise
         except (Refused, NotFound) as error:
             yield LogLine(pod.name, str(error), is_note=True)
 
@@ -77,12 +87,17 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
 
     Raises:
         PodNotFound: there are pods, and none is of the wanted name.
+        Forbidden: the user may not read the output of pods.
     """
-    lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
+    lines: _Lines = queue.SimpleQueue()
     stop, readers = threading.Event(), dict[str, threading.Thread]()
     try:
         for job in client.follow(name, poll=POLL_SECONDS / 4):
-            for pod in select_pods(find_pods(client, job), wanted):
+            try:
+                found = find_pods(client, job)
+            except Unavailable:
+                found = ()  # looked for again with the next look at the job, which has a time limit
+            for pod in select_pods(found, wanted):
                 if pod.name not in readers and pod.phase != "Pending":
                     reader = _Reader(client, pod, tail, lines.put, stop)
                     readers[pod.name] = threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}")
@@ -92,17 +107,17 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
         stop.set()
 
 
-def _new_lines(lines: queue.SimpleQueue[LogLine]) -> Iterator[LogLine]:
+def _new_lines(lines: _Lines) -> Iterator[LogLine]:
     """What arrives within the interval between two looks at the job."""
     end = time.monotonic() + POLL_SECONDS
     while (left := end - time.monotonic()) > 0:
         try:
-            yield lines.get(timeout=left)
+            yield _line_of(lines.get(timeout=left))
         except queue.Empty:
             return
 
 
-def _last_lines(lines: queue.SimpleQueue[LogLine], readers: Collection[threading.Thread]) -> Iterator[LogLine]:
+def _last_lines(lines: _Lines, readers: Collection[threading.Thread]) -> Iterator[LogLine]:
     """The rest of the output of a job that has ended: until all readers have, or nothing arrives for a while.
 
     A reader whose connection broke at that moment connects once more.
@@ -111,18 +126,29 @@ def _last_lines(lines: queue.SimpleQueue[LogLine], readers: Collection[threading
     while time.monotonic() < end:
         running = any(reader.is_alive() for reader in readers)  # before the look at the queue: nothing comes after
         try:
-            yield lines.get(timeout=POLL_SECONDS / 4 if running else 0)
+            yield _line_of(lines.get(timeout=POLL_SECONDS / 4 if running else 0))
             end = time.monotonic() + LAST_LINES_SECONDS
         except queue.Empty:
             if not running:
                 return
 
 
+def _line_of(found: LogLine | Forbidden) -> LogLine:
+    if isinstance(found, Forbidden):
+        raise found
+    return found
+
+
 class _Reader:
     """Reads one pod's output in a thread, and continues where it was if the connection breaks."""
 
     def __init__(
-        self, client: Client, pod: JobPod, tail: int | None, put: Callable[[LogLine], None], stop: threading.Event
+        self,
+        client: Client,
+        pod: JobPod,
+        tail: int | None,
+        put: Callable[[LogLine | Forbidden], None],
+        stop: threading.Event,
     ) -> None:
         self._client, self._pod, self._tail, self._put, self._stop = client, pod, tail, put, stop
         self._last = ""  # time of the last line
@@ -148,6 +174,8 @@ class _Reader:
                     self._put(LogLine(self._pod.name, text))
         except Unavailable:
             return False
+        except Forbidden as error:
+            self._put(error)
         except ClusterError as error:
             self._put(LogLine(self._pod.name, str(error), is_note=True))
         return True

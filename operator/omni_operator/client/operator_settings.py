@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from omni_operator.cluster.errors import ClusterError
+from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.plan import ClusterSettings
 from omni_operator.settings import PREFIX, SettingsError, from_environ
 
@@ -31,12 +31,15 @@ def read_operator_settings(connection: Connection, namespace: str) -> ClusterSet
     Raises:
         SettingsUnreadable: users without the right to list Deployments of all namespaces get this.
         AmbiguousOperator: several Deployments may be that operator.
+        Unavailable: the API server does not answer, or rejects the credentials.
     """
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     try:
         for selector in (SELECTOR, EARLIER_SELECTOR):
             for body in connection.list(DEPLOYMENTS, labelSelector=selector):
                 found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
+    except Unavailable:
+        raise
     except ClusterError as error:
         raise SettingsUnreadable(str(error)) from error
     return select_settings(found.values(), namespace)

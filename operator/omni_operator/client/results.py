@@ -102,12 +102,17 @@ def _source_pod(
     pod = render_fetch_pod(job.body, place, image)
     made = client.connection.send("POST", PODS.path(client.namespace), pod)
     name = str(made["metadata"]["name"])
+    note(f"no pod of {job.name} runs: pod {name} with image {image} mounts the claim {place.claim}")
     try:
-        note(f"no pod of {job.name} runs: pod {name} with image {image} mounts the claim {place.claim}")
         _await_running(client, name)
         yield name
-    finally:
+    except ClusterError as error:
+        _delete(client, name, f"{error}; ")
+        raise
+    except BaseException:
         _delete(client, name)
+        raise
+    _delete(client, name)
 
 
 def _await_running(client: Client, name: str) -> None:
@@ -124,10 +129,11 @@ def _await_running(client: Client, name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _delete(client: Client, name: str) -> None:
+def _delete(client: Client, name: str, before: str = "") -> None:
+    """Delete the pod; if that fails too, the error begins with what went wrong before."""
     try:
         client.connection.send("DELETE", PODS.path(client.namespace, name), {"gracePeriodSeconds": 0})
     except NotFound:
         return
     except ClusterError as error:
-        raise CannotFetch(f"pod {name} could not be deleted, delete it yourself: {error}") from error
+        raise CannotFetch(f"{before}pod {name} could not be deleted, delete it yourself: {error}") from error

@@ -104,9 +104,7 @@ def open_port(connection: Connection, namespace: str, pod: str, port: int) -> An
 
 
 def _request(connection: Connection, path: str, query: Sequence[tuple[str, str]]) -> tuple[str, dict[str, str]]:
-    _, url, headers, *_ = connection.client.param_serialize(
-        "GET", path, query_params=list(query), header_params={}, auth_settings=["BearerToken"]
-    )
+    _, url, headers, *_ = connection.prepare("GET", path, query, {})
     return url, {name.lower(): value for name, value in headers.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,7 +18,7 @@ from omni_operator.api.names import FIELD_MANAGER
 
 from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
-from .errors import Conflict, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
+from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
 from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .protocol import GroupChange, Identity, Listing
 from .write_fence import no_fence
@@ -31,11 +32,13 @@ MERGE = "application/merge-patch+json"
 KEPT = ("namespace", "name", "uid")
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, SMALL_PAGE = 500, 100
+UNDECLARED = "field not declared in schema"  # in the answer to an apply request, which has the code 500
 CONNECT_SECONDS = 10.0
 UNFENCED = (LEASES, TOKEN_REVIEWS)  # Leases decide who leads; a TokenReview changes nothing
 CONNECTIONS = 24  # each takes 128 KiB for TLS
 # called with verb, resource, status code (0: no answer) and seconds
 Meter = Callable[[str, str, int, float], None]
+log = logging.getLogger(__name__)
 
 
 class ApiServer(AuthenticatedClient):
@@ -72,7 +75,17 @@ class ApiServer(AuthenticatedClient):
         body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "status": status}
         path = kind.path(meta["namespace"], meta["name"], "status")
         parameters = {"fieldManager": manager, "force": "true"}
-        return await self._send("apply_status", kind, "PATCH", path, body, APPLY, parameters)
+        try:
+            return await self._send("apply_status", kind, "PATCH", path, body, APPLY, parameters)
+        except ServerError as error:
+            if UNDECLARED not in str(error):
+                raise
+            # Not the server's words, which name another field each time: the condition would change with every pass.
+            log.warning("%s", error)
+            raise DefinitionOutdated(
+                f"the definition of {kind.kind} on the cluster (CRD) lacks fields of the status, so it is older than "
+                "this operator: apply crds/ of the operator's version (docs/install.md)"
+            ) from error
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
         meta = body["metadata"]
@@ -144,6 +157,17 @@ class ApiServer(AuthenticatedClient):
         except KindAbsent:
             return False
         return any(resource["name"] == kind.plural for resource in found.get("resources") or ())
+
+    async def read_schema(self, kind: Kind) -> Body | None:
+        try:
+            found = await self._send("get", kind, "GET", f"/openapi/v3{kind.root}")
+        except (KindAbsent, NotFound):
+            return None
+        wanted = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+        schemas: dict[str, Body] = (found.get("components") or {}).get("schemas") or {}
+        return next(
+            (body for body in schemas.values() if wanted in body.get("x-kubernetes-group-version-kind", ())), None
+        )
 
     async def review_token(self, token: str, audience: str) -> Identity | None:
         body = {

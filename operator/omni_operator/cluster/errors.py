@@ -14,6 +14,7 @@ ClusterError
     ├── NameTaken     another owner's object has the name
     ├── QuotaExceeded
     ├── NamespaceTerminating
+    ├── DefinitionOutdated  the definition of the kind does not have a field that was sent
     └── ServerFailed  ServerError several times in a row
 """
 
@@ -97,6 +98,10 @@ class QuotaExceeded(Refused):
 
 class NamespaceTerminating(Refused):
     """The namespace is being deleted and accepts no new objects."""
+
+
+class DefinitionOutdated(Refused):
+    """The cluster's definition of the kind (CRD) does not have a field that was applied."""
 
 
 class ServerFailed(Refused):

@@ -29,7 +29,7 @@ class FakeCluster:
         log: (verb, plural) of every request of the operator, in order.
         events: (type, kind, object) of every change, in order, as a watch would send it.
         failures: called before every request of the operator; an error that it returns is raised.
-        absent: kinds that are not served.
+        absent: kinds that are not served. schemas: those that are published.
         terminating: namespaces that are being deleted.
         tokens: identity by (token, audience).
     """
@@ -42,6 +42,7 @@ class FakeCluster:
         self.events: list[tuple[str, Kind, Body]] = []
         self.failures: Callable[[str, Kind, str], ClusterError | None] = lambda verb, kind, name: None
         self.absent: set[Kind] = set()
+        self.schemas: dict[Kind, Body] = {}
         self.terminating: set[str] = set()
         self.tokens: dict[tuple[str, str], Identity] = {}
 
@@ -136,6 +137,10 @@ class FakeCluster:
     async def serves(self, kind: Kind) -> bool:
         self.log.append(("get", kind.plural))
         return kind not in self.absent
+
+    async def read_schema(self, kind: Kind) -> Body | None:
+        self.log.append(("get", kind.plural))
+        return self.schemas.get(kind)
 
     async def review_token(self, token: str, audience: str) -> Identity | None:
         self.log.append(("create", "tokenreviews"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
@@ -125,18 +125,28 @@ def _rolling_update(group: str, given: Rollout | JudgeModel, paused: str) -> Rol
 
 
 def parse_status(body: Body) -> Status:
-    """The written status, without the condition `ReconcileError`, which is written separately.
-
-    Invalid fields and list items are left out, so that one of them does not hide that a job has ended.
-    """
+    """The written status, without the condition `ReconcileError`, which is written separately."""
     given = body.get("status")
     values = dict(given) if isinstance(given, dict) else {}
     if isinstance(values.get("conditions"), list):
         values["conditions"] = [found for found in values["conditions"] if not is_reconcile_error(found)]
+    name = body["metadata"]["name"]
+    return keep_valid_status(
+        values, lambda error: log.warning("%s: invalid parts of the status are ignored: %s", name, error)
+    )
+
+
+def keep_valid_status(given: object, report: Callable[[str], None] = lambda _: None) -> Status:
+    """A status without its invalid fields and list items, so that one of them does not hide that a job has ended.
+
+    Args:
+        report: called with what is invalid.
+    """
+    values = dict(given) if isinstance(given, dict) else {}
     try:
         return Status.model_validate(values)
     except ValidationError as error:
-        log.warning("%s: invalid parts of the status are ignored: %s", body["metadata"]["name"], shorten(str(error)))
+        report(shorten(str(error)))
         invalid = {at["loc"][:2] if len(at["loc"]) > 1 else at["loc"] for at in error.errors(include_input=False)}
     for name in list(values):
         if isinstance(values[name], list):

@@ -81,6 +81,9 @@ class Cluster(Protocol):
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server serves a kind."""
 
+    async def read_schema(self, kind: Kind) -> Body | None:
+        """The OpenAPI schema of a kind; None if the API server does not publish it, or not yet."""
+
     async def review_token(self, token: str, audience: str) -> Identity | None:
         """Identity of a token; None if it is not valid for the audience."""
 

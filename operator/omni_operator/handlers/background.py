@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from omni_operator.api.definition_fields import find_missing
 from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
+from omni_operator.api.status import Status
 from omni_operator.cluster.errors import ClusterError, KindAbsent
 from omni_operator.cluster.kinds import JOBS, LEASES, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
@@ -120,8 +122,24 @@ class MissingKinds:
         while not await self._answer(JOBS):
             log.warning("DiffusionRLJobs are not served: install the CRD (crds/); next check in %.0f s", CHECK_FIRST)
             await asyncio.sleep(CHECK_FIRST)
+        await self._check_definition()
         answers = await asyncio.gather(*(self._answer(kind) for kind in CHILDREN))
         self.absent = {kind for kind, served in zip(CHILDREN, answers, strict=True) if not served}
+
+    async def _check_definition(self) -> None:
+        """Say if the API server would refuse the status of every job. Nothing else depends on it."""
+        try:
+            schema = await self.cluster.read_schema(JOBS)
+        except ClusterError as error:
+            log.warning("the definition of DiffusionRLJobs (CRD) was not read: %s", error)
+            return
+        status = ((schema or {}).get("properties") or {}).get("status")
+        if status and (missing := tuple(find_missing(Status, status, "status"))):
+            log.error(
+                "the definition of DiffusionRLJobs (CRD) is older than this operator: it lacks %s; apply crds/ of the "
+                "operator's version (docs/install.md), or the API server refuses the status of jobs",
+                ", ".join(missing),
+            )
 
     async def run(self) -> None:
         pause = CHECK_FIRST

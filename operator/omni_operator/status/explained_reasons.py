@@ -147,9 +147,9 @@ WAITING: dict[str, Explanation] = {
     ),
     "ReconcileError": Explanation(
         shown=("ReconcileError=True", "event"),
-        meaning="An error in the operator, or a status that the API server refuses. Other jobs are not affected.",
+        meaning="An error in the operator, or a status that the API server refuses, as with an old definition (CRD).",
         look="kubectl logs deployment/omni-omni-operator --namespace=omni-system",
-        action="Report the message; changing the spec, or deleting the job, ends it.",
+        action="With `DefinitionOutdated`, apply `crds/`; else report the message. Another spec, or deletion, ends it.",
     ),
 }
 

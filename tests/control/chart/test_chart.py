@@ -177,7 +177,9 @@ def test_every_setting_of_the_operator_has_a_value(chart: Render, tmp_path: Path
     schema = json.loads((tool.CHART / "values.schema.json").read_text())
     tuning = {**dict.fromkeys(schema["properties"]["tuning"]["properties"], 86400000), "leaseSeconds": 30}
     options = [f"--set={text}" for texts in FROM.values() for text in texts]
-    found = environ(chart(*options, with_values(tmp_path, {"tuning": tuning})))
+    found = environ(
+        chart(*options, with_values(tmp_path, {"tuning": tuning, "terminationGracePeriodSeconds": 86400001}))
+    )
     assert set(found) == {PREFIX + name for name in _READERS}
     # Helm reads numbers as floats; the operator expects integers.
     assert from_environ(found, "omni-system").jobs_shown == 86_400_000

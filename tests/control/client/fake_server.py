@@ -117,7 +117,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(201, made)
             return
         name = body["metadata"]["name"]
-        if name in self.server.jobs:
+        if self.server.refusal:
+            self.answer(*self.server.refusal)
+        elif name in self.server.jobs:
             self.answer(409, {"reason": "AlreadyExists", "message": f"{name} exists"})
         elif "dryRun" in urlsplit(self.path).query:
             self.answer(201, body)
@@ -127,8 +129,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PATCH(self) -> None:
         patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.patches.append((self.path, self.headers["Content-Type"], patch))
-        self.server.jobs[self.path.rpartition("/")[2]]["spec"].update(patch["spec"])
+        path = urlsplit(self.path).path
+        self.server.patches.append((path, self.headers["Content-Type"], patch))
+        self.server.jobs[path.rpartition("/")[2]]["spec"].update(patch["spec"])
         self.do_GET()
 
     def do_DELETE(self) -> None:

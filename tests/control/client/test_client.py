@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from control.client.fake_server import PATH, FakeServer, drl, make_job
 from omni_operator.api.status import Condition, Status
 from omni_operator.cli.main import app
-from omni_operator.client import Client, InvalidName
+from omni_operator.client import Client, InvalidName, jobs
 from omni_operator.client.explanation import explain
+from omni_operator.cluster.errors import Unavailable
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
 
@@ -89,6 +90,10 @@ def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path
     assert (missing.exit_code, missing.stderr) == (
         2, "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n",
     )  # fmt: skip
+    server.objects[PATH] = 403, {"message": "User u cannot list"}
+    missing = drl(kubeconfig, "get", "red-grp")
+    assert (missing.exit_code, missing.stderr) == (2, "no job 'red-grp' in namespace team\n"), "may get, not list"
+    del server.objects[PATH]
     context = drl(kubeconfig, "list", "--context=mian")
     assert (context.exit_code, "did you mean 'main'?" in context.stderr) == (2, True)
     absent = drl(tmp_path / "none", "list")
@@ -106,6 +111,33 @@ def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path
     assert (drl(kubeconfig, "list").exit_code, "not installed" in drl(kubeconfig, "list").stderr) == (2, True)
     server.refusal = 403, {"message": "User u cannot list"}
     assert (drl(kubeconfig, "list").exit_code, "User u cannot list" in drl(kubeconfig, "list").stderr) == (1, True)
+
+
+def test_what_a_newer_operator_writes_hides_nothing(server: FakeServer, kubeconfig: Path) -> None:
+    """A state, a value of a condition and a field that this version does not have."""
+    ready = {"type": "Ready", "status": "False", "reason": "ClaimNotFound"}
+    conditions = [{"type": "Ready", "status": "Perhaps", "reason": "New"}, ready]
+    server.jobs["blue"]["status"] = {"state": "Paused", "conditions": conditions, "new": 1}
+    assert [line.split()[:2] for line in drl(kubeconfig, "list").stdout.splitlines()[1:]] == [
+        ["blue", "Paused"], ["red-grpo", "Starting"],
+    ]  # fmt: skip
+    assert drl(kubeconfig, "get", "blue").stdout.splitlines()[0] == "blue: Paused"
+    assert drl(kubeconfig, "wait", "blue", "--timeout=0").stderr == "blue is Paused after 0 s\n"
+    assert drl(kubeconfig, "why", "blue").stdout.startswith(
+        "blue is Paused. Ready is False: ClaimNotFound. What to do: "
+    )
+
+
+def test_a_time_limit_ends_the_repetition_of_unanswered_requests(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 5.0)
+    found = Client.from_kubeconfig(str(kubeconfig)).follow("blue", poll=0.05, seconds=0.1)
+    next(found)
+    server.refusal = 503, {}
+    with pytest.raises(Unavailable):
+        next(found)
+    assert len(server.queries) < 10
 
 
 def test_a_user_whose_exec_plugin_fails_has_no_credentials(kubeconfig: Path) -> None:
@@ -237,6 +269,9 @@ def holding(state: Any, kind: str, value: Any, reason: str) -> Status:
         (holding("Failed", "Failed", "True", "OutOfMemory"), "What to do: raise the memory or lower the batch"),
         (holding("Running", "Ready", "True", "Serving"), "Nothing holds it"),
         (Status(), "no operator has seen it"),
+        (holding(None, "ReconcileError", "True", "DefinitionOutdated"), "red has no state yet. ReconcileError is True"),
+        (holding(None, "ReconcileError", "True", "DefinitionOutdated"), "apply crds/; else report"),
+        (holding("Running", "ReconcileError", "True", "Refused"), "What to do: with DefinitionOutdated, "),
     ],
 )
 def test_the_explanation_names_cause_and_remedy(status: Status, expected: str) -> None:

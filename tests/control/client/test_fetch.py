@@ -229,7 +229,11 @@ def test_a_pod_that_does_not_start_is_deleted_and_told(
     server.objects[MADE] = 200, {"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waits]}}
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
     assert (said.exit_code, len(server.deletions), (tmp_path / "a").exists()) == (1, 1, False)
-    assert "pod blue-fetch-x does not start: ErrImagePull: no such image" in said.stderr
+    told = "pod blue-fetch-x does not start: ErrImagePull: no such image"
+    assert told in said.stderr
+    server.deletion = 403, {"message": "User u cannot delete pods"}
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
+    assert f"{told}; pod blue-fetch-x could not be deleted, delete it yourself: " in said.stderr
 
 
 def test_without_pod_claim_or_image_the_reason_is_told(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
@@ -255,7 +259,10 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     del running.sockets[path]
     running.objects[path] = 403, {"message": "User u cannot get pods/exec"}
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
-    assert (said.exit_code, said.stderr) == (1, "exec in pod blue-a01-w0: User u cannot get pods/exec\n")
+    assert said.exit_code == 1
+    assert said.stderr.startswith(
+        "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/cli.md"
+    )
     assert not (tmp_path / "a").exists()
 
 

@@ -69,6 +69,17 @@ def test_a_pod_without_output_is_named_and_the_others_are_read(pods: FakeServer,
     assert "ErrImagePull" in said.stderr
 
 
+def test_without_the_right_to_read_output_there_is_an_error(pods: FakeServer, kubeconfig: Path) -> None:
+    """A note alone would be a success without any output; --follow would wait for the end of the job."""
+    for name in ("blue-a01-w0", "blue-a01-w1"):
+        del pods.texts[f"{PODS}/{name}/log"]
+        pods.objects[f"{PODS}/{name}/log"] = 403, {"message": 'User "u" cannot get resource "pods/log"'}
+    for options in ((), ("--follow",)):
+        said = drl(kubeconfig, "logs", "blue", *options)
+        assert (said.exit_code, said.stdout) == (1, "")
+        assert 'cannot get resource "pods/log"; ask for this right' in said.stderr
+
+
 def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
     server: FakeServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +151,25 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
     follows = [query for query in pods.queries if query.get("follow")]
     assert [query.get("sinceTime") for query in follows] == [None, same, "2026-01-01T00:00:00.000000003Z"]
     assert [query.get("tailLines") for query in follows] == ["9", None, None]
+
+
+def test_following_survives_a_look_at_the_pods_that_is_not_answered(
+    pods: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods.objects[PODS] = 200, {"items": [pod("blue-a01-w0")]}
+    pods.texts[f"{PODS}/blue-a01-w0/log"] = [["2026-01-01T00:00:00.000000001Z one"]]
+    answer, looks = pods.reply, iter(range(100))
+
+    def reply(target: str) -> tuple[int, dict[str, Any]]:
+        if target.partition("?")[0] == PODS and (look := next(looks)):
+            if look == 1:
+                return 503, {}
+            pods.jobs["blue"] = full_job(DONE)
+        return answer(target)
+
+    monkeypatch.setattr(pods, "reply", reply)
+    said = drl(kubeconfig, "logs", "blue", "--follow")
+    assert (said.exit_code, said.stdout) == (0, "one\n"), said.output
 
 
 def test_only_pods_of_the_attempts_ray_cluster_count(pods: FakeServer, kubeconfig: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import FakeServer, drl
+from control.client.fake_server import PATH, FakeServer, drl
 from omni_operator.api import load_job
 from omni_operator.client.operator_settings import AmbiguousOperator, SettingsUnreadable, select_settings
 from omni_operator.client.submission import UNREADABLE, find_differences
@@ -47,6 +47,24 @@ def test_a_dry_run_creates_nothing(server: FakeServer, kubeconfig: Path) -> None
     assert json.loads(tried.stdout)["created"] is False
     assert (len(server.posts), server.jobs) == (1, {})
     assert server.queries[-1] == {"fieldValidation": "Strict", "dryRun": "All"}
+
+
+def test_a_field_that_the_cluster_would_drop_is_refused(server: FakeServer, kubeconfig: Path) -> None:
+    server.refusal = 400, {"message": 'strict decoding error: unknown field "spec.output"'}
+    said = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert 'unknown field "spec.output"; nothing was changed: the definition of jobs on the cluster (CRD) is older' in (
+        said.stderr
+    )
+
+
+def test_a_user_who_may_only_create_learns_that_the_name_is_taken(server: FakeServer, kubeconfig: Path) -> None:
+    server.jobs["red-grpo-cluster"] = document()
+    server.objects[f"{PATH}/red-grpo-cluster"] = 403, {"message": "User u cannot get resource"}
+    said = drl(kubeconfig, "submit", str(EXAMPLE))
+    assert (said.exit_code, "namespace team has a job red-grpo-cluster, and you may not read it" in said.stderr) == (
+        2, True,
+    )  # fmt: skip
 
 
 def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kubeconfig: Path) -> None:

@@ -21,6 +21,7 @@ from omni_operator.cluster.errors import (
     AlreadyExists,
     ClusterError,
     Conflict,
+    DefinitionOutdated,
     Forbidden,
     KindAbsent,
     NamespaceTerminating,
@@ -285,6 +286,23 @@ async def test_an_error_has_the_kind_that_the_answer_means(
     if isinstance(found.value, ServerError):
         assert found.value.request == "apply diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
     assert server.metered == [("apply", "diffusionrljobs", answer(None).status)]  # type: ignore[arg-type]
+
+
+async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_words_each_time(
+    server: RecordingServer,
+) -> None:
+    body = {**JOB, "metadata": {**JOB["metadata"], "uid": "u", "resourceVersion": "1"}}
+    said = set()
+    async with client(server) as cluster:
+        for field in (".status.reason", ".status.warnings"):  # the API server names another one each time
+            server.answer = status(500, f"failed to create typed patch object: {field}: field not declared in schema")
+            with pytest.raises(DefinitionOutdated, match="apply crds/ of the operator's version") as found:
+                await cluster.apply_status(JOBS, body, {})
+            said.add(str(found.value))
+        server.answer = status(500)
+        with pytest.raises(ServerError):
+            await cluster.apply_status(JOBS, body, {})
+    assert len(said) == 1, "else each pass would write another condition"
 
 
 async def test_retry_after_is_passed_on(server: RecordingServer) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from ruamel.yaml import YAML
 
+from omni_operator.api import crd
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Kind
@@ -55,6 +57,21 @@ async def test_startup_waits_for_the_custom_resource(cluster: FakeCluster) -> No
     assert not waiting.done()
     cluster.absent = set()
     await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_definition_without_fields_of_the_status_is_named_at_the_start(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    (version,) = YAML(typ="safe").load(crd.text())["spec"]["versions"]
+    cluster.schemas[JOBS] = schema = version["schema"]["openAPIV3Schema"]
+    await MissingKinds(cluster).await_jobs()
+    assert caplog.records == []
+    status = schema["properties"]["status"]["properties"]
+    del status["warnings"], status["failures"]["items"]["properties"]["counted"]
+    await MissingKinds(cluster).await_jobs()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "it lacks status.failures.counted, status.warnings; apply crds/ of the operator's version" in record.message
 
 
 async def test_a_failed_discovery_is_not_a_new_kind(cluster: FakeCluster) -> None:

@@ -1,0 +1,116 @@
+"""Values that the API server would refuse in the middle of an installation: Helm refuses them before that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import helm as tool
+from e2e.cluster import deadlines
+from e2e.cluster.errors import CommandFailed
+from e2e.cluster.processes import run
+
+pytestmark = pytest.mark.cluster
+
+Body = dict[str, Any]
+# By the schema: everything that is wrong in one go.
+WRONG: Body = {
+    "nameOverride": "a" * 80,
+    "fullnameOverride": "1abc",
+    "image": {"tag": "a b", "pullPolicy": None},
+    "imagePullSecrets": ["pull"],
+    "crds": {"install": None},
+    "jobs": {"image": "a b"},
+    "rbac": None,
+    "serviceAccount": {"name": "Bad_Name", "annotations": {"a": True}},
+    "networkPolicy": {"apiServerPorts": None, "metricsFrom": [{"podSelectr": {}}]},
+    "tuning": {"canaryDeadlineSeconds": 60},
+    "commonLabels": {"bad key!": "x"},
+    "podLabels": {"a": "not a label"},
+    "nodeSelector": ["gpu"],
+    "tolerations": [{"kye": "a"}],
+    "affinity": {"nodeAffinty": {}},
+    "topologySpreadConstraints": [{"maxSkew": "1", "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    "priorityClassName": "Bad Name",
+    "extraEnvFrom": [{}],
+    "resources": {"requests": {"cpu": "lots"}, "limits": "512Mi"},
+    "podDisruptionBudget": {"minAvailable": 1},
+}
+PLACES = (
+    "'': additional properties 'podDisruptionBudget' not allowed", "'': missing property 'rbac'",
+    "'/nameOverride': maxLength: got 80, want 40", "'/fullnameOverride'", "'/image': missing property 'pullPolicy'",
+    "'/image/tag'", "'/imagePullSecrets/0': got string, want object", "'/crds': missing property 'install'",
+    "'/jobs/image'", "'/serviceAccount/name'", "'/serviceAccount/annotations/a': got boolean, want string",
+    "'/networkPolicy': missing property 'apiServerPorts'",
+    "'/networkPolicy/metricsFrom/0': additional properties 'podSelectr' not allowed", "'/tuning/canaryDeadlineSeconds'",
+    "'/commonLabels': additional properties 'bad key!' not allowed", "'/podLabels/a'",
+    "'/nodeSelector': got array, want object", "'/tolerations/0': additional properties 'kye' not allowed",
+    "'/affinity': additional properties 'nodeAffinty' not allowed",
+    "'/topologySpreadConstraints/0/maxSkew': got string, want integer", "'/priorityClassName'", "'/extraEnvFrom/0'",
+    "'/resources/requests/cpu'", "'/resources/limits': got string, want object",
+)  # fmt: skip
+ONE = {"name": "A", "value": "1"}
+# Each value is right by itself.
+CONTRADICTIONS: Body = {
+    "image": {"repository": "reg/omni:1"},
+    "reports": {"port": 8080},
+    "tuning": {"stopSeconds": 30},
+    "extraEnv": [
+        ONE, ONE, {"name": "OMNI_OPERATOR_HTTP_PORT", "value": "1"}, {"name": "B", "value": "1", "valueFrom": {}},
+    ],
+    "extraVolumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/v"}],
+    "commonLabels": {"helm.sh/chart": "x", "a": "b"},
+    "podLabels": {"app.kubernetes.io/name": "x", "a": "c"},
+}  # fmt: skip
+PROBLEMS = (
+    'image.repository is "reg/omni:1": write REGISTRY/NAME', "reports.port and metrics.port are both 8080",
+    "stopSeconds is 30 and terminationGracePeriodSeconds 30", "extraEnv: A is there twice",
+    "extraEnv: OMNI_OPERATOR_HTTP_PORT is there twice", "extraEnv: B has both value and valueFrom",
+    "extraVolumes: v is there twice", "extraVolumeMounts: no volume w in extraVolumes",
+    "extraVolumeMounts: /v is there twice", "commonLabels: the chart sets helm.sh/chart itself",
+    "podLabels: the chart or commonLabels sets app.kubernetes.io/name", "podLabels: the chart or commonLabels sets a ",
+)  # fmt: skip
+
+
+def given(folder: Path, values: Body) -> str:
+    path = folder / "values.json"
+    path.write_text(json.dumps(values))
+    return f"--values={path}"
+
+
+def test_every_wrong_value_is_named_with_its_place(helm: Path, tmp_path: Path) -> None:
+    said = tool.refusal(helm, given(tmp_path, WRONG))
+    assert [place for place in PLACES if f"at {place}" not in said] == [], said
+
+
+def test_values_that_contradict_one_another_are_all_named(helm: Path, tmp_path: Path) -> None:
+    said = tool.refusal(helm, given(tmp_path, CONTRADICTIONS))
+    assert [problem for problem in PROBLEMS if problem not in said] == [], said
+
+
+def test_a_release_whose_name_no_service_can_have_is_refused(helm: Path) -> None:
+    command = [str(helm), "template", "1st", str(tool.CHART), f"--kube-version={tool.KUBERNETES}"]
+    with pytest.raises(CommandFailed, match="the name 1st-omni-operator, which no Service can have: set fullnameO"):
+        run(command, deadline=deadlines.COMMAND)
+    run([*command, "--set=fullnameOverride=first"], deadline=deadlines.COMMAND)
+
+
+def test_a_list_or_map_that_is_null_is_the_default(chart: Callable[..., list[Body]], tmp_path: Path) -> None:
+    names = ("imagePullSecrets", "tolerations", "nodeSelector", "tuning", "extraEnv", "commonLabels", "affinity")
+    assert chart(given(tmp_path, dict.fromkeys(names))) == chart()
+
+
+def test_a_repository_may_have_a_registry_with_a_port(chart: Callable[..., list[Body]], tmp_path: Path) -> None:
+    values = {
+        "image": {"repository": "[::1]:5000/team/omni_x.y"},
+        "resources": {"limits": {"memory": "1.5Gi", "a/c": 1}},
+    }
+    (deployment,) = (body for body in chart(given(tmp_path, values)) if body["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("[::1]:5000/team/omni_x.y:")
+    assert container["resources"]["limits"] == {"memory": "1.5Gi", "a/c": 1}

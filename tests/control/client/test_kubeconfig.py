@@ -1,0 +1,144 @@
+"""Kubeconfigs and clusters that cannot be used: one line that says why, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from control.client.fake_server import FakeServer, drl
+from e2e.cluster import pki
+from omni_operator.client import Client, connection
+from omni_operator.cluster.errors import Unavailable
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
+
+
+def change(kubeconfig: Path, server: str | None = None, user: dict[str, Any] | None = None, **cluster: str) -> None:
+    """Change the server, the user or other values of the cluster in a kubeconfig."""
+    config = json.loads(kubeconfig.read_text())
+    config["clusters"][0]["cluster"].update(cluster | ({"server": server} if server else {}))
+    if user is not None:
+        config["users"][0]["user"] = user
+    kubeconfig.write_text(json.dumps(config))
+
+
+def only_line(said: Result) -> str:
+    """The only line of what a command says that fails."""
+    assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
+    (line,) = said.stderr.splitlines()
+    return line
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port; each connection is given to `answer`, which may fail."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                try:
+                    answer(client)
+                except OSError:
+                    client.close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_token_may_end_with_a_line_break(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    """As in a file that `echo` writes: kubectl accepts it."""
+    (tmp_path / "token").write_text("abc\n")
+    change(kubeconfig, user={"tokenFile": str(tmp_path / "token")})
+    assert drl(kubeconfig, "list").exit_code == 0
+
+
+@pytest.mark.parametrize("token", ["secret\nsecret", "secret\u20ac", "secret\x00"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(
+    token: str, server: FakeServer, kubeconfig: Path
+) -> None:
+    change(kubeconfig, user={"token": token})
+    said = drl(kubeconfig, "list")
+    assert (said.exit_code, "its token has a line break or another character" in only_line(said)) == (2, True)
+    assert "secret" not in said.output
+    assert server.queries == []
+
+
+def test_rejected_credentials_are_named_with_what_to_do(server: FakeServer, kubeconfig: Path) -> None:
+    server.refusal = 401, {"message": "Unauthorized", "reason": "Unauthorized"}
+    for command in (("list",), ("get", "blue"), ("submit", str(EXAMPLE)), ("logs", "blue"), ("wait", "blue")):
+        said = drl(kubeconfig, *command)
+        assert (said.exit_code, "rejects the credentials of the kubeconfig" in only_line(said)) == (1, True), command
+        assert "log in again" in said.stderr
+    with pytest.raises(Unavailable, match="rejects the credentials"):
+        Client.from_kubeconfig(str(kubeconfig)).list()
+
+
+def test_a_certificate_of_another_authority_is_one_line(kubeconfig: Path, tmp_path: Path) -> None:
+    authorities = pki.Authority(tmp_path / "own"), pki.Authority(tmp_path / "other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authorities[0].issue(pki.api_server(["127.0.0.1"])))
+
+    def answer(client: socket.socket) -> None:
+        with context.wrap_socket(client, server_side=True):
+            return
+
+    with listening(answer) as port:
+        change(
+            kubeconfig,
+            f"https://127.0.0.1:{port}",
+            **{"certificate-authority-data": pki.encoded(authorities[1].certificate.read_bytes())},
+        )
+        said = drl(kubeconfig, "list")
+    assert (said.exit_code, "CERTIFICATE_VERIFY_FAILED" in only_line(said)) == (1, True)
+    assert "compare server, tls-server-name and certificate-authority" in said.stderr
+
+
+def test_key_and_certificate_that_do_not_belong_together_are_named(kubeconfig: Path) -> None:
+    words = dict.fromkeys(("client-certificate-data", "client-key-data"), pki.encoded(b"none"))
+    with listening(socket.socket.close) as port:
+        change(kubeconfig, f"https://127.0.0.1:{port}", user=words)
+        said = drl(kubeconfig, "list")
+    assert "check certificate-authority, client-certificate and client-key" in only_line(said)
+    change(kubeconfig, "http://127.0.0.1:1")
+    said = drl(kubeconfig, "list")
+    assert (said.exit_code, "a server without https:// gets no certificate" in only_line(said)) == (2, True)
+
+
+def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.1)
+    asked: list[socket.socket] = []
+    with listening(asked.append) as port:
+        change(kubeconfig, f"http://127.0.0.1:{port}")
+        for number, command in enumerate((("list",), ("submit", str(EXAMPLE)), ("why", "blue")), 1):
+            said = drl(kubeconfig, *command)
+            assert (said.exit_code, "Read timed out" in only_line(said)) == (1, True), command
+            assert len(asked) == number, "drl submit asks for the operator's settings first"
+    for found in asked:
+        found.close()
+
+
+def test_a_missing_or_malformed_file_is_one_line(kubeconfig: Path, tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    assert f"there is no file {absent}; set KUBECONFIG" in only_line(drl(absent, "list"))
+    for text in ("a: [", "[1, 2]", "", "contexts: 3"):
+        kubeconfig.write_text(text)
+        said = drl(kubeconfig, "list")
+        assert (said.exit_code, "cannot use the kubeconfig: " in only_line(said)) == (2, True), text
