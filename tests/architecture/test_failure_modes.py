@@ -41,8 +41,8 @@ def words_of_code(root: Path) -> set[str]:
 
 
 def find_tests(root: Path) -> set[str]:
-    """Names of all tests of the operator."""
-    folders = [root / "tests" / "control", root / "e2e" / "suites"]
+    """Names of all tests of the operator, on clusters and of the training program."""
+    folders = [root / "tests" / "control", root / "e2e" / "suites", root / "tests" / "ml" / "trainer"]
     text = "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("test_*.py"))
     return set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
 
