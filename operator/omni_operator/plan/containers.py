@@ -86,6 +86,17 @@ def add_shared_memory(resources: Resources, default_requests: Mapping[str, str],
     return made
 
 
+def pre_stop(program: str, seconds: int) -> Object:
+    """A hook that runs a program of the image for at most so many seconds before a pod that is deleted ends."""
+    command = ["python3", "-m", program, str(seconds)]
+    return {
+        "spec": {
+            "containers": [{"name": CONTAINER, "lifecycle": {"preStop": {"exec": {"command": command}}}}],
+            "terminationGracePeriodSeconds": seconds + STOP_SECONDS,
+        }
+    }
+
+
 def secret_env(variable: str, name: str, key: str) -> Object:
     """An environment variable with the value of a Secret's key."""
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}

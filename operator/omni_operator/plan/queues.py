@@ -6,7 +6,7 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 
-from .containers import CONTAINER, STOP_SECONDS
+from .containers import pre_stop
 
 Object = dict[str, Any]
 # Schedulers read labels and annotations of these groups from the RayJob (queue, gang).
@@ -36,10 +36,4 @@ def save_before_stop(job: DiffusionRLJob) -> Object:
     patient = policy.mode == "CheckpointThenSuspend" and policy.grace_seconds > 0
     if not (patient and scheduler_entries(job.metadata.labels) and job.spec.keeps_results):
         return {}
-    command = ["python3", "-m", SAVE_PROGRAM, str(policy.grace_seconds)]
-    return {
-        "spec": {
-            "containers": [{"name": CONTAINER, "lifecycle": {"preStop": {"exec": {"command": command}}}}],
-            "terminationGracePeriodSeconds": policy.grace_seconds + STOP_SECONDS,
-        }
-    }
+    return pre_stop(SAVE_PROGRAM, policy.grace_seconds)

@@ -19,7 +19,14 @@ from omni_operator.api.names import (
 from . import quantity
 from .accelerators import AcceleratorNeeds, resolve_accelerator
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, STOP_SECONDS, apply_user_template, image_of_template, render_pod_template, secret_env
+from .containers import (
+    CONTAINER,
+    apply_user_template,
+    image_of_template,
+    pre_stop,
+    render_pod_template,
+    secret_env,
+)
 from .merge import merge_templates
 from .pools import MOST_REPLICAS, Pool, pools_of
 from .queues import save_before_stop
@@ -117,15 +124,7 @@ def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:
 
 def _drain(pool: Pool) -> Object:
     """The hook by which a pod that is deleted, for whatever reason, finishes what it does."""
-    if not pool.drain_seconds:
-        return {}
-    command = ["python3", "-m", DRAIN_PROGRAM, str(pool.drain_seconds)]
-    return {
-        "spec": {
-            "containers": [{"name": CONTAINER, "lifecycle": {"preStop": {"exec": {"command": command}}}}],
-            "terminationGracePeriodSeconds": pool.drain_seconds + STOP_SECONDS,
-        }
-    }
+    return pre_stop(DRAIN_PROGRAM, pool.drain_seconds) if pool.drain_seconds else {}
 
 
 def _job_folder() -> Object:
