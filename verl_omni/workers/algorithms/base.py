@@ -165,6 +165,8 @@ def estimate_advantages(samples: Samples, config: DictConfig) -> Tensor:
     """
     name = config.algorithm.adv_estimator
     found: Tensor = load(ESTIMATORS[name])(samples.scores, samples.groups, config.algorithm)
+    if not isinstance(found, Tensor):
+        raise ValueError(f"algorithm.adv_estimator: {name} returned a {type(found).__name__}, expected a tensor [B]")
     if found.shape != samples.scores.shape or not found.isfinite().all():
         raise ValueError(
             f"algorithm.adv_estimator: {name} returned {list(found.shape)} advantages for {len(samples.scores)} "

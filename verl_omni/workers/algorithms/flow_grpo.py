@@ -64,6 +64,9 @@ class FlowGRPOLossConfig(GRPOLossConfig):
 Settings = TypeVar("Settings", bound=StepLossConfig)
 
 
+COMPARED = "compared_log_probs"  # of a term, float32 [B]: those that its log-ratio is relative to
+
+
 class StepObjective(ABC, Generic[Settings]):
     """A policy loss over the recorded SDE steps.
 
@@ -85,6 +88,7 @@ class StepObjective(ABC, Generic[Settings]):
         rollout_rs, rollout_rs_threshold: as `algos.rejection_settings.parse` takes them; None: no step is rejected. A
             rejected step has no loss, and counts among the terms.
         timestep_fraction: share of the recorded steps that each sample is trained on, in (0, 1].
+        actor: settings of the actor, for losses in the reference's form.
 
     Attributes:
         compares_means: the loss also needs the means before the update, which the engine does not record.
@@ -99,13 +103,14 @@ class StepObjective(ABC, Generic[Settings]):
         velocity_tolerance: float | None = None, bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
         rollout_rs: str | None = None, rollout_rs_threshold: object = None, timestep_fraction: float = 1.0,
+        actor: DiffusionActorConfig | None = None,
     ) -> None:  # fmt: skip
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
         self.tolerance, self.velocity_tolerance, self.bypass_mode = tolerance, velocity_tolerance, bypass_mode
         self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
         self.criterion = None if rollout_rs is None else rejection_settings.parse(rollout_rs, rollout_rs_threshold)
-        self.timestep_fraction = timestep_fraction
+        self.timestep_fraction, self.actor = timestep_fraction, actor
         self.at_start = True  # no optimizer step of the update has been taken
 
     @property
@@ -141,7 +146,7 @@ class StepObjective(ABC, Generic[Settings]):
         # Nothing has changed the weights before the first optimizer step, so the ratio is exactly 1 there.
         start = log_prob.detach() if self.at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
         old = engine if self.bypass_mode or start is None else start
-        loss, measured = self.policy_loss(part, place, log_prob - old, mean, std)
+        loss, measured = self.policy_loss({**part, COMPARED: old}, place, log_prob - old, mean, std)
         if self.criterion is not None:
             every = rollout_correction.kept(part["old_log_probs"], part["rollout_log_probs"], self.criterion)
             kept = every[:, place].to(loss.dtype)
@@ -324,12 +329,12 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
         self, policy: Policy, loss: Settings, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         coefficient = actor.kl_loss_coef if actor.use_kl_loss else None
-        return self.make_objective(policy, loss, kl_loss_coef=coefficient, **arguments)
+        return self.make_objective(policy, loss, kl_loss_coef=coefficient, actor=actor, **arguments)
 
     @override
     def with_loss(self, loss: PolicyLoss) -> TrainingAlgorithm[Settings]:
         other = copy(self)
-        other.make_objective = partial(UserObjective, loss)
+        other.make_objective = getattr(loss, "make_objective", None) or partial(UserObjective, loss)
         return other
 
 

@@ -1,0 +1,1 @@
+"""Import paths of the reference's trainer, for modules of users (docs/switching.md)."""
