@@ -77,7 +77,7 @@ JUDGE = {
     f"{RM}.rollout.tensor_model_parallel_size": "4",
 }
 PICKSCORE = {
-    f"{FUNCTION}.path": f"pkg://{SCORERS.replace('/', '.')}.pickscore",
+    f"{FUNCTION}.path": f"pkg://{SCORERS.replace('/', '.')}.pickscore_reward",
     f"{FUNCTION}.name": "compute_score_pickscore",
     f"{RM}.enable": "False",
 }
@@ -218,8 +218,7 @@ _RECIPES = (
     }, without=_LORA),
     Recipe("wan22_dance_grpo", "wan_5b", {
         **WAN, "algorithm.adv_estimator": "dance_grpo", f"{ALGO}.sde_type": "dance_sde", f"{ALGO}.noise_level": "0.7",
-        f"{SEVERAL}.ocr.path": f"pkg://{SCORERS.replace('/', '.')}.http", f"{SEVERAL}.ocr.name": "compute_score",
-        f"{SEVERAL}.ocr.server_url": "http://localhost:19082", f"{SEVERAL}.ocr.weight": "1.0", **PLACEHOLDER,
+        **PICKSCORE,
         f"{ROLLOUT}.dtype": "float32", f"{LOSS}.adv_clip_max": "5.0", f"{ROLLOUT}.n": "8",
         "trainer.resume_mode": "enable",
         "trainer.rollout_data_dir": "$HOME/rollouts", "trainer.rollout_data_save_freq": "10", "trainer.video_fps": "24",
@@ -242,8 +241,11 @@ _RECIPES = (
         f"{ROLLOUT}.n": "1",
     }, without=(f"{LOSS}.clip_ratio", "algorithm.adv_estimator", *_WINDOW)),
     Recipe("sd35_mix_grpo", "sd3", {
-        **SD35, **PICKSCORE, f"{ALGO}.sample_strategy": "random", f"{ALGO}.sde_window_seed": "42",
-        f"{ALGO}.sde_contiguous": "False", f"{MODEL}.algorithm": "mix_grpo", "trainer.resume_mode": "auto",
+        **SD35, **PLACEHOLDER, f"{SEVERAL}.ocr.path": f"pkg://{SCORERS.replace('/', '.')}.http_scorer_client",
+        f"{SEVERAL}.ocr.name": "compute_score", f"{SEVERAL}.ocr.weight": "1.0",
+        f"{SEVERAL}.ocr.server_url": "http://localhost:19082", f"{ALGO}.sample_strategy": "random",
+        f"{ALGO}.sde_window_seed": "42", f"{ALGO}.sde_contiguous": "False", f"{MODEL}.algorithm": "mix_grpo",
+        "trainer.resume_mode": "auto",
     }),
     Recipe("sd35_grpo_guard", "sd3", {
         **SD35, **JUDGE, f"{MODEL}.algorithm": "flow_grpo", f"{LOSS}.loss_mode": "grpo_guard",

@@ -42,6 +42,11 @@ class Answer:
     body: bytes
 
     @property
+    def is_success(self) -> bool:
+        """Whether its status is 2xx."""
+        return 200 <= self.status < 300
+
+    @property
     def shown(self) -> str:
         """Its status and beginning, for errors."""
         return f"status {self.status}: {self.body[: 4 * SHOWN].decode(errors='replace')[:SHOWN]}"

@@ -14,21 +14,23 @@ _DATASETS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]dataset[./]\w+?(?:
 DATASET = {"path": "pkg://verl_omni.trainer.data", "name": "DiffusionRLDataset"}
 MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 SEVERAL = "MultiVisualRewardManager"
-# Its scorers, by the names here. Those that do not exist here are refused with the reason.
+# How the names of its scorers' modules begin (`http_scorer_client`, `choice_reward`), and the names here. Those that do
+# not exist here are refused with the reason.
 NAMES = {
-    name: name
-    for name in (
-        "choice", "clap", "genrm_ocr", "hpsv3", "imagebind", "jpeg_compressibility", "latent_http", "pickscore",
-        "unified_reward",
-    )
-} | {"hpsv3_reward": "hpsv3"} | dict.fromkeys(("http", "http_reward", "http_score", "http_scorer"), "http")  # fmt: skip
+    "choice": "choice", "clap": "clap", "genrm_ocr": "genrm_ocr", "hpsv3": "hpsv3", "http": "http",
+    "imagebind": "imagebind", "jpeg_compressibility": "jpeg_compressibility", "latent": "latent_http",
+    "pickscore": "pickscore", "unified_reward": "unified_reward",
+}  # fmt: skip
 SETTINGS = {"http": {"server_url": "url"}}  # settings of a scorer that have another name here
+# Settings of ours that give its scorer. The mean of its PickScore is 0.76 for random images (verl-omni#346), as with
+# Flow-GRPO's division by 26; without one it would be 20.
+IMPLIED: dict[str, dict[str, Any]] = {"http": {"protocol": "pickle"}, "pickscore": {"score_scale": 1 / 26}}
 
 
 def scorer_name(path: str) -> str | None:
     """The name here of a module of the reference's scorers; None for any other path."""
     match = _SCORER.fullmatch(path)
-    return NAMES.get(match["name"]) if match else None
+    return next((own for start, own in NAMES.items() if match["name"].startswith(start)), None) if match else None
 
 
 def is_placeholder(manager: str, path: Any) -> bool:
@@ -59,6 +61,7 @@ def use_built_in(reward: DictConfig) -> None:
         function.path = None
     elif function.path is not None and (name := scorer_name(str(function.path))) is not None:
         reward.scorer, function.path = name, None
+        _imply(name, reward.scorer_kwargs)
     for part in reward.reward_functions.values():
         path = part.get("path") if OmegaConf.is_dict(part) else None
         if path is not None and (name := scorer_name(str(path))) is not None:
@@ -67,3 +70,10 @@ def use_built_in(reward: DictConfig) -> None:
                 for there, here in SETTINGS.get(name, {}).items():
                     if there in part:
                         part[here] = part.pop(there)
+                _imply(name, part)
+
+
+def _imply(name: str, given: DictConfig) -> None:
+    with open_dict(given):
+        for setting, value in IMPLIED.get(name, {}).items():
+            given.setdefault(setting, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
 from typing_extensions import override
@@ -63,7 +63,7 @@ class Function(StrictModel):
 
 
 class Http(StrictModel):
-    """A reward server: it receives an image and its prompt by POST and answers JSON with a number `score`."""
+    """A reward server: it receives an image and its prompt by POST and answers with a score."""
 
     url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
         description="The server's URL: http:// or https://, host, optional port and path, without user and password."
@@ -73,6 +73,11 @@ class Http(StrictModel):
     batched: bool = Field(
         default=False,
         description="true: a request has a list `samples` of images and prompts, and its answer a list `scores`.",
+    )
+    protocol: Literal["JSON", "Pickle"] = Field(
+        default="JSON",
+        description="JSON; or Pickle, that of the reference's HTTP scorer and of Flow-GRPO's servers, for images only. "
+        "Unpickling can run code, so an answer that has more than plain values and numpy's arrays is refused.",
     )
 
 

@@ -139,6 +139,7 @@ class PickscoreSettings(ScorerSettings):
         default="laion/CLIP-ViT-H-14-laion2B-s32B-b79K", description=f"Image processor and tokenizer: {FOLDER}"
     )
     device: Device = Field(default="cpu", description="Device of the model.")
+    score_scale: float = Field(default=1.0, description="Factor of the score; 1/26 is Flow-GRPO's.")
 
 
 class Hpsv3Settings(ScorerSettings):
@@ -201,7 +202,7 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
 }
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "choice": "the reference's pages do not say what it scores, so nothing here has its name",
+    "choice": "it compares the texts that a language model answers, and here no model is trained on texts",
     "imagebind": "the package imagebind of the registry is empty, the others of that name need a pytorchvideo that the "
     "locked torchvision does not work with, and the license of the weights excludes commercial use",
 }

@@ -193,6 +193,7 @@ def _arguments(scorer: Scorer) -> Settings:
     server: Settings = {}
     if scorer.http:
         server = {"url": scorer.http.url, "timeout": scorer.http.timeout_seconds, "attempts": scorer.http.attempts}
+        server |= {"protocol": "pickle"} if scorer.http.protocol == "Pickle" else {}
     # The models refuse mappings, the only values that `JsonValue` has and `Value` has not.
     return {**server, **cast(Settings, scorer.settings)}
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
-from omni_operator.api.scorers import BUILTIN as BUILTIN_SCORERS
-from omni_operator.api.scorers import UNAVAILABLE as UNAVAILABLE_SCORERS
 from omni_operator.api.setting_names import ELSEWHERE
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
@@ -43,11 +41,9 @@ from .fields import (
     settings_in,
     texts,
 )
+from .reference_scorers import SCORER_SETTINGS, builtin_scorer, scorer_field
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
-# A module of the reference's scorers, as a file or by name.
-_REFERENCE_SCORER = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]reward_score[./](?P<name>\w+?)(?:\.py)?")
-RENAMED_SCORERS = {"hpsv3_reward": "hpsv3"}  # modules of the reference whose scorer has another name here
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -297,11 +293,12 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
     path, builtin = values.get(f"{SCORER}.path"), values.get(BUILTIN)
     settings = {name.removeprefix(f"{SETTINGS}."): each for name, each in values.items() if name.startswith(SETTINGS)}
     if several:
-        made.put("reward.scorers", [_scorer(key, dict(settings)) for key, settings in several.items()])
+        made.put("reward.scorers", [scorer_field(key, dict(settings)) for key, settings in several.items()])
         if path:  # a placeholder, or a function that is not called
             made.without_effect.append(f"{SCORER}.path={path}")
-    elif path and (own := _builtin(str(path))):
-        made.put("reward.scorers", [{"name": own}])
+    elif path and (own := builtin_scorer(str(path))):
+        implied = {"settings": SCORER_SETTINGS[own]} if own in SCORER_SETTINGS else {}
+        made.put("reward.scorers", [{"name": own, **implied}])
     elif path:
         function = {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}
         made.put("reward.scorers", [{"name": "reward", "function": function}])
@@ -328,38 +325,6 @@ def _judge(made: _Made, values: Mapping[str, Any]) -> None:
         made.put("reward.model.placement", "Separate")
         made.put("reward.model.replicas", _number(values, JUDGE_FIELDS[4], 1))
         made.put("reward.model.accelerator", {"vendor": vendor, "count": _number(values, JUDGE_FIELDS[3], 8)})
-
-
-def _builtin(path: str) -> str | None:
-    """The built-in scorer that is called like a module of the reference's scorers; None for any other path.
-
-    Raises:
-        Refusal: there is none of this name.
-    """
-    match = _REFERENCE_SCORER.fullmatch(path)
-    if match is None:
-        return None
-    name = RENAMED_SCORERS.get(match["name"], match["name"])
-    if name in BUILTIN_SCORERS:
-        return name
-    why = UNAVAILABLE_SCORERS.get(name, f"scorers are {', '.join(BUILTIN_SCORERS)}")
-    raise Refusal(f"the scorer {name} is not available: {why}; write spec.reward.scorers with http, or with a function")
-
-
-def _scorer(key: str, settings: dict[str, Any]) -> dict[str, Any]:
-    path, name = settings.pop("path", None), settings.pop("name", None)
-    made: dict[str, Any] = {"name": key}
-    if path and (match := _REFERENCE_SCORER.fullmatch(str(path))) and match["name"].startswith("http"):
-        made["http"] = {"url": settings.pop("server_url", None)}
-    elif path and (own := _builtin(str(path))):
-        made["builtin"] = own
-    elif path:
-        made["function"] = {"path": path, "name": name or "compute_score"}
-    elif name:
-        made["builtin"] = name
-    made |= {field: settings.pop(field) for field in ("weight", "required") if field in settings}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    return made | ({"settings": settings} if settings else {})
 
 
 def _ahead(made: _Made, values: Mapping[str, Any]) -> None:

@@ -248,23 +248,27 @@ def test_several_rewards() -> None:
 
 
 REFERENCE_SCORERS = "verl_omni/utils/reward_score"
+PICKSCORE = {"score_scale": 1 / 26}  # the reference divides, this project does not
 
 
 def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> None:
-    path = f"reward.custom_reward_function.path=$HOME/verl-omni/{REFERENCE_SCORERS}/pickscore.py"
+    path = f"reward.custom_reward_function.path=$HOME/verl-omni/{REFERENCE_SCORERS}/pickscore_reward.py"
     found = spec(path, "reward.custom_reward_function.name=compute_score_pickscore")
-    assert found["reward"]["scorers"] == [{"name": "pickscore"}]
+    assert found["reward"]["scorers"] == [{"name": "pickscore", "settings": PICKSCORE}]
     several = "reward.reward_functions"
     found = spec(
-        f"{several}.pick.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.pickscore", f"{several}.pick.weight=0.5",
-        f"{several}.pick.name=compute_score", f"{several}.pick.device=cuda:0",
+        f"{several}.pick.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.pickscore_reward",
+        f"{several}.pick.weight=0.5", f"{several}.pick.name=compute_score", f"{several}.pick.device=cuda:0",
         f"{several}.jpeg.path={REFERENCE_SCORERS}/jpeg_compressibility.py",
         f"{several}.hps.path={REFERENCE_SCORERS}/hpsv3_reward.py",
+        f"{several}.ocr.path={REFERENCE_SCORERS}/http_scorer_client.py", f"{several}.ocr.server_url=http://localhost:1",
+        f"{several}.ocr.timeout=30",
     )  # fmt: skip
     assert found["reward"]["scorers"] == [
-        {"name": "pick", "builtin": "pickscore", "weight": 0.5, "settings": {"device": "cuda:0"}},
+        {"name": "pick", "builtin": "pickscore", "weight": 0.5, "settings": {"device": "cuda:0", **PICKSCORE}},
         {"name": "jpeg", "builtin": "jpeg_compressibility"},
         {"name": "hps", "builtin": "hpsv3"},
+        {"name": "ocr", "http": {"url": "http://localhost:1", "timeoutSeconds": 30, "protocol": "Pickle"}},
     ]
     assert spec("reward.custom_reward_function.path=my/reward_score/pickscore.py")["reward"]["scorers"] == [
         {"name": "reward", "function": {"path": "my/reward_score/pickscore.py", "name": "compute_score"}}
@@ -296,10 +300,12 @@ def test_a_judge_without_a_model_is_refused() -> None:
     assert "names no model for its judge" in " ".join(refused("reward.reward_model.enable=True").values())
 
 
-@pytest.mark.parametrize("name", ["imagebind", "choice"])
+@pytest.mark.parametrize("name", ["imagebind", "choice_reward"])
 def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> None:
     said = refused(f"reward.reward_functions.a.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{name}")
-    assert any(reason.startswith(f"the scorer {name} is not available: ") for reason in said.values())
+    assert any(
+        reason.startswith(f"the scorer {name.removesuffix('_reward')} is not available: ") for reason in said.values()
+    )
 
 
 def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:

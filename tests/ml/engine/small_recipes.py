@@ -11,7 +11,7 @@ MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", 
 WORDS = ("bread", "home", "open")
 WITHOUT_SERVER = (
     "sd35_nft_lora",
-    "sd35_mix_grpo",
+    "wan22_dance_grpo",
     "sd35_offline_dpo_lora",
 )  # the scorer needs none, or nothing is scored
 

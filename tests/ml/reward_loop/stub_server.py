@@ -14,7 +14,7 @@ class Server(ThreadingHTTPServer):
     """Answers from a list, and keeps what it was sent."""
 
     answers: list[tuple[Any, ...]]  # status, body, and perhaps headers; CUT sends no more than half of the body
-    received: list[dict[str, Any]]
+    received: list[Any]  # JSON, or the bytes of what is none
     paths: list[str]
     keys: list[str | None]
     connections: int
@@ -34,17 +34,20 @@ class Answer(BaseHTTPRequestHandler):
         self.server.connections += 1
 
     def do_POST(self) -> None:
-        self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        is_json = self.headers.get("Content-Type") == "application/json"
+        self.server.received.append(json.loads(sent) if is_json else sent)
         self.server.paths.append(self.path)
         self.server.keys.append(self.headers["Authorization"])
         status, body, *more = self.server.answers.pop(0)
-        headers = {"Content-Length": str(len(body.encode())), **(more[0] if more else {})}
+        content = body.encode() if isinstance(body, str) else body
+        headers = {"Content-Length": str(len(content)), **(more[0] if more else {})}
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         cut = headers.get("X-Cut") is not None
-        self.wfile.write(body.encode()[: len(body) // 2 if cut else None])
+        self.wfile.write(content[: len(content) // 2 if cut else None])
         self.close_connection = cut
 
     def log_message(self, *args: Any) -> None:

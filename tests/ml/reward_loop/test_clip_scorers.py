@@ -18,7 +18,7 @@ from verl import DataProto
 
 from tests.ml.reward_loop.spoiled_models import of_type, without_weight
 from verl_omni.models.text import clip_tokenizer
-from verl_omni.reward_loop import clip_model, rewards
+from verl_omni.reward_loop import clip_model, rewards, video_frames
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager
 
 WIDTH, SIZE, LENGTH, SEED = 8, 32, 6, 7
@@ -164,11 +164,26 @@ async def test_a_manager_scores_what_waits_in_one_call_of_one_model(
     assert max(sizes[:-1]) == 4, "the first sample alone, then all that waited"
 
 
-def test_videos_and_samples_without_a_prompt_are_refused(folder: Path) -> None:
-    for name in ("pickscore", "clip_score", "aesthetic"):
-        more = {"head_path": "h.pth"} if name == "aesthetic" else {}
-        with pytest.raises(ValueError, match=f"{name} takes images"):
-            score(name, folder, PICTURES[None, :1].repeat(5, 1, 1, 1, 1)[:, :2], **more)
+@pytest.mark.parametrize("head", KINDS[:1], indirect=True, ids="".join)
+@pytest.mark.parametrize("at_once", [2, 32])
+def test_the_score_of_a_video_is_the_mean_of_its_frames(
+    folder: Path, head: Any, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(video_frames, "AT_ONCE", at_once)
+    samples, infos = [PICTURES[0], PICTURES[1:4], PICTURES[4]], [INFOS[0], INFOS[1], INFOS[3]]
+    for name, more in (("pickscore", {}), ("clip_score", {}), ("aesthetic", {"head_path": str(head[0])})):
+        first, *frames, last = score(name, folder, PICTURES, [INFOS[0], *[INFOS[1]] * 3, INFOS[3]], **more)
+        assert np.std(frames) > 1e-3
+        wanted = [first, np.mean(frames), last]
+        assert score(name, folder, samples, infos, **more) == pytest.approx(wanted, abs=1e-4), name
+
+
+def test_pickscore_has_a_scale(folder: Path) -> None:
+    wanted = [each / 26 for each in score("pickscore", folder)]
+    assert score("pickscore", folder, score_scale=1 / 26) == pytest.approx(wanted)
+
+
+def test_samples_without_a_prompt_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="pickscore compares the image with its prompt"):
         score("pickscore", folder, PICTURES[:1], [{}])
 

@@ -91,9 +91,15 @@ def test_an_image_is_resized_to_the_number_of_pixels_that_the_model_knows(
     assert hpsv3_model.resize(torch.zeros(3, height, width, dtype=torch.uint8)).size == resized
 
 
-def test_videos_and_samples_without_a_prompt_and_narrow_images_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="hpsv3 takes images"):
-        score(folder, torch.zeros(1, 2, 3, 32, 32, dtype=torch.uint8), PROMPTS[:1])
+def test_the_score_of_a_video_is_the_mean_of_its_frames(folder: Path) -> None:
+    frames = [tiny.pictures()[0], 255 - tiny.pictures()[0]]
+    first, second = score(folder, frames, [PROMPTS[0]] * 2)
+    assert first != pytest.approx(second, abs=1e-3)
+    found = score(folder, [torch.stack(frames)], PROMPTS[:1])
+    assert found == pytest.approx([(first + second) / 2], abs=1e-5)
+
+
+def test_samples_without_a_prompt_and_narrow_images_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="hpsv3 compares the image with its prompt"):
         score(folder, tiny.pictures()[:1], [None])
     with pytest.raises(ValueError, match="aspect ratio must be smaller than 200"):

@@ -158,10 +158,11 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     one = settings.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
     assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)
     parts = settings.load(
-        [*given, f"{several}.a.path={path.format('http')}", f"{several}.a.name=compute_score",
+        [*given, f"{several}.a.path={path.format('http_scorer_client')}", f"{several}.a.name=compute_score",
          f"{several}.a.server_url=http://localhost:1", f"{several}.b.path={path.format('pickscore')}"]
     ).reward.reward_functions  # fmt: skip
     assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
+    assert parts.a.protocol == "pickle"
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
     own = settings.load([*given, f"{reward}.path={path.format('mine')}"]).reward
     assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))

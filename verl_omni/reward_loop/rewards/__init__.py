@@ -4,8 +4,8 @@ Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
 returns a list. `http_batch` and those with a model are such, and a user's function may be.
-`latent_http` takes latents, `clap` the audio of a sample. `brightness`, `color`, `http`, `http_batch` and a user's
-function also take videos [T, 3, H, W]; the others refuse them.
+`latent_http` takes latents, `clap` the audio of a sample. `genrm_ocr`, `jpeg`, `shapes` and `unified_reward` refuse
+videos [T, 3, H, W].
 A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
 docs/rewards.md lists what each needs and returns.
 """
@@ -29,7 +29,7 @@ _OWN = (
 SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "choice": "the reference's pages do not say what it scores, so nothing here has its name",
+    "choice": "it compares the texts that a language model answers, and here no model is trained on texts",
     "imagebind": "the package imagebind of the registry is empty, the others of that name need a pytorchvideo that the "
     "locked torchvision does not work with, and the license of the weights excludes commercial use",
 }

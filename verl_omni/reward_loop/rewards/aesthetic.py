@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once
-from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.video_frames import mean_over_frames
 
 WEIGHTS = "openai/clip-vit-large-patch14"
 _NAME = re.compile(r"(?:layers\.(\d+)\.)?(weight|bias)")
@@ -28,10 +28,11 @@ def compute_score(
     model_name_or_path: str = WEIGHTS,
     device: str = "cpu",
 ) -> list[float]:
-    """The head's output for the image embedding of length 1, for each sample; ratings of people were 1 to 10.
+    """The head's output for the image embedding of length 1, for each image; of a video, the mean over its frames.
 
-    The head is a chain of linear layers without activations: the linear predictor has one, the MLP of "improved
-    aesthetic predictor", which DDPO (arXiv:2305.13301) and Flow-GRPO use, has five.
+    Ratings of people, which it learned, were 1 to 10. The head is a chain of linear layers without activations: the
+    linear predictor has one, the MLP of "improved aesthetic predictor", which DDPO (arXiv:2305.13301) and Flow-GRPO
+    use, has five.
 
     Args:
         head_path: the head's weights, a .pth or .safetensors file.
@@ -39,15 +40,18 @@ def compute_score(
 
     Raises:
         FileNotFoundError: `head_path` or the model does not exist.
-        ValueError: the head does not fit; or as `load_once`; or an image is a video.
+        ValueError: the head does not fit; or as `load_once`.
     """
-    for image in solution_images:
-        check_picture(image, "aesthetic")
     clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
-    found = clip.embed_images(solution_images)
-    for weight, bias in load_head(head_path, clip.width):
-        found = torch.nn.functional.linear(found, weight, bias)
-    return [float(each) for each in found[:, 0]]
+    head = load_head(head_path, clip.width)
+
+    def score(images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
+        found = clip.embed_images(images)
+        for weight, bias in head:
+            found = torch.nn.functional.linear(found, weight, bias)
+        return found[:, 0]
+
+    return mean_over_frames(solution_images, [""] * len(solution_images), score)
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
-from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.video_frames import mean_over_frames
 
 WEIGHTS = "openai/clip-vit-base-patch32"
 SCALE = 2.5  # w in the paper
@@ -22,7 +22,9 @@ def compute_score(
     model_name_or_path: str = WEIGHTS,
     device: str = "cpu",
 ) -> list[float]:
-    """2.5 * max(cosine of image and prompt, 0), in [0, 2.5], for each sample: CLIP-S of the paper.
+    """2.5 * max(cosine of image and prompt, 0), in [0, 2.5], for each image: CLIP-S of the paper.
+
+    The score of a video is the mean of its frames.
 
     The paper's prefix "A photo depicts" is not written before the prompt: a prompt is no caption of a photo.
 
@@ -30,13 +32,14 @@ def compute_score(
         model_name_or_path: a CLIP model with its processor, a folder or a repository in the hub cache.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_once`; or an image is a video, or a sample has no prompt.
+        FileNotFoundError, ValueError: as `load_once`; or a sample has no prompt.
     """
-    for image in solution_images:
-        check_picture(image, "clip_score")
     clip = load_once(ClipModel, model_name_or_path, model_name_or_path, device)
-    cosines = clip.cosines(solution_images, prompts_of(extra_infos, "clip_score"))
-    return [SCALE * max(float(each), 0.0) for each in cosines]
+
+    def score(images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
+        return SCALE * clip.cosines(images, prompts).clamp(min=0)
+
+    return mean_over_frames(solution_images, prompts_of(extra_infos, "clip_score"), score)
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_omni.reward_loop.clip_model import load_once, prompts_of
 from verl_omni.reward_loop.hpsv3_model import BASE, WEIGHTS, Hpsv3Model, hpsv3_problems
-from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.video_frames import mean_over_frames
 
 
 def compute_score(
@@ -21,7 +21,7 @@ def compute_score(
     processor_name_or_path: str = BASE,
     device: str = "cpu",
 ) -> list[float]:
-    """The mean of the score that the model predicts, for each sample; not bounded.
+    """The mean of the score that the model predicts, for each image; of a video, the mean over its frames; not bounded.
 
     Args:
         model_name_or_path: the weights: a folder or a repository in the hub cache with HPSv3.safetensors, or a file.
@@ -29,14 +29,11 @@ def compute_score(
             the tokenizer and the processor of images are read; its weights are not.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_once`; or an image is a video or is too narrow, or a sample has no
-            prompt.
+        FileNotFoundError, ValueError: as `load_once`; or an image is too narrow, or a sample has no prompt.
     """
-    for image in solution_images:
-        check_picture(image, "hpsv3")
     prompts = prompts_of(extra_infos, "hpsv3")
     model = load_once(Hpsv3Model, model_name_or_path, processor_name_or_path, device)
-    return [float(each) for each in model.scores(solution_images, prompts)]
+    return mean_over_frames(solution_images, prompts, model.scores)
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,9 @@ from PIL import Image
 from tenacity import Retrying, stop_after_attempt, wait_exponential
 from torch import Tensor
 
-from verl_omni.reward_loop.http_answers import AGAIN, AnswerReader, AskAgain, pause_before
+from verl_omni.reward_loop import pickled_messages
+from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
+from verl_omni.reward_loop.pickled_messages import JSON, PICKLE, PROTOCOLS
 from verl_omni.reward_loop.scorer_results import error_text
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
@@ -32,6 +35,7 @@ def compute_score(
     url: str,
     timeout: float = 60.0,
     attempts: int = 3,
+    protocol: str = JSON,
 ) -> dict[str, float]:
     """Request a score from the server at `url`.
 
@@ -41,12 +45,34 @@ def compute_score(
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable, answers 408, 425,
             429 or 5xx, or no JSON. The pauses grow, unless the server's `Retry-After` is longer.
+        protocol: `pickle` for a server of Flow-GRPO's kind (`pickled_messages`), whose prompt is `ground_truth`.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score.
+        ValueError: a video with `protocol="pickle"`.
     """
+    if protocol == PICKLE:
+        return {"score": pickled_scores(url, [solution_image], [str(ground_truth)], timeout, attempts)[0]}
     body = sample_body(data_source, solution_image, ground_truth, extra_info)
     return score_fields(url, request(url, body, timeout, attempts))
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the values of settings, a phrase each."""
+    protocol = given.get("protocol", JSON)
+    return [] if protocol in PROTOCOLS else [f"protocol: {protocol!r} is not one of {', '.join(PROTOCOLS)}"]
+
+
+def pickled_scores(
+    url: str, images: Sequence[Tensor], prompts: Sequence[str], timeout: float, attempts: int
+) -> list[float]:
+    """Scores of images uint8 [3, H, W] by a server that speaks pickle, one each; errors as of `compute_score`."""
+    body = pickled_messages.encode(images, prompts)
+    answer = _exchange(url, {"content": body}, _read_pickle, timeout, attempts)
+    try:
+        return pickled_messages.scores(answer, len(images))
+    except ValueError as error:
+        raise RewardServerError(f"{url}: {error}") from error
 
 
 def sample_body(data_source: str, image: Tensor, ground_truth: Any, extra_info: dict[str, Any]) -> dict[str, Any]:
@@ -63,11 +89,17 @@ def request(url: str, body: dict[str, Any], timeout: float, attempts: int) -> An
     Raises:
         RewardServerError: no attempt succeeded, or the server refused the request.
     """
+    return _exchange(url, {"json": body}, _read_json, timeout, attempts)
+
+
+def _exchange(
+    url: str, sent: Mapping[str, Any], read: Callable[[str, Answer], Any], timeout: float, attempts: int
+) -> Any:
     again = Retrying(
         stop=stop_after_attempt(attempts), wait=lambda state: pause_before(state, PAUSES), reraise=True, retry=AGAIN
     )
     try:
-        return again(_post, url, body, timeout)
+        return again(lambda: read(url, _post(url, sent, timeout)))
     except AskAgain as error:
         raise RewardServerError(f"{url}: {error}, in each of {attempts} attempts") from error
     except httpx.TransportError as error:
@@ -95,16 +127,31 @@ def _client() -> httpx.Client:
     return httpx.Client(limits=limits)
 
 
-def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
+def _post(url: str, sent: Mapping[str, Any], timeout: float) -> Answer:
     reader = AnswerReader(timeout, time.monotonic)
-    with _client().stream("POST", url, json=body, timeout=timeout) as response:
+    with _client().stream("POST", url, timeout=timeout, **sent) as response:
         for part in response.iter_bytes():
             reader.add(part)
-    answer = reader.answer(response)
-    answer.check_status()
-    if not response.is_success:
-        raise RewardServerError(f"{url}: {answer.shown}")
+    return reader.answer(response)
+
+
+def _read_json(url: str, answer: Answer) -> Any:
+    _check_status(url, answer)
     return answer.json()
+
+
+def _read_pickle(url: str, answer: Answer) -> Any:
+    """The values of an answer. Such servers answer any error with its traceback, most with the status 500."""
+    if text := pickled_messages.error_in(answer.body):
+        raise AskAgain(f"status {answer.status}: {text}")
+    _check_status(url, answer)
+    return pickled_messages.decode(answer.body)
+
+
+def _check_status(url: str, answer: Answer) -> None:
+    answer.check_status()
+    if not answer.is_success:
+        raise RewardServerError(f"{url}: {answer.shown}")
 
 
 def png_base64(image: Tensor) -> str:

@@ -7,7 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.reward_loop.rewards.http import RewardServerError, request, sample_body, score_fields
+from verl_omni.reward_loop.pickled_messages import JSON, PICKLE
+from verl_omni.reward_loop.rewards.http import (
+    RewardServerError,
+    pickled_scores,
+    request,
+    sample_body,
+    score_fields,
+    setting_problems,
+)
+
+__all__ = ["compute_score", "setting_problems"]
 
 
 def compute_score(
@@ -18,6 +28,7 @@ def compute_score(
     url: str,
     timeout: float = 60.0,
     attempts: int = 3,
+    protocol: str = JSON,
 ) -> list[dict[str, float]]:
     """Request the scores of up to `reward.batch_size` samples from the server at `url`.
 
@@ -26,10 +37,14 @@ def compute_score(
 
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.
+        protocol: as of the scorer `http`.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score for each sample.
     """
+    if protocol == PICKLE:
+        found = pickled_scores(url, solution_images, [str(truth) for truth in ground_truths], timeout, attempts)
+        return [{"score": score} for score in found]
     columns = zip(data_sources, solution_images, ground_truths, extra_infos, strict=True)
     samples = [sample_body(*column) for column in columns]
     answer = request(url, {"samples": samples}, timeout, attempts)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
-from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.video_frames import mean_over_frames
 
 WEIGHTS, INPUTS = "yuvalkirstain/PickScore_v1", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
@@ -21,21 +21,21 @@ def compute_score(
     model_name_or_path: str = WEIGHTS,
     processor_name_or_path: str = INPUTS,
     device: str = "cpu",
+    score_scale: float = 1.0,
 ) -> list[float]:
-    """exp(logit_scale) * cosine of image and prompt, for each sample, not divided by anything.
+    """score_scale * exp(logit_scale) * cosine of image and prompt, for each image; of a video the mean of its frames.
 
     Args:
+        score_scale: 1/26 gives the reward of Flow-GRPO's code, which is near 1 for a good image.
         model_name_or_path: the fine-tuned CLIP model, a folder or a repository in the hub cache.
         processor_name_or_path: image processor and tokenizer, which the released model does not contain.
 
     Raises:
-        FileNotFoundError, ValueError: as `load_once`; or an image is a video, or a sample has no prompt.
+        FileNotFoundError, ValueError: as `load_once`; or a sample has no prompt.
     """
-    for image in solution_images:
-        check_picture(image, "pickscore")
     clip = load_once(ClipModel, model_name_or_path, processor_name_or_path, device)
-    cosines = clip.cosines(solution_images, prompts_of(extra_infos, "pickscore"))
-    return [float(each) for each in clip.logit_scale * cosines]
+    cosines = mean_over_frames(solution_images, prompts_of(extra_infos, "pickscore"), clip.cosines)
+    return [score_scale * clip.logit_scale * each for each in cosines]
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,148 @@
+"""The scorers `http` and `http_batch` with servers that speak pickle."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tenacity import wait_none
+
+from tests.ml.reward_loop.stub_server import Server, start, stop
+from verl_omni.reward_loop import pickled_messages, rewards
+from verl_omni.reward_loop.rewards import http
+from verl_omni.reward_loop.rewards.http import RewardServerError
+
+GRAY = torch.full((3, 16, 16), 128, dtype=torch.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses_and_new_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(http, "PAUSES", wait_none())
+    yield
+    http._client().close()
+    http._client.cache_clear()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    started: list[tuple[Server, threading.Thread]] = []
+
+    def begin(*answers: tuple[int, bytes]) -> Server:
+        started.append(start(*answers))
+        return started[-1][0]
+
+    yield begin
+    for each in started:
+        stop(*each)
+
+
+def score(server: Server, image: torch.Tensor = GRAY, **settings: Any) -> Any:
+    info = {"prompt": "a prompt"}
+    given = {"url": f"http://{server.address}/", "protocol": "pickle", **settings}
+    return rewards.get_scorer("http")("d", image, "the truth", info, **given)
+
+
+def test_a_request_is_that_of_the_references_client(serve: Callable[..., Server]) -> None:
+    server = serve((200, pickle.dumps({"scores": [0.25]})))
+    assert score(server) == {"score": 0.25}
+    sent = pickle.loads(server.received[0])
+    assert sent.keys() == {"images", "prompts", "metadata"}
+    assert (sent["prompts"], sent["metadata"]) == (["the truth"], {})
+    image = Image.open(io.BytesIO(sent["images"][0]))
+    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (16, 16))
+    assert np.abs(np.asarray(image).astype(int) - 128).max() <= 1
+
+
+def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
+    server = serve((200, pickle.dumps({"scores": [0.25, 1, 3.5]})))
+    lists: list[list[Any]] = [["d"] * 3, [GRAY] * 3, ["a", "b", "c"], [{"prompt": "p"}] * 3]
+    found = rewards.get_scorer("http_batch")(*lists, url=f"http://{server.address}/", protocol="pickle")
+    assert found == [{"score": 0.25}, {"score": 1.0}, {"score": 3.5}]
+    sent = pickle.loads(server.received[0])
+    assert sent["prompts"] == ["a", "b", "c"] and len(sent["images"]) == 3
+
+
+@pytest.mark.parametrize(
+    "scores", [np.array([0.5], np.float32), [np.float32(0.5)], (np.float64(0.5),), [np.array([0.5])]]
+)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_scores_may_be_of_numpy(serve: Callable[..., Server], scores: Any, protocol: int) -> None:
+    assert score(serve((200, pickle.dumps({"scores": scores}, protocol)))) == {"score": 0.5}
+
+
+class Harmful:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_an_answer_that_would_run_code_is_refused_and_runs_none(serve: Callable[..., Server], tmp_path: Path) -> None:
+    body = pickle.dumps({"scores": [Harmful(tmp_path / "made")]})
+    with pytest.raises(RewardServerError, match=r"names (posix|os)\.mkdir, and may only have plain values"):
+        score(serve((200, body)))
+    assert not (tmp_path / "made").exists()
+    pickle.loads(body)
+    assert (tmp_path / "made").exists()  # the harm is real
+
+
+def test_tensors_are_refused(serve: Callable[..., Server]) -> None:
+    with pytest.raises(RewardServerError, match=r"names torch\."):
+        score(serve((200, pickle.dumps({"scores": torch.ones(1)}))))
+
+
+@pytest.mark.parametrize("status", [500, 200])
+def test_the_servers_error_is_shown_by_its_last_line(serve: Callable[..., Server], status: int) -> None:
+    trace = "Traceback (most recent call last):\n" + "  File x\n" * 40 + "KeyError: 'images'\n"
+    server = serve(*[(status, pickle.dumps({"error": trace}))] * 2)
+    with pytest.raises(RewardServerError, match=rf"status {status}: KeyError: 'images', in each of 2 attempts"):
+        score(server, attempts=2)
+
+
+def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
+    good = pickle.dumps({"scores": [1.0]})
+    assert score(serve((503, b"busy"), (500, pickle.dumps({"error": "no memory"})), (200, good))) == {"score": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"<html>", "the answer is no pickle"),
+        (200, b"", "the answer is no pickle"),
+        (200, pickle.dumps({"scores": []}), "the answer has no 1 'scores'"),
+        (200, pickle.dumps({"outputs": [1.0]}), r"the answer has no 1 'scores': \{'outputs': \[1.0\]\}"),
+        (200, pickle.dumps([1.0]), "the answer has no 1 'scores'"),
+        (200, pickle.dumps({"scores": ["high"]}), "a score is no number"),
+        (404, b"not here", "status 404: not here"),
+    ],
+)
+def test_an_answer_without_a_score_fails_at_once(
+    serve: Callable[..., Server], status: int, body: bytes, said: str
+) -> None:
+    with pytest.raises(RewardServerError, match=said):
+        score(serve((status, body)))
+
+
+def test_a_video_and_an_unknown_protocol_are_refused(serve: Callable[..., Server]) -> None:
+    with pytest.raises(ValueError, match=r"images \[3, H, W\] only, and this is a video \[2, 3, 16, 16\]"):
+        score(serve(), torch.stack([GRAY, GRAY]))
+    for name in ("http", "http_batch"):
+        said = rewards.setting_problems(name, {"url": "http://x", "protocol": "grpc"})
+        assert said == ["protocol: 'grpc' is not one of json, pickle"]
+        assert rewards.setting_problems(name, {"protocol": "pickle"}) == []
+
+
+def test_plain_values_survive() -> None:
+    values = {"a": [1, 2.5, None, True, "x", b"y", (1, {2})], "n": np.arange(6, dtype="<f4").reshape(2, 3)}
+    found = pickled_messages.decode(pickle.dumps(values))
+    assert found["a"] == values["a"] and (found["n"] == values["n"]).all()

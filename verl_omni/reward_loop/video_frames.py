@@ -1,0 +1,27 @@
+"""Scores of videos by models that score images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+AT_ONCE = 32  # images in a call of the model, as many as `reward.batch_size` is unless given
+ScoreImages = Callable[[Sequence[Tensor], Sequence[str]], Tensor]
+
+
+def mean_over_frames(samples: Sequence[Tensor], prompts: Sequence[str], score: ScoreImages) -> list[float]:
+    """The score of each image uint8 [3, H, W], and of each video [T, 3, H, W] the mean of the scores of its frames.
+
+    Args:
+        score: takes images and their prompts, and returns a number for each, [B].
+    """
+    if all(sample.ndim == 3 for sample in samples):
+        return [float(each) for each in score(samples, prompts)]
+    frames = [list(sample) if sample.ndim == 4 else [sample] for sample in samples]
+    images = [image for each in frames for image in each]
+    texts = [prompt for prompt, each in zip(prompts, frames, strict=True) for _ in each]
+    parts = [slice(start, start + AT_ONCE) for start in range(0, len(images), AT_ONCE)]
+    found = torch.cat([score(images[part], texts[part]) for part in parts])
+    return [float(each.mean()) for each in found.split([len(each) for each in frames])]
