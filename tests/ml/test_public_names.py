@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from verl_omni.reference_names import MODULES
+from verl_omni.reference_names import NAMES as ABSENT_NAMES
+
 AGENT = "verl_omni.agent_loop"
+SCORES = "verl_omni.utils.reward_score"
 SERVER = "verl_omni.workers.rollout.vllm_rollout"
 REQUEST = (
     "prompt_ids", "sampling_params", "request_id", "image_data", "video_data", "negative_prompt_ids", "prompt_mask",
@@ -51,6 +57,23 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     ("verl_omni.workers.config", "DiffusionSamplingConfig", None),
     ("verl_omni.workers.config", "DiffusionActorConfig", None),
     ("verl_omni.workers.config", "DiffusionLossConfig", None),
+    ("verl_omni.workers.config", "FSDPDiffusionActorConfig", None),
+    ("verl_omni.trainer.diffusion.diffusion_algos", "register_diffusion_loss", ("name",)),
+    ("verl_omni.trainer.diffusion.diffusion_algos", "register_diffusion_adv_est", ("name",)),
+    ("verl_omni.trainer.diffusion.diffusion_algos", "DiffusionLossFn.__call__", ("config", "model_output", "data")),
+    ("verl_omni.trainer.diffusion.diffusion_algos", "DiffusionLossFn.validate_inputs", None),
+    (
+        "verl_omni.trainer.diffusion.diffusion_algos", "DiffusionLossResult.__init__",
+        ("loss", "metrics", "add_loss_metric"),
+    ),
+    (
+        SCORES, "default_compute_score_image",
+        ("data_source", "solution_image", "ground_truth", "extra_info", "kwargs"),
+    ),
+    (f"{SCORES}.jpeg_compressibility", "compute_score", ("solution_image",)),
+    (f"{SCORES}.genrm_ocr", "compute_score_ocr", ("data_source", "solution_image", "ground_truth", "extra_info")),
+    (f"{SCORES}.unified_reward", "compute_score_unified_reward", None),
+    (f"{SCORES}.http_scorer_client", "compute_score", ("data_source", "solution_image", "ground_truth", "server_url")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.__init__", ("config", "tokenizer", "compute_score")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.run_single", ("data",)),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.assemble_rm_scores", ("data", "scores")),
@@ -126,10 +149,42 @@ def test_the_page_lists_the_names_that_are_checked_here() -> None:
         if not (first := name.partition(".")[0]).startswith("_"):
             checked.setdefault(module, set()).add(first)
     page = (Path(__file__).parents[2] / "docs" / "switching.md").read_text(encoding="utf-8")
-    table = page.partition("## Public names")[2].partition("\n## ")[0]
+    table = page.partition("## Public names")[2].partition("\n##")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `verl_omni")]
     listed = {module.strip(" `"): set(re.findall(r"`(\w+)`", names)) for module, names in rows}
     assert listed == checked
+
+
+ABSENT = [(module, name) for module, (names, _) in (MODULES | ABSENT_NAMES).items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), ABSENT)
+def test_a_name_that_does_not_exist_here_says_what_to_use(module: str, name: str) -> None:
+    _, advice = (MODULES | ABSENT_NAMES)[module]
+    with pytest.raises(ImportError) as caught:
+        exec(f"from {module} import {name}", {})
+    said = str(caught.value)
+    assert "of the reference" in said and name in said and said.endswith(f"does not exist here: {advice}")
+    used = re.findall(r"verl_omni(?:\.\w+)+", advice)
+    for each in used:
+        pkgutil.resolve_name(each)
+
+
+def test_other_names_that_are_missing_fail_as_always() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'verl_omni\.pipelines\.other'"):
+        importlib.import_module("verl_omni.pipelines.other")
+    for module in ABSENT_NAMES:
+        with pytest.raises(AttributeError, match="has no attribute 'other'"):
+            operator.attrgetter("other")(importlib.import_module(module))
+        assert not hasattr(importlib.import_module(module), "__path__")
+
+
+def test_the_page_lists_the_names_that_do_not_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "switching.md").read_text(encoding="utf-8")
+    table = page.partition("### Names that do not exist here")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `verl_omni")]
+    listed = {(module.strip(" `"), name) for module, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed == set(ABSENT)
 
 
 @pytest.mark.parametrize("module", ["verl_omni.pipelines.sd3_dpo", "verl_omni.pipelines.qwen_image_dpo"])

@@ -371,5 +371,11 @@ def _other_distribution() -> str | None:
     return f"verl-omni {found} and omni-operator are both installed, and both are imported as verl_omni: uninstall one"
 
 
+def __getattr__(name: str) -> Any:
+    from verl_omni.reference_names import missing_name
+
+    raise missing_name("verl_omni.trainer.main_diffusion", name)
+
+
 if __name__ == "__main__":
     sys.exit(main())

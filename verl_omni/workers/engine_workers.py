@@ -25,6 +25,7 @@ from verl.single_controller.base.decorator import (
 )
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_omni.reference_names import missing_name
 from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
 from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
@@ -265,3 +266,7 @@ def _device() -> torch.device:
 
     name = get_device_name()
     return torch.device(name) if name == "cpu" else torch.device(name, get_device_id())
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name(__name__, name)

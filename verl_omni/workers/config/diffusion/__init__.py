@@ -7,6 +7,7 @@ from .actor import (
     DiffusionLossConfig,
     DiffusionMixedPrecisionConfig,
     DiffusionOptimizerConfig,
+    FSDPDiffusionActorConfig,
 )
 from .model import DiffusionModelConfig
 from .rollout import (
@@ -28,4 +29,5 @@ __all__ = [
     "DiffusionRolloutAlgoConfig",
     "DiffusionRolloutConfig",
     "DiffusionSamplingConfig",
+    "FSDPDiffusionActorConfig",
 ]

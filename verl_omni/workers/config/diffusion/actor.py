@@ -314,3 +314,6 @@ _GROUPS: dict[str, type[Any]] = {
     "fsdp_config": DiffusionFSDPConfig,
     "checkpoint": DiffusionCheckpointConfig,
 }
+
+
+FSDPDiffusionActorConfig = DiffusionActorConfig  # the reference has one for each engine; here FSDP is the only one

@@ -1,0 +1,66 @@
+"""Scorers at the reference's import paths, as a user's own reward function calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ml.reward_loop.stub_server import start, stop
+from tests.ml.reward_loop.test_clip_scorers import write_clip
+from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop.rewards import genrm_ocr, http, unified_reward
+from verl_omni.utils.reward_score import default_compute_score_image, http_scorer_client
+from verl_omni.utils.reward_score.genrm_ocr import compute_score_ocr
+from verl_omni.utils.reward_score.jpeg_compressibility import compute_score as jpeg
+from verl_omni.utils.reward_score.unified_reward import compute_score_unified_reward
+
+GENERATOR = torch.Generator().manual_seed(5)
+IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _new_connections() -> Iterator[None]:
+    yield
+    http._client().close()
+    http._client.cache_clear()
+
+
+def test_jpeg_takes_an_image_alone_as_bytes_or_floats() -> None:
+    wanted = rewards.get_scorer("jpeg")("d", IMAGE, None, None)
+    assert jpeg(IMAGE) == jpeg(IMAGE.float() / 255) == wanted < 0
+    other = torch.zeros_like(IMAGE)
+    assert jpeg(torch.stack([IMAGE, other])) == wanted != jpeg(other)
+
+
+def test_the_data_source_chooses_the_scorer(tmp_path: Path) -> None:
+    assert default_compute_score_image("jpeg_compressibility", IMAGE, "") == jpeg(IMAGE)
+    small = default_compute_score_image("jpeg", IMAGE.float() / 255, "", quality=5, other=1)
+    assert small == rewards.get_scorer("jpeg")("d", IMAGE, None, None, quality=5) > jpeg(IMAGE)
+    write_clip(tmp_path)
+    info, settings = {"prompt": "a red circle"}, {"model_name_or_path": str(tmp_path)}
+    (wanted,) = rewards.get_scorer("clip_score")(["d"], [IMAGE], [""], [info], **settings)
+    assert default_compute_score_image("clip_score", IMAGE, "", info, **settings) == wanted
+    with pytest.raises(NotImplementedError, match="no scorer for data_source 'my_data'; scorers are aesthetic, "):
+        default_compute_score_image("my_data", IMAGE, "")
+
+
+def test_judges_are_the_built_in_scorers() -> None:
+    assert compute_score_ocr is genrm_ocr.compute_score
+    assert compute_score_unified_reward is unified_reward.compute_score
+
+
+def test_the_http_client_speaks_pickle() -> None:
+    server, thread = start((200, pickle.dumps({"scores": [0.75]})))
+    try:
+        given: Any = {"data_source": "d", "solution_image": IMAGE, "ground_truth": "the truth", "extra_info": {}}
+        url = f"http://{server.address}/"
+        assert asyncio.run(http_scorer_client.compute_score(**given, server_url=url)) == 0.75
+        assert pickle.loads(server.received[0])["prompts"] == ["the truth"]
+    finally:
+        stop(server, thread)

@@ -1,0 +1,72 @@
+"""Names of the reference's documentation that do not exist here: importing one says what to use.
+
+The names are those of verl-omni.readthedocs.io/en/stable/api (July 2026). docs/switching.md lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_FAMILY = "register a model family of your own by verl_omni.extensions.register_family (docs/own-family.md)"
+_TRAINER = "start a run by verl_omni.trainer.main_diffusion, and register an algorithm of your own (docs/extensions.md)"
+_ENGINE = "the trained model is verl_omni.workers.actor, which is not an interface for subclasses"
+_OF_PIPELINES = "verl_omni.pipelines"
+# Modules that do not exist here: their documented names, and what to do instead.
+MODULES = {
+    "verl_omni.trainer.diffusion.ray_diffusion_trainer": (
+        ("BaseRayDiffusionTrainer", "DirectPreferenceRayTrainer", "PolicyGradientRayTrainer"), _TRAINER,
+    ),
+    "verl_omni.workers.engine.fsdp.diffusers_impl": (("DiffusersFSDPEngine", "PPODiffusersFSDPEngine"), _ENGINE),
+    "verl_omni.workers.engine.lora_adapter_mixin": (("LoRAAdapterMixin",), _ENGINE),
+    f"{_OF_PIPELINES}.model_base": (("DiffusionModelBase", "VllmOmniPipelineBase"), _FAMILY),
+    f"{_OF_PIPELINES}.qwen_image_flow_grpo": (("QwenImage",), _FAMILY),
+    f"{_OF_PIPELINES}.qwen_image_mix_grpo": (("QwenImageMixGRPO",), _FAMILY),
+    f"{_OF_PIPELINES}.schedulers.flow_match_sde": (
+        ("FlowMatchSDEDiscreteScheduler",), "the steps and their densities are the functions of verl_omni.algos.sde",
+    ),
+    "verl_omni.reward_loop.reward_loop": (
+        ("OmniRewardLoopManager",), "reward workers are started by the trainer; the settings are below reward",
+    ),
+}  # fmt: skip
+# The same of modules that exist.
+NAMES = {
+    f"{_OF_PIPELINES}.sd3_dpo": (("StableDiffusion3DPO",), _FAMILY),
+    "verl_omni.trainer.main_diffusion": (("TaskRunner",), _TRAINER),
+    "verl_omni.workers.engine_workers": (("ActorRolloutRefWorker", "TrainingWorker"), _ENGINE),
+}
+
+
+class _Finder(MetaPathFinder):
+    """The last finder: it is asked for what no other has found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raises `ModuleNotFoundError` for a module of the table, or a package of one; finds nothing."""
+        known = [MODULES[each] for each in MODULES if each == fullname or each.startswith(f"{fullname}.")]
+        if not known:
+            return None
+        names = ", ".join(name for each, _ in known for name in each)
+        advice = "; ".join(dict.fromkeys(each for _, each in known))
+        raise ModuleNotFoundError(f"{fullname} of the reference ({names}) does not exist here: {advice}", name=fullname)
+
+
+_FINDER = _Finder()
+
+
+def explain_missing_names() -> None:
+    """Let imports of these names say what to use. Safe to repeat."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+
+
+def missing_name(module: str, name: str) -> Exception:
+    """What `__getattr__` of a module raises: `ImportError` for a name of the table, otherwise `AttributeError`."""
+    names, advice = NAMES[module]
+    if name in names:
+        return ImportError(f"{module}.{name} of the reference does not exist here: {advice}", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}")

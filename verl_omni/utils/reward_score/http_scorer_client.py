@@ -1,0 +1,37 @@
+"""The scorer `http` with pickled messages, at its import path in the reference."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from torch import Tensor
+
+from verl_omni.reward_loop.pickled_messages import PICKLE
+from verl_omni.reward_loop.rewards import http
+from verl_omni.utils.pixels import as_pixels
+
+
+async def compute_score(
+    data_source: str,
+    solution_image: Tensor,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    server_url: str = "",
+    timeout: float = 60.0,
+) -> float:
+    """The score of an image by the server at `server_url`, in a thread.
+
+    Args:
+        solution_image: uint8, or floats from 0 to 1, [3, H, W].
+        ground_truth: what the server gets as the prompt.
+        timeout: seconds of each of 3 attempts.
+
+    Raises:
+        RewardServerError: no attempt succeeded, or the answer has no score. ValueError: `solution_image` is a video.
+    """
+    found = await asyncio.to_thread(
+        http.compute_score, data_source, as_pixels(solution_image), ground_truth, extra_info or {},
+        url=server_url, timeout=timeout, protocol=PICKLE,
+    )  # fmt: skip
+    return found["score"]
