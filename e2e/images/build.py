@@ -27,15 +27,15 @@ class Built:
     image: NodeImage
 
 
-def check_room(image: Image, folder: Path, free: int) -> None:
+def check_room(image: Image, folder: Path, free: int, peak: int) -> None:
     """
     Raises:
         ToolMissing: the disk has no room; the message says how much is missing.
     """
-    if free < image.room:
+    if free < peak:
         raise ToolMissing(
-            f"the image {image.folder} takes up to {image.room / GB:.0f} GB at its peak, and {folder} has "
-            f"{free / GB:.0f} GB free: {(image.room - free) / GB:.0f} GB more are needed"
+            f"the image {image.folder} takes up to {peak / GB:.0f} GB at its peak, and {folder} has "
+            f"{free / GB:.0f} GB free: {(peak - free) / GB:.0f} GB more are needed"
         )
 
 
@@ -74,17 +74,18 @@ def archives(image: Image, folder: Path) -> list[Path]:
 def _make_room(made: Recipe, builder: Builder, folder: Path, say: Say) -> None:
     """Say what the build takes, and remove earlier builds where they leave too little room for it."""
     image = made.image
+    peak = image.peak(first=not builder.names(image.repository))
     say(
-        f"building {image.folder} (the first time {image.note}): takes up to {image.room / GB:.0f} GB of disk, and "
+        f"building {image.folder} (the first time {image.note}): takes up to {peak / GB:.0f} GB of disk, and "
         f"keeps {image.kept / GB:.0f} GB in {folder}"
     )
     # An archive goes before the new one is written.
     old = sum(path.stat().st_size for path in archives(image, folder))
-    if shutil.disk_usage(folder).free + old < image.room:
+    if shutil.disk_usage(folder).free + old < peak:
         say("the disk is short of room: earlier builds go")
         _forget_others(made, builder, folder)
         old = 0
-    check_room(image, folder, shutil.disk_usage(folder).free + old)
+    check_room(image, folder, shutil.disk_usage(folder).free + old, peak)
 
 
 def _build(made: Recipe, builder: Builder, staged: Path, folder: Path, say: Say) -> NodeImage:

@@ -63,6 +63,9 @@ class Builder(Protocol):
             labels: added to those of the image; the built image keeps its own.
         """
 
+    def names(self, repository: str) -> set[str]:
+        """The images of a repository that are there."""
+
     def forget(self, repository: str, kept: str) -> None:
         """Remove the images of a repository, but one."""
 
@@ -159,9 +162,12 @@ class Docker:
         run(["docker", "save", f"--output={part}", name], deadline=ARCHIVE_S)
         part.rename(archive)
 
+    def names(self, repository: str) -> set[str]:
+        """See `Builder`."""
+        return set(run(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository]).split())
+
     def forget(self, repository: str, kept: str) -> None:
-        found = run(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository]).split()
-        for name in set(found) - {kept}:
+        for name in self.names(repository) - {kept}:
             with suppress(CommandFailed):  # a container uses it: then it stays
                 run(["docker", "image", "rm", name], deadline=ARCHIVE_S)
 
@@ -225,9 +231,13 @@ class Buildah:
         self._run("commit", "--quiet", "--rm", container, made, deadline=ARCHIVE_S)
         return made
 
-    def forget(self, repository: str, kept: str) -> None:
+    def names(self, repository: str) -> set[str]:
+        """See `Builder`."""
         listed = self._run("images", "--format={{.Name}}:{{.Tag}}", "--noheading")
-        for name in {line for line in listed.split() if line.startswith(f"{repository}:")} - {kept}:
+        return {line for line in listed.split() if line.startswith(f"{repository}:")}
+
+    def forget(self, repository: str, kept: str) -> None:
+        for name in self.names(repository) - {kept}:
             self._run("rmi", name, deadline=ARCHIVE_S)
 
     def _make_base(self, name: str, say: Say) -> None:

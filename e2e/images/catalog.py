@@ -15,9 +15,10 @@ class Image:
 
     Attributes:
         repository: its name without the tag, which comes from its content.
-        room: bytes of disk that a build takes at its peak.
+        room: bytes of disk that a build takes at its peak, with the layers of an earlier one.
         kept: bytes of disk that stay taken.
         note: what to expect of a first build.
+        first_room: bytes at the peak of a first build, where they are more.
     """
 
     folder: str
@@ -25,6 +26,11 @@ class Image:
     room: int
     kept: int
     note: str
+    first_room: int = 0
+
+    def peak(self, *, first: bool) -> int:
+        """Bytes of disk that a build takes at its peak."""
+        return max(self.room, self.first_room) if first else self.room
 
     @property
     def dockerfile(self) -> str:
@@ -38,7 +44,9 @@ class Image:
 
 
 OPERATOR = Image("operator", "localhost/omni-operator", 2 * GB, 1 * GB, "2 minutes")
-ROLLOUT_CPU = Image("rollout-cpu", "localhost/omni-rollout-cpu", 24 * GB, 11 * GB, "10 to 20 minutes, 4 GB to download")
+ROLLOUT_CPU = Image(
+    "rollout-cpu", "localhost/omni-rollout-cpu", 24 * GB, 11 * GB, "10 to 20 minutes, 4 GB to download", 44 * GB
+)
 ROLLOUT = Image(
     "rollout", "localhost/omni-rollout", 24 * GB, 1 * GB, "a minute after rollout-cpu, whose layers it shares"
 )

@@ -45,6 +45,7 @@ class RecordingBuilder:
         self.calls: list[str] = []
         self.staged: list[str] = []
         self.fails = fails
+        self.earlier: tuple[str, ...] = ()
 
     def base(self, dockerfile: str, say: object) -> str:
         return default_base(dockerfile)
@@ -69,6 +70,9 @@ class RecordingBuilder:
 
     def clean(self) -> None:
         self.calls.append("clean")
+
+    def names(self, repository: str) -> set[str]:
+        return {name for name in self.earlier if name.startswith(f"{repository}:")}
 
     def forget(self, repository: str, kept: str) -> None:
         self.calls.append(f"forget all of {repository} but {kept}")
@@ -161,10 +165,10 @@ def test_when_the_disk_fills_up_earlier_builds_are_removed_and_the_build_succeed
 def test_a_full_disk_is_reported_before_the_build(free: int, room: int) -> None:
     image = Image("big", "localhost/big", room * GB, 0, "")
     if free >= room:
-        check_room(image, Path("kept"), free * GB)
+        check_room(image, Path("kept"), free * GB, image.peak(first=False))
         return
     with pytest.raises(ToolMissing, match=f"takes up to {room} GB at its peak, and kept has {free} GB free"):
-        check_room(image, Path("kept"), free * GB)
+        check_room(image, Path("kept"), free * GB, image.peak(first=False))
 
 
 def test_the_archive_to_be_replaced_counts_as_free_space(
@@ -239,6 +243,20 @@ def test_a_build_reports_beforehand_how_much_disk_it_takes_and_where(tree: Path,
     build(image, RecordingBuilder(), tmp_path / "kept", said.append, None, tree)
     assert said[0].startswith("building small (the first time a moment): takes up to 0 GB of disk, and keeps 2 GB in ")
     assert said[0].endswith(str(tmp_path / "kept"))
+
+
+@pytest.mark.parametrize(("earlier", "peak"), [((), 44), (("localhost/small:1",), 24), (("localhost/smaller:1",), 44)])
+def test_a_first_build_takes_more_room(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: tuple[str, ...], peak: int
+) -> None:
+    image, builder, said = Image("small", "localhost/small", 24 * GB, 0, "", 44 * GB), RecordingBuilder(), [""]
+    builder.earlier = earlier
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=peak * GB))
+    build(image, builder, tmp_path / "kept", said.append, None, tree)
+    assert f"takes up to {peak} GB of disk" in said[1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=(peak - 1) * GB))
+    with pytest.raises(ToolMissing, match=f"takes up to {peak} GB .* has {peak - 1} GB free: 1 GB more are needed"):
+        build(image, builder, tmp_path / "other", said.append, None, tree)
 
 
 def test_layers_are_found_in_the_storage_from_the_lowest_up(tmp_path: Path) -> None:
