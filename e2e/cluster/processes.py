@@ -48,9 +48,13 @@ def start_ticks(stat: str) -> int:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def state(stat: str) -> str:
-    """Field 3 of `/proc/PID/stat`: `Z` is a process that has ended and was not collected yet."""
-    return stat.rpartition(")")[2].split()[0]
+def has_ended(stat: str) -> bool:
+    """Whether `/proc/PID/stat` is that of a process that has ended and was not collected yet.
+
+    Field 3 is `Z` as soon as the first thread has ended; until field 20 is 1, others hold the process's ports.
+    """
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def identify(name: str, pid: int) -> Identity | None:
@@ -59,7 +63,7 @@ def identify(name: str, pid: int) -> Identity | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if state(stat) in "ZX" else Identity(name, pid, start_ticks(stat), BOOT_ID.read_text().strip())
+    return None if has_ended(stat) else Identity(name, pid, start_ticks(stat), BOOT_ID.read_text().strip())
 
 
 def runs(identity: Identity) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -262,3 +263,34 @@ def test_a_wait_probes_at_least_once_and_names_its_condition() -> None:
 def test_an_identity_survives_serialization() -> None:
     identity = Identity("etcd", 1, 2, "boot")
     assert replace(identity) == identity
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, socket, sys, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(listener.getsockname()[1], flush=True)
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_has_ended_when_its_last_thread_has() -> None:
+    """A killed program's first thread may end before those that keep its port."""
+    process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        stat = Path(f"/proc/{process.pid}/stat")
+        deadlines.wait_until(
+            "the first thread's end", 20, lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        )
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        identity = identify("program", process.pid)
+        assert identity is not None and runs(identity)
+    finally:
+        process.kill()
+    deadlines.wait_until("its end", 20, lambda: not runs(identity))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+    process.wait()

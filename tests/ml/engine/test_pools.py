@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     events = [json.loads(line) for line in (pools / "progress.jsonl").read_text().splitlines()]
     in_update, in_generation = (event["message"] for event in events if event["event"] == "warning")
     assert "replica 1 serves no more: version 1 did not reach it" in in_update
-    assert "replica 2 serves no more: it left the router: ActorDiedError" in in_generation
+    # On a busy machine the update, which waits for none that is late, notices the dead server before the router does.
+    assert re.search("replica 2 serves no more: (it left the router|version 1 did not reach it): Actor", in_generation)
     assert "it serves no more, and others generate its samples again" in said
     # Those in their place have the version of the others before their first request.
     joined = [event["text"] for event in events if "joined with version" in event.get("text", "")]
