@@ -131,7 +131,7 @@ COMMON = (
     "trainer.v1.separate_async", "trainer.v1.separate_async.num_warmup_batches",
     "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.separate_async.sync_compatible",
     "trainer.v1.trainer_mode", "trainer.val_before_train", "trainer.validation_data_dir",
-    "trainer.validation_data_max_samples",
+    "trainer.validation_data_max_samples", "trainer.video_fps",
 )
 # Settings of one algorithm, by the trainer's name of it.
 BY_LOSS = {
@@ -239,7 +239,7 @@ WITHOUT_EFFECT = (
     "skip.async_rollout.dump_dir", "skip.async_rollout.steps", "skip.rollout.action", "skip.rollout.dump_dir",
     "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range", "trainer.ray_wait_register_center_timeout",
     "trainer.v1.colocate_async.*", "trainer.v1.sampler.max_incomplete_group_refill_rounds", "trainer.v1.sync",
-    "trainer.video_fps", "transfer_queue.backend.*", "transfer_queue.metrics.*",
+    "transfer_queue.backend.*", "transfer_queue.metrics.*",
 )
 # Settings with the only values that are accepted, and what to write instead of others.
 REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
