@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from verl_omni.trainer.machine import describe_machine, source_commit
-from verl_omni.trainer.video_file import is_video, write_video
+from verl_omni.trainer.video_file import is_video, write_videos
 
 STRIP_FRAMES = 4
 OWNER = ".owner"
@@ -138,12 +138,14 @@ class RunFolder:
         self.check_owner()
         folder = self.path / "samples" / f"step_{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
-        index = []
+        index: list[dict[str, Any]] = []
+        videos: dict[Path, torch.Tensor] = {}
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
             as_file(sample).save(folder / name)
-            video = _write_video(folder, f"{place:02d}.webp", sample, fps)
+            video = _add_video(videos, folder, f"{place:02d}.webp", sample)
             index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+        write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
     def _record(self, event: Mapping[str, Any]) -> None:
@@ -235,22 +237,24 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
     """
     pictures = folder / str(step)
     pictures.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines: list[dict[str, Any]] = []
+    videos: dict[Path, torch.Tensor] = {}
     for place, sample in enumerate(samples[:limit]):
         name = f"{step}/{place:04d}.png"
         Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
-        video = _write_video(folder, f"{step}/{place:04d}.webp", sample, fps)
+        video = _add_video(videos, folder, f"{step}/{place:04d}.webp", sample)
         lines.append({
             "step": step, "input": sample.prompt, "output": name, **video, "score": sample.score, "seed": sample.seed,
             "version": sample.version,
             **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
         })  # fmt: skip
+    write_videos(videos, fps)
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _write_video(folder: Path, name: str, sample: Sample, fps: float) -> dict[str, str]:
-    """Write a sample that is a video, and name it in its line."""
+def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
+    """What the line of a sample says of its file, if it is a video."""
     if not is_video(sample.image):
         return {}
-    write_video(folder / name, sample.image, fps)
+    videos[folder / name] = sample.image
     return {"video": name}
