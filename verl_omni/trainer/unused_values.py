@@ -19,6 +19,7 @@ MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
+DRAWS = f"{ACTOR}.diffusion_loss.draws"
 
 
 def without_log_probs(loss: str, name: str, value: Any) -> bool:
@@ -53,6 +54,9 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield LOG_PROBS, "the engine's log-probabilities are compared with the trainer's, which the loss takes"
     if given.get(CONTIGUOUS) is False and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"
+    nft = settings.actor.diffusion_loss.loss_mode == "diffusion_nft"
+    if nft and DRAWS in given and config.algorithm.timestep_fraction is not None:
+        yield DRAWS, "with algorithm.timestep_fraction, samples are trained on the sampler's noise levels"
     if settings.model.lora_rank <= 0 and str(given.get(MODEL_DTYPE)) in ("bfloat16", "bf16"):
         yield MODEL_DTYPE, "trained weights are float32, and mixed_precision.param_dtype sets the computation"
     if correction.bypass_mode and correction.rollout_is is not None:

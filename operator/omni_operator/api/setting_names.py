@@ -174,7 +174,6 @@ REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_nft', 'diffusion_dpo')),
     ("actor_rollout_ref.actor.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
@@ -183,6 +182,7 @@ REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("actor_rollout_ref.rollout.rollout_adapter", 'old', "the old policy must sample", ('diffusion_nft',)),
     ("actor_rollout_ref.model.policy_state_adapters", ['default', 'old'], "it keeps an old policy", ('diffusion_nft',)),
     ("algorithm.adv_estimator", 'flow_grpo', "it orders samples without advantages", ('diffusion_dpo',)),
+    ("algorithm.timestep_fraction", 1.0, "it trains on random noise levels", ('diffusion_dpo',)),
     ("algorithm.rollout_correction.bypass_mode", False, "the engine does not record the means of its steps", ('grpo_guard', 'flow_dppo')),
 )
 # Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.
