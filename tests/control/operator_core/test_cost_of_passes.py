@@ -143,6 +143,9 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     small = {**large, "metadata": {**meta, "generation": 2}, "spec": SPEC}
     for body in (small, large):
         found = cache.get(KEY, body, settings)
-    assert isinstance(found, str) and f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found
+    assert (
+        isinstance(found, str)
+        and f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found
+    )
     assert derived["_parse"] == 1
     assert new_valid_specs() == 0, "nothing of the generation before is kept either"
