@@ -266,6 +266,17 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     assert not (tmp_path / "a").exists()
 
 
+def test_errors_of_a_pod_cannot_control_the_terminal(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    def serve(web: FakeWebSocket, _: list[str]) -> None:
+        web.send(2, "Traceback\n\x1b]0;title\x07 \x9b2J\x7fno numpy".encode())
+        web.send(3, b'{"status": "Failure"}')
+        web.close()
+
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = serve
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert said.stderr == "exec in pod blue-a01-w0: Traceback\n ]0;title   2J no numpy\n"
+
+
 BAD = {
     "absolute": archive(("/etc/x", b"a")),
     "parent": archive(("a/../../x", b"a")),
