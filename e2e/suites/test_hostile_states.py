@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,39 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
         await errors.clear(key, written)
         assert job.status() == {"attempts": 2, "conditions": [ready]}
     assert job.await_events("ReconcileError") == ["ReconcileError"]
+
+
+@pytest.fixture
+def deep_stack() -> Iterator[None]:
+    """Lets this process, not the operator's, write and read objects that are nested deeply."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("deep_stack")
+def test_a_job_that_is_nested_too_deeply_stops_no_other(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(4000):
+        nested = {"a": nested}
+    deep = JobOnPlane(api, namespace, "deep", {"head": {"podTemplate": {"spec": {"affinity": nested}}}})
+    before, after = JobOnPlane(api, namespace, "before"), JobOnPlane(api, namespace, "after")
+    deep.submit()
+    before.submit()
+    with operator(installed, tmp_path, NAMESPACES=namespace) as running:
+        before.await_attempt(1)
+        after.submit()
+        after.await_attempt(1)
+        message = deep.await_condition("Admitted", "False", "InvalidSpec")["message"]
+        assert "spec.head.podTemplate.spec.affinity" in message
+        api.patch(deep.own_path, {"metadata": {"labels": {"a": "b"}}})
+        before.run(1)
+        before.await_condition("Ready", "True")
+        log = running.log.read_text()
+        assert "Traceback" not in log, log[-4000:]
 
 
 def test_no_status_of_kuberay_stops_the_passes(

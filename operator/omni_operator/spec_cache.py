@@ -6,6 +6,7 @@ all else that is cached of a job, so only the last ones stay.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,7 @@ from omni_operator.plan import (
     render_group,
     render_job_objects,
 )
+from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 
 KEPT = 64  # several times the passes that run at the same time
 
@@ -69,12 +71,15 @@ class SpecCache:
     _specs: OrderedDict[Key, tuple[object, ValidSpec | str]] = field(default_factory=OrderedDict)
 
     def get(self, key: Key, body: Body, settings: ClusterSettings) -> ValidSpec | str:
-        """The specification of a job, or all its errors, each with its field."""
+        """The specification of a job, or its errors, each with its field."""
         meta = body["metadata"]
         # Labels and annotations are part of a job without being part of its generation.
         identity = (settings, *(meta.get(name) for name in ("uid", "generation", "labels", "annotations")))
         known = self._specs.get(key)
         if known is None or known[0] != identity:
+            if problem := _too_large(body):
+                self.forget(key)
+                return problem
             known = (identity, _parse(body, settings))
         self._specs[key] = known
         self._specs.move_to_end(key)
@@ -85,6 +90,18 @@ class SpecCache:
     def forget(self, key: Key) -> None:
         """Drop the specification of a job that does not exist any more."""
         self._specs.pop(key, None)
+
+
+def _too_large(body: Body) -> str | None:
+    """Why a job is not even parsed; None if it is. Parsed, it takes ten times the memory of its text, and is kept."""
+    given = [body.get("spec"), body["metadata"].get("labels")]
+    size = len(json.dumps(given, ensure_ascii=False, separators=(",", ":")))
+    if size <= ANNOTATIONS_BYTES:
+        return None
+    return (
+        f"spec: takes {size} characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}, because pods "
+        "carry it in an annotation; put long texts into files of a volume"
+    )
 
 
 def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | str:

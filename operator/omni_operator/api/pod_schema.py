@@ -18,6 +18,7 @@ from .suggestions import did_you_mean
 
 FILE = "pod_template_schema.json"
 PARTS = ("items", "additionalProperties")  # keywords with a part of the schema
+TOLD = 100  # errors of one template: naming each of many thousands would take minutes
 _RANGES = {"int32": 2**31, "int64": 2**63}
 _WORDS = {
     "object": "a mapping", "array": "a list", "string": "a string", "boolean": "true or false",
@@ -108,7 +109,9 @@ def _check_list(value: list[Any], node: Node, at: Path, *, complete: bool) -> It
 
 
 def _repeated(keys: list[Any], at: Path) -> Iterator[Violation]:
-    texts = [json.dumps(key) for key in keys]
-    for place, text in enumerate(texts):
-        if text in texts[:place]:
+    known: set[str] = set()
+    for place, key in enumerate(keys):
+        text = json.dumps(key)
+        if text in known:
             yield Violation((*at, place), "is in the list already")
+        known.add(text)

@@ -8,6 +8,7 @@ and `pod_schema.py` checks the others. What the template may have pods do is dec
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, JsonValue, WithJsonSchema
@@ -15,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from .base import RULE, VALIDATIONS, Cel, Violation
 from .labels import find_bad_annotations, find_bad_labels
-from .pod_schema import find_errors
+from .pod_schema import TOLD, find_errors
 
 OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 # Prefixes of labels and annotations by which the operator and KubeRay know their pods.
@@ -77,7 +78,8 @@ Path = tuple[str | int, ...]
 
 def _formed(template: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the template if it matches `SCHEMA`."""
-    if found := list(_wrong(template, SCHEMA, ())) or [*find_errors(template, complete=False), *_labels(template)]:
+    checks = (_wrong(template, SCHEMA, ()), chain(find_errors(template, complete=False), _labels(template)))
+    if found := next(filter(None, (list(islice(check, TOLD)) for check in checks)), None):
         raise PydanticCustomError(RULE, "malformed pod template", {"violations": found})
     return template
 

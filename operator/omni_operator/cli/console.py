@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -13,22 +14,28 @@ from omni_operator.api.yaml_document import Problem
 
 # FAILED: the work failed. USAGE: nothing was started. INTERRUPTED: the user stopped a run.
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
 def say(text: str) -> None:
     """Print a line to standard output."""
-    typer.echo(text)
+    typer.echo(without_control(text))
 
 
 def note(text: str) -> None:
     """Print a line to standard error, so that standard output stays machine-readable."""
-    typer.echo(f"note: {text}", err=True)
+    typer.echo(f"note: {without_control(text)}", err=True)
 
 
 def refuse(text: str, code: int = USAGE) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(text, err=True)
+    typer.echo(without_control(text), err=True)
     raise typer.Exit(code)
+
+
+def without_control(text: str) -> str:
+    """The text without characters that control a terminal: parts of it may come from the pods of another user."""
+    return _CONTROL.sub(" ", text)
 
 
 def refuse_given(context: typer.Context, parameters: Iterable[str], why: str) -> None:

@@ -88,12 +88,13 @@ def _print_kept(client: Client, job: Job, image: str | None, tail: int | None) -
             console.refuse(f"{error}{kept_at}", console.FAILED)
         with Path(folder, "run", LOG).open(encoding="utf-8", errors="replace") as kept:
             for line in kept if tail is None else deque(kept, maxlen=tail):
-                console.say(line.rstrip("\n"))
+                typer.echo(line.rstrip("\n"))
 
 
 def _print(lines: Iterable[LogLine], *, many: bool) -> None:
+    """Print lines as they are, like `kubectl logs`: programs color them."""
     for line in lines:
         if line.is_note:
             console.note(f"{line.pod}: {line.text}")
         else:
-            console.say(f"[{line.pod}] {line.text}" if many else line.text)
+            typer.echo(f"[{line.pod}] {line.text}" if many else line.text)

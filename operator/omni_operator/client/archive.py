@@ -8,11 +8,15 @@ import tarfile
 import tempfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
+from typing_extensions import override
+
 MARKER = ".fetched.json"
 DEPTH_LIMIT = 64  # folders of a path; run folders have 5
+HEADER_LIMIT = 1024 * 1024  # bytes between the contents of two files; tarfile reads them into memory
 
 
 class UnsafeArchive(Exception):
@@ -32,6 +36,22 @@ class Readable(Protocol):
 
     def read(self, size: int) -> bytes:
         """The next bytes, fewer than `size` only at the end."""
+
+
+@dataclass(slots=True)
+class BoundedSource(Readable):
+    """A source that gives no more than a number of bytes, which is set again for each part of the archive."""
+
+    source: Readable
+    left: int = HEADER_LIMIT
+
+    @override
+    def read(self, size: int) -> bytes:
+        data = self.source.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise UnsafeArchive(f"a header has more than {HEADER_LIMIT} bytes")
+        return data
 
 
 def check_folder(folder: Path, owner: dict[str, str]) -> None:
@@ -79,17 +99,21 @@ def unpack(source: Readable, folder: Path) -> list[str]:
     """Write the files of a tar archive into an empty folder, and return their names.
 
     Raises:
-        UnsafeArchive: an entry is no regular file, is not below the folder, is too deep in it, or is there twice.
+        UnsafeArchive: an entry is no regular file, is not below the folder, is too deep in it, or is there twice; or a
+            header is too large.
         BrokenArchive: the archive is malformed or incomplete.
     """
     found: dict[PurePosixPath, None] = {}  # in the order of the archive
+    bounded = BoundedSource(source)
     try:
         # A stream is only read, so this is all that tarfile needs of a file.
-        with tarfile.open(fileobj=cast("Any", source), mode="r|") as archive:
+        with tarfile.open(fileobj=cast("Any", bounded), mode="r|") as archive:
             for member in archive:
                 path = _checked_path(member, found)
                 # The filter also refuses what leads out of the folder, and drops set-uid bits and owners.
+                bounded.left = member.size + HEADER_LIMIT
                 archive.extract(member, folder, filter="data")
+                bounded.left = HEADER_LIMIT
                 found[path] = None
     except tarfile.FilterError as error:
         raise UnsafeArchive(str(error)) from error

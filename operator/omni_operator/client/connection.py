@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.cluster.errors import Unavailable, error_of
+from omni_operator.cluster.nested_json import load_json
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 1024
@@ -136,7 +137,7 @@ class Connection:
 def _parse(text: bytes) -> dict[str, Any]:
     """The JSON object in an answer; empty if it is something else."""
     try:
-        content = json.loads(text)
+        content = load_json(text)
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}

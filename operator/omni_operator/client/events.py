@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omni_operator.status.evidence import without_control
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -36,7 +38,7 @@ def parse_event(body: Mapping[str, Any]) -> Event:
         time=_whole_seconds(_time(body)),
         type=str(body.get("type") or "Normal"),
         reason=str(body.get("reason") or ""),
-        message=" ".join(str(body.get("message") or "").split()),
+        message=" ".join(without_control(str(body.get("message") or "")).split()),
         kind=str(about.get("kind") or ""),
         name=str(about.get("name") or ""),
         count=int(series.get("count") or body.get("count") or 1),

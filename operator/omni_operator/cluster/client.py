@@ -20,6 +20,7 @@ from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
 from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
 from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
+from .nested_json import load_json
 from .protocol import GroupChange, Identity, Listing
 from .write_fence import no_fence
 
@@ -284,7 +285,7 @@ def as_yaml(body: object) -> str:
 def parse_json(data: bytes) -> Body | None:
     """An answer's body; None if it is not a JSON object."""
     try:
-        value = json.loads(data)
+        value = load_json(data)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

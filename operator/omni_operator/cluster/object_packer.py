@@ -10,6 +10,7 @@ import json
 import zlib
 
 from .kinds import JOBS, Body, Kind
+from .nested_json import load_json
 
 WINDOW_BITS, WINDOW = 13, 2**13  # bytes of the dictionary that zlib looks at
 LEVEL, MEMORY = 6, 5  # 48 KB while it packs; zlib's default takes 268 KB
@@ -37,7 +38,7 @@ class ObjectPacker:
         """The object that was packed."""
         # An object that was packed without a dictionary does not ask for one.
         unpacker = zlib.decompressobj(WINDOW_BITS, self._dictionaries.get(kind, b""))
-        found: Body = json.loads(unpacker.decompress(packed))
+        found: Body = load_json(unpacker.decompress(packed))
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,6 +15,7 @@ from .client import Meter, parse_json
 from .credentials import Credentials, Loaded
 from .errors import Unavailable, error_of
 from .kinds import Body, Kind
+from .nested_json import load_json
 
 # The API server sends a bookmark about once a minute, so a connection that is silent for longer does not work.
 SILENCE_SECONDS, CONNECT_SECONDS = 70.0, 10.0
@@ -56,7 +56,7 @@ class WatchClient(AuthenticatedClient):
         response = await self._open("watch", kind, namespace, parameters, what)
         try:
             async for line in _lines(response, what):
-                event = json.loads(line)
+                event = load_json(line)
                 if event["type"] == "ERROR":
                     code = int(event["object"].get("code") or 500)
                     raise error_of(code, event["object"], what)
@@ -88,7 +88,7 @@ class WatchClient(AuthenticatedClient):
             try:
                 response = await self._open("list", kind, namespace, parameters, what)
                 try:
-                    return json.loads(await response.read())  # type: ignore[no-any-return]
+                    return load_json(await response.read())  # type: ignore[no-any-return]
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                     raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
                 finally:

@@ -18,6 +18,8 @@ Object = dict[str, Any]
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 # KubeRay's chart and manifests use different names.
 KUBERAY: Object = {"key": "app.kubernetes.io/name", "operator": "In", "values": ["kuberay", "kuberay-operator"]}
+# KubeRay gives the name `kuberay` to all Ray pods, too, which would let every job reach the dashboards of all others.
+NO_RAY_POD: Object = {"key": "ray.io/cluster", "operator": "DoesNotExist"}
 DNS = 53
 HTTPS = 443
 
@@ -50,7 +52,7 @@ def _from_kuberay(settings: ClusterSettings) -> Object:
     namespace: Object = {"matchLabels": {NAMESPACE_LABEL: known}} if known else {}
     kuberay = {
         "namespaceSelector": namespace,
-        "podSelector": {"matchExpressions": [KUBERAY]},
+        "podSelector": {"matchExpressions": [KUBERAY, NO_RAY_POD]},
     }
     return {"from": [kuberay], **_ports(("TCP", DASHBOARD))}
 

@@ -7,12 +7,13 @@ pods remain, which satisfy every policy, so that only service account and Secret
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
 from omni_operator.api.names import report_audience
-from omni_operator.api.pod_schema import find_errors
+from omni_operator.api.pod_schema import TOLD, find_errors
 from omni_operator.api.validation_messages import format_path
 
 from .cluster_settings import ClusterSettings
@@ -32,20 +33,21 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
         refused.add(breach.text)
         yield Violation(breach.at, breach.text)
     audience = report_audience(job.metadata.namespace or "default", job.metadata.name)
-    patches = [("head", job.spec.head.pod_template), *((pool.group, pool.pod_template) for pool in pools_of(job))]
-    for place, (role, patch) in enumerate(patches):
+    patches = [(("head",), job.spec.head.pod_template), *((pool.field, pool.pod_template) for pool in pools_of(job))]
+    for place, (field, patch) in enumerate(patches):
         if not patch:
             continue
         groups = [render_head_group(job, 1, settings), *render_worker_groups(job, 1, settings)]
         final = groups[place]["template"]
-        for error in find_errors(final, complete=True):
-            yield Violation(("spec", role, "podTemplate", *_place(error.at, final, patch)), _say(error, final, patch))
+        owner: Path = ("spec", *field, "podTemplate")
+        for error in islice(find_errors(final, complete=True), TOLD):
+            yield Violation((*owner, *_place(error.at, final, patch)), _say(error, final, patch))
         told: set[str] = set(refused)
-        for breach in find_breaches(final, policy, audience):
+        for breach in islice(find_breaches(final, policy, audience), TOLD):
             blamed = _place(breach.at, final, patch)
             # Init containers of the operator have variables and mounts of the author's container: one line is to blame.
             if breach.text not in (told if len(blamed) < len(breach.at) else refused):
-                yield Violation(("spec", role, "podTemplate", *blamed), breach.text)
+                yield Violation((*owner, *blamed), breach.text)
             told.add(breach.text)
 
 

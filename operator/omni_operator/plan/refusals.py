@@ -155,15 +155,15 @@ def _mounted(job: DiffusionRLJob, folder: str) -> bool:
 
 def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
     """Claims of a pod template that no container mounts."""
-    templates = [("head", job.spec.head.pod_template), *((pool.group, pool.pod_template) for pool in pools_of(job))]
-    for role, template in templates:
+    templates = [(("head",), job.spec.head.pod_template), *((pool.field, pool.pod_template) for pool in pools_of(job))]
+    for field, template in templates:
         spec: Mapping[str, Any] = drop_nulls(template).get("spec", {})
         containers = [*spec.get("containers", ()), *spec.get("initContainers", ())]
         mounted = {mount.get("name") for container in containers for mount in container.get("volumeMounts", ())}
         for place, volume in enumerate(spec.get("volumes", ())):
             if "persistentVolumeClaim" in volume and volume["name"] not in mounted | OUR_VOLUMES:
                 yield Violation(
-                    ("spec", role, "podTemplate", "spec", "volumes", place),
+                    ("spec", *field, "podTemplate", "spec", "volumes", place),
                     f"no container mounts {volume['name']!r}: add it to the volumeMounts of the container "
                     f"{CONTAINER!r}, or remove it",
                 )

@@ -11,6 +11,7 @@ from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
+from .evidence import without_control
 from .job_facts import JobFacts
 from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .situation import (
@@ -294,7 +295,7 @@ def update_conditions(previous: Status, table: Table, generation: int, now: date
                 type=kind,
                 status=new.status,
                 reason=new.reason,
-                message=new.message[:MESSAGE_LIMIT],
+                message=without_control(new.message[:MESSAGE_LIMIT]),
                 observed_generation=generation,
                 last_transition_time=format_timestamp(now) if flipped or old is None else old.last_transition_time,
             )

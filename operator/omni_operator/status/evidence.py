@@ -37,12 +37,17 @@ PULL_ERRORS = frozenset(
 PERMANENT_PULL_ERRORS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
+def without_control(text: str) -> str:
+    """The text with blanks for control characters, with which it could write to the terminal of who reads it."""
+    return _CONTROL.sub(" ", text)
+
+
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
     """Shorten to one line of at most `limit` characters: one of beginning and end, which are kept, names the error.
 
     Control characters become blanks.
     """
-    line = " ".join(_CONTROL.sub(" ", text).split())
+    line = " ".join(without_control(text).split())
     if len(line) <= limit:
         return line
     begin = limit // 3

@@ -20,7 +20,7 @@ from control.client.fake_websocket import FakeWebSocket
 from control.client.test_logs import full_job, pod
 from control.client.test_submit import deployment
 from omni_operator.client import results
-from omni_operator.client.archive import MARKER, BrokenArchive, UnsafeArchive, unpack
+from omni_operator.client.archive import HEADER_LIMIT, MARKER, BrokenArchive, UnsafeArchive, unpack
 from omni_operator.client.fetch_pod import render_fetch_pod
 from omni_operator.client.pods import run_place
 
@@ -266,6 +266,17 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     assert not (tmp_path / "a").exists()
 
 
+def test_errors_of_a_pod_cannot_control_the_terminal(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
+    def serve(web: FakeWebSocket, _: list[str]) -> None:
+        web.send(2, "Traceback\n\x1b]0;title\x07 \x9b2J\x7fno numpy".encode())
+        web.send(3, b'{"status": "Failure"}')
+        web.close()
+
+    running.sockets[f"{PODS}/blue-a01-w0/exec"] = serve
+    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
+    assert said.stderr == "exec in pod blue-a01-w0: Traceback\n ]0;title   2J no numpy\n"
+
+
 BAD = {
     "absolute": archive(("/etc/x", b"a")),
     "parent": archive(("a/../../x", b"a")),
@@ -325,6 +336,43 @@ def test_any_bytes_are_an_archive_or_an_error_of_one(changes: list[tuple[int, in
             data[start + 148 : start + 156] = b"%06o\0 " % tarfile.calc_chksums(block)[0]
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UnsafeArchive, BrokenArchive):
         unpack(io.BytesIO(data), Path(folder))
+
+
+class Endless:
+    """The begin of an archive, and then the same bytes for ever."""
+
+    def __init__(self, begin: bytes, rest: bytes) -> None:
+        self.begin, self.rest, self.sent = begin, rest, 0
+
+    def read(self, size: int) -> bytes:
+        self.sent += size
+        assert self.sent < 16 * HEADER_LIMIT, "a header without an end is read into memory"
+        data, self.begin = self.begin[:size], self.begin[size:]
+        return data + self.rest * ((size - len(data)) // len(self.rest))
+
+
+def header(kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo("a")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+LARGE = header(tarfile.REGTYPE, 3 * HEADER_LIMIT) + b"x" * 3 * HEADER_LIMIT
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "b", "GNU.sparse.realsize": "1"}
+# The map of a sparse file is in its content, and ends where it says itself.
+MAP = with_headers(SPARSE)[: 3 * tarfile.BLOCKSIZE] + b"999999999\n1\n2\n3\n"
+
+
+@pytest.mark.parametrize("first", [b"", LARGE])
+@pytest.mark.parametrize(
+    ("begin", "rest"),
+    [*((header(kind, 2**32), b"a") for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)),
+     (MAP, b"1\n")],
+)  # fmt: skip
+def test_a_header_without_an_end_is_refused(first: bytes, begin: bytes, rest: bytes, tmp_path: Path) -> None:
+    """A pod that is not trusted would fill the memory of who fetches from it."""
+    with pytest.raises(UnsafeArchive, match="a header has more than 1048576 bytes"):
+        unpack(Endless(first + begin, rest), tmp_path)
 
 
 def test_files_are_told_apart_in_time_that_grows_with_their_number(

@@ -12,6 +12,7 @@ import pytest
 from omni_operator import spec_cache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
 from omni_operator.plan import ClusterSettings
+from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.spec_cache import KEPT, SpecCache, ValidSpec
 
 if TYPE_CHECKING:
@@ -125,3 +126,26 @@ def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counte
     assert derived["_parse"] == KEPT + 1
     cache.get((KEY[0], "job-0"), body(0), settings)
     assert derived["_parse"] == KEPT + 2, "the oldest was dropped"
+
+
+@pytest.mark.parametrize("part", ["spec", "labels"])
+def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
+    derived: Counter[str], new_valid_specs: Callable[[], int], part: str
+) -> None:
+    """64 jobs of the 1.5 MB that etcd takes would be 800 MB of parsed specifications."""
+    cache, settings = SpecCache(), ClusterSettings(image="rollout:1")
+    tolerations = [{} for _ in range(ANNOTATIONS_BYTES // 3)]
+    template = {"spec": {"tolerations": tolerations}} if part == "spec" else TEMPLATE
+    labels = {f"label-{place}": "" for place in range(ANNOTATIONS_BYTES // 10)} if part == "labels" else {}
+    meta = {"namespace": KEY[0], "name": KEY[1], "uid": "u", "generation": 1}
+    spec = {**SPEC, "trainer": {"totalSteps": 10, "podTemplate": template}}
+    large = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {**meta, "labels": labels}, "spec": spec}
+    small = {**large, "metadata": {**meta, "generation": 2}, "spec": SPEC}
+    for body in (small, large):
+        found = cache.get(KEY, body, settings)
+    assert (
+        isinstance(found, str)
+        and f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found
+    )
+    assert derived["_parse"] == 1
+    assert new_valid_specs() == 0, "nothing of the generation before is kept either"

@@ -393,3 +393,11 @@ async def test_retain_keeps_the_objects_of_a_failed_attempt(simulation: Any) -> 
     simulation.lose_head(1)
     await simulation.after(3600)
     assert simulation.attempts() == ["red-a01"]
+
+
+async def test_texts_of_a_spec_cannot_control_the_terminal_of_who_reads_the_status(simulation: Any) -> None:
+    simulation.submit(trainer={"totalSteps": 10, "podTemplate": {"spec": {"\x1b]0;title\x07 \x9b2J": 1}}})
+    await simulation.settle()
+    message = simulation.condition("Admitted").message
+    assert "]0;title   2J: unknown field" in message
+    assert message.isprintable()

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, crd
 from omni_operator.api.names import PODS_ANNOTATION, RENDERED_ANNOTATION, report_audience
+from omni_operator.api.pod_template import RESERVED_KEYS
 from omni_operator.plan.digest import compute_digest
 
 MakeJob = Callable[..., DiffusionRLJob]
@@ -299,6 +300,10 @@ def test_network_policies(make_job: MakeJob) -> None:
     assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False)
     kuberay, at = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][0], spec["ingress"][1]["ports"]
     assert (kuberay["values"], at) == (["kuberay", "kuberay-operator"], [{"protocol": "TCP", "port": 8265}])
+    # Pods of other jobs have `app.kubernetes.io/name: kuberay`, and the label of their RayCluster, which is reserved.
+    others = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][1]
+    assert others == {"key": "ray.io/cluster", "operator": "DoesNotExist"}
+    assert others["key"].startswith(RESERVED_KEYS)
     job = make_job(
         "spec.security.networkPolicy=DefaultDeny",
         "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h'}},"

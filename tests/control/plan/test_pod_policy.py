@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob, crd
+from omni_operator.api import DiffusionRLJob, JobError, crd
 from omni_operator.api.names import report_audience
+from omni_operator.api.pod_schema import TOLD, find_errors
 from omni_operator.api.validation_messages import format_path
 from omni_operator.plan.head import render_head_group
 from omni_operator.plan.pod_policy import PodPolicy
@@ -163,3 +164,33 @@ def test_a_policy_must_allow_the_operators_own_pods(policy: Any, said: str) -> N
     with pytest.raises(ValidationError) as caught:
         PodPolicy.model_validate(policy)
     assert said in str(caught.value.errors()[0]["ctx"]["violations"])
+
+
+def test_one_hundred_errors_of_a_template_are_told(make_job: MakeJob) -> None:
+    """A spec of 240 KiB can have tens of thousands, and all jobs wait until they are found and told."""
+    many = 20_000
+    sysctls = [{"name": f"kernel.{place}", "value": "1"} for place in range(many)]
+    job = with_template(make_job, "trainer", {"spec": {"securityContext": {"sysctls": sysctls}}})
+    assert sum("sysctls" in text for text in refusals(job)) == TOLD
+    with pytest.raises(JobError) as error:
+        with_template(make_job, "trainer", {"spec": {f"host{place}": 1 for place in range(many)}})
+    assert len(error.value.problems) == TOLD
+
+
+@pytest.mark.timeout(60)  # comparing each with all others would take minutes
+def test_lists_with_many_entries_are_checked_in_proportion_to_their_length(make_job: MakeJob) -> None:
+    ports = [{"containerPort": 1 + place % 65535, "protocol": f"{place // 65535}"} for place in range(100_000)]
+    template = {"spec": {"containers": [{"name": "ray", "ports": [*ports, ports[0]]}]}}
+    assert [error.text for error in find_errors(template, complete=False)] == ["is in the list already"]
+
+
+def test_a_refusal_names_the_field_of_a_reward_template(make_job: MakeJob) -> None:
+    template = {"spec": {"hostNetwork": True, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
+    job = make_job(
+        "spec.reward.model.base=./judge", "spec.reward.model.placement=Separate",
+        f"spec.reward.model.podTemplate={json.dumps(template)}",
+    )  # fmt: skip
+    found = refusals(job)
+    assert [text.partition(": ")[0] for text in found] == [
+        "spec.reward.model.podTemplate.spec.volumes[0]", "spec.reward.model.podTemplate.spec.hostNetwork",
+    ]  # fmt: skip
