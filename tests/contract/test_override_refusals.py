@@ -44,6 +44,8 @@ CASES = [
     (MIX, [f"{ROLLOUT}.algo.sde_contiguous=False"], "a progressive window is contiguous"),
     (["spec.rollout.sampler.window={size: 2, start: 0, end: 9}"], [f"{ACTOR}.use_kl_loss=true"], "would divide by 0"),
     ([], [f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp"], "is for spec.rollout.placement Separate"),
+    ([], [f"{ROLLOUT}.checkpoint_engine.backend=nccl"], "nccl is for spec.rollout.placement Separate"),
+    ([], ["actor_rollout_ref.hybrid_engine=False"], "false is for spec.rollout.placement Separate"),
     (SEPARATE, [f"{ROLLOUT}.checkpoint_engine.backend=naive"], "is for engines on the trainer's accelerators"),
     (SEPARATE, [f"{ROLLOUT}.free_cache_engine=true"], "never sleeps"),
     (SEPARATE, [f"{ROLLOUT}.enable_sleep_mode=true"], "never sleeps"),

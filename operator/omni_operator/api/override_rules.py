@@ -14,6 +14,7 @@ from .training import ENTRYPOINT, ESTIMATORS, OVERRIDE, Algorithm, Trainer
 
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
 SOURCE, BACKEND = "algorithm.sample_source", f"{ROLLOUT}.checkpoint_engine.backend"
+HYBRID = "actor_rollout_ref.hybrid_engine"
 FRACTION, LOG_PROBS = "algorithm.timestep_fraction", "trainer.max_log_prob_difference"
 VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path"
 WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
@@ -128,8 +129,10 @@ def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iter
 def _pools(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
     backend = _value(given, BACKEND)
     if not rollout.separate:
-        if backend == "omni_tcp":
-            yield BACKEND, "omni_tcp is for spec.rollout.placement Separate; remove it"
+        if backend not in (None, "naive"):
+            yield BACKEND, f"{backend} is for spec.rollout.placement Separate; remove it"
+        if _value(given, HYBRID) is False:
+            yield HYBRID, "false is for spec.rollout.placement Separate; remove it"
         return
     if backend == "naive":
         yield BACKEND, "naive is for engines on the trainer's accelerators; remove it"
