@@ -34,6 +34,7 @@ CASES = [
     ([], [f"{OPTIM}.lr_warmup_steps_ratio=-0.1"], "must be from 0 to 1: -0.1"),
     ([], [f"{OPTIM}.lr_warmup_steps=5", f"{OPTIM}.lr_warmup_steps_ratio=0.1"], "is not read with lr_warmup_steps=5"),
     ([], ["algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
+    ([], ["data.filter_overlong_prompts=True", "trainer.total_epochs=2"], "known only after the start"),
     ([], ["trainer.max_log_prob_difference=null"], "FlowGRPO needs a number"),
     ([], ["trainer.max_velocity_difference=-1"], "must be a positive number or null: -1"),
     ([], ["trainer.resume_from_path=/runs/a/checkpoints/step_000020"], "is not read: "),

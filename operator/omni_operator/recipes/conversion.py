@@ -54,7 +54,8 @@ JUDGE_FIELDS = tuple(
     )
 )  # fmt: skip
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
-TOTAL_STEPS = "trainer.total_training_steps"
+TOTAL_STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+FILTER = "data.filter_overlong_prompts"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 NO_ASSIGNMENT = "is not an assignment name=value"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
@@ -125,6 +126,10 @@ def convert(arguments: Sequence[str]) -> Conversion:
     own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
     if own.get(TOKENIZER) == f"{own.get(f'{MODEL}.path')}/tokenizer":  # the default, wherever the job's model is
         made.without_effect.append(given.pop(TOKENIZER))
+    if own.get(FILTER) is True and own.get(EPOCHS) is not None and own.get(TOTAL_STEPS) is not None:
+        made.refused.append(
+            (given.pop(EPOCHS), f"with {FILTER}=true the number of prompts is known only after the start")
+        )
     made.offline = own.get(SOURCE) == "offline"
     algorithm = _algorithm(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given

@@ -336,6 +336,14 @@ def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: s
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
 
 
+def test_epochs_of_prompts_that_are_dropped_are_left_out() -> None:
+    made = convert([*REQUIRED, "trainer.total_epochs=15", "data.filter_overlong_prompts=True"])
+    ((argument, reason),) = made.refused
+    assert argument == "trainer.total_epochs=15" and reason.endswith("is known only after the start")
+    assert "data.filter_overlong_prompts=True" in made.document["spec"]["algorithm"]["overrides"]
+    assert convert([*REQUIRED, "trainer.total_epochs=15"]).refused == ()
+
+
 def test_a_mode_that_is_not_supported_is_the_one_that_is_named() -> None:
     mode = "trainer.v1.trainer_mode=colocate_async"
     assert refused("trainer.use_v1=true", mode)[mode].startswith("colocate_async is not supported; write sync, or ")
