@@ -54,6 +54,10 @@ ACCEPTED = (
         "actor_rollout_ref.actor.optim.lr_scheduler_type=constant", f"{ROLLOUT}.free_cache_engine=true",
         "data.shuffle=false", "trainer.val_before_train=True", "trainer.test_freq=5",
     )),
+    ("#487", "qwen_image_ocr_lora", (
+        f"++{ROLLOUT}.engine_kwargs.vllm_omni.max_num_seqs=32", f"{ROLLOUT}.max_num_seqs=32",
+        f"++{ROLLOUT}.engine_kwargs.vllm_omni.request_batch_max_wait_ms=500",
+    )),
     ("page algo/rollout_correction", "sd35_ocr_lora", (
         f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.rollout_rs=seq_mean_k1",
         f'{CORRECTION}.rollout_rs_threshold="0.5_2.0"',
