@@ -5,9 +5,6 @@ A source `#N` is issue or pull request N of verl-omni, and `page` a page of its 
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from contract.recipes import ALGO, FSDP, LOSS, MODEL, PIPELINE, RECIPES, RM, ROLLOUT, VAL
@@ -123,15 +120,3 @@ def test_what_is_out_of_scope_is_refused_with_what_to_write(
     assert line.startswith(f"{_name(given[-1])}: ") and said in line, source
     ((assignment, reason),) = convert(arguments).refused
     assert assignment == given[-1].lstrip("+") and said in reason, source
-
-
-def test_the_page_names_metrics_that_the_trainer_has() -> None:
-    root = Path(__file__).parents[2]
-    _, _, section = (root / "docs" / "switching.md").read_text(encoding="utf-8").partition("## Metrics\n")
-    source = "".join(file.read_text(encoding="utf-8") for file in (root / "verl_omni").rglob("*.py"))
-    names = re.findall(r"`([^`|]+)` \|$", section, re.MULTILINE)
-    assert len(names) == 8
-    for name in names:
-        group, _, last = name.replace("/KEY", "").rpartition("/")
-        made = f'_timed(line, "{last}")' if group == "timing_s" else f'"{name}"'
-        assert made in source or f'"{name}"' in source or name == "reward/reward/KEY/mean", name
