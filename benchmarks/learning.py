@@ -79,6 +79,9 @@ VARIANTS = {
         "the same, `kl_loss_coef=0.1`", (KL, f"{ACTOR}.kl_loss_coef=0.1"), ALL_WEIGHTS, learns=False
     ),
     "nft": Variant("DiffusionNFT with its defaults", assignments=NFT),
+    "nft-levels": Variant(
+        "the same, `algorithm.timestep_fraction=1`: the sampler's noise levels", ("algorithm.timestep_fraction=1",), NFT
+    ),
     "nft-clip-1": Variant(
         "the same, `diffusion_loss.adv_clip_max=1`", (f"{ACTOR}.diffusion_loss.adv_clip_max=1",), NFT
     ),

@@ -17,7 +17,7 @@ class StepwiseSampling:
     """Half of vLLM-Omni's `SupportsStepExecution`, mixed into a rollout pipeline.
 
     The family prepares a request, calls `start_sampling`, and decodes; `state.extra` holds the data of the request:
-    `sampler`, `conditions` ([1, ...] each, by the names in the family's `CONDITIONS`), `sigma_max`.
+    `sampler`, `conditions` ([1, ...] each, by the names in the family's `CONDITIONS`), `schedule`.
     """
 
     supports_step_execution = True
@@ -43,7 +43,7 @@ class StepwiseSampling:
         state.extra = {
             "sampler": Sampler(timesteps.to(state.latents.device), sigmas, [window], [generator], dtype=dtype),
             "conditions": conditions,
-            "sigma_max": float(sigmas[1]),
+            "schedule": sigmas,
         }
 
     def step_scheduler(self, state: Any, noise_pred: Tensor, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class StepwiseSampling:
         All steps are of one version of the weights: the worker refuses updates while a request is running.
         """
         record = RecordedSample(
-            state.latents.to(self.od_config.dtype), state.extra["sigma_max"], state.extra["conditions"],
+            state.latents.to(self.od_config.dtype), state.extra["schedule"], state.extra["conditions"],
             state.extra["sampler"].trajectories()[0], version_of(self),
         )  # fmt: skip
         attach(output, "image", requested_fields(state.sampling.extra_args or {}), record)

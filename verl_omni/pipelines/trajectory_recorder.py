@@ -27,7 +27,7 @@ class RecordedSample:
 
     Attributes:
         final: final latents, [1, ...], in the model's dtype.
-        sigma_max: second noise level of the schedule; see `algos.sde.moments`.
+        schedule: noise levels before each step and after the last, [S + 1].
         conditions: inputs of the velocity besides latents and time, [1, ...] each, as the model gets them, by the names
             in the family's `CONDITIONS`.
         trajectory: recorded steps; None without an SDE window.
@@ -35,7 +35,7 @@ class RecordedSample:
     """
 
     final: Tensor
-    sigma_max: float
+    schedule: Tensor
     conditions: Mapping[str, Tensor]
     trajectory: Trajectory | None
     version: int | None
@@ -99,7 +99,7 @@ class TrajectoryRecorder:
         )
         self._records = [
             RecordedSample(
-                final[row : row + 1].to(self._dtype), float(sigmas[1]),
+                final[row : row + 1].to(self._dtype), sigmas,
                 {name: rows[row][None] for name, rows in conditions.items() if rows is not None}, trajectory,
                 self._version,
             )
@@ -132,11 +132,11 @@ def attach(output: Any, media: str, fields: RequestedFields, record: RecordedSam
         output.trajectory_log_probs = record.trajectory.log_probs[None].cpu()
         found = {
             "all_sigmas": record.trajectory.sigmas[None].cpu(),
-            "sigma_max": torch.tensor([[record.sigma_max]]),
+            "sigma_max": _kept(record.schedule[None, 1:2].float()),  # see `algos.sde.moments`
             "velocity_projections": record.trajectory.projections[None].cpu(),
         }
     if fields.clean_latents:
-        found["clean_latents"] = _kept(record.final)
+        found |= {"clean_latents": _kept(record.final), "sampler_levels": _kept(record.schedule[None, :-1].float())}
     # The trainer needs the conditions only together with recorded steps or final latents, and trains without guidance
     # on final latents.
     embeddings = {

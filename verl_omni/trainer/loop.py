@@ -242,7 +242,8 @@ class DiffusionTrainer:
             samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
         metrics.check_versions(samples.versions, version)
         if saved and (drawn := shown_samples.training_samples(prompts, samples, rollout)):
-            write_samples(Path(trainer.rollout_data_dir), step, drawn, trainer.rollout_data_max_samples)
+            folder, limit = Path(trainer.rollout_data_dir), trainer.rollout_data_max_samples
+            write_samples(folder, step, drawn, limit, trainer.video_fps)
         return samples
 
     def _generate_scored(
@@ -327,12 +328,11 @@ class DiffusionTrainer:
         line |= metrics.evaluation(found.scores, found.extras)
         if not (samples := shown_samples.evaluation_samples(rows, found, seed)):
             return line
-        self.folder.samples(step, shown_samples.choose(samples, self.config.trainer.sample_prompts))
-        if self.config.trainer.validation_data_dir is not None:
-            write_samples(
-                Path(self.config.trainer.validation_data_dir), step, samples,
-                self.config.trainer.validation_data_max_samples,
-            )  # fmt: skip
+        trainer = self.config.trainer
+        self.folder.samples(step, shown_samples.choose(samples, trainer.sample_prompts), trainer.video_fps)
+        if trainer.validation_data_dir is not None:
+            folder, limit = Path(trainer.validation_data_dir), trainer.validation_data_max_samples
+            write_samples(folder, step, samples, limit, trainer.video_fps)
         if self.tracking is not None:
             self.tracking.show(step, shown_samples.choose(samples, self.tracking.pictures))
         return line | metrics.image_diversity(found.images)

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from verl_omni.trainer.machine import describe_machine, source_commit
+from verl_omni.trainer.video_file import is_video, write_videos
 
 STRIP_FRAMES = 4
 OWNER = ".owner"
@@ -132,16 +133,19 @@ class RunFolder:
         self._newest = line["step"]
         self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples})
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Save samples of an evaluation as PNG files, with an index."""
+    def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:
+        """Save samples of an evaluation as PNG files, with an index; videos also as files of `fps` frames a second."""
         self.check_owner()
         folder = self.path / "samples" / f"step_{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
-        index = []
+        index: list[dict[str, Any]] = []
+        videos: dict[Path, torch.Tensor] = {}
         for place, sample in enumerate(samples):
             name = f"{place:02d}.png"
             as_file(sample).save(folder / name)
-            index.append({"file": name, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+            video = _add_video(videos, folder, f"{place:02d}.webp", sample)
+            index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+        write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
     def _record(self, event: Mapping[str, Any]) -> None:
@@ -221,24 +225,36 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None) -> None:
-    """Write `<folder>/<step>.jsonl` and the pictures it names; an older file of the step is replaced.
+def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None, fps: float) -> None:
+    """Write `<folder>/<step>.jsonl` and the files it names; an older file of the step is replaced.
 
-    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), `score`, `seed` and `version`,
-    and `sde_noise_seed` if the sample has one.
+    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), of a video `video` (its path),
+    `score`, `seed` and `version`, and `sde_noise_seed` if the sample has one.
 
     Args:
         limit: how many of them, from the first; None: all.
+        fps: frames a second of videos.
     """
     pictures = folder / str(step)
     pictures.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines: list[dict[str, Any]] = []
+    videos: dict[Path, torch.Tensor] = {}
     for place, sample in enumerate(samples[:limit]):
         name = f"{step}/{place:04d}.png"
         Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
+        video = _add_video(videos, folder, f"{step}/{place:04d}.webp", sample)
         lines.append({
-            "step": step, "input": sample.prompt, "output": name, "score": sample.score, "seed": sample.seed,
+            "step": step, "input": sample.prompt, "output": name, **video, "score": sample.score, "seed": sample.seed,
             "version": sample.version,
             **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
         })  # fmt: skip
+    write_videos(videos, fps)
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
+    """What the line of a sample says of its file, if it is a video."""
+    if not is_video(sample.image):
+        return {}
+    videos[folder / name] = sample.image
+    return {"video": name}

@@ -217,6 +217,8 @@ def _resume(config: DictConfig) -> Iterator[str]:
 
 
 def _pictures(trainer: DictConfig) -> Iterator[str]:
+    if not 0 < trainer.video_fps <= 1000:
+        yield f"trainer.video_fps: must be positive, and at most 1000: {trainer.video_fps}"
     if trainer.log_val_generations < 0:
         yield f"trainer.log_val_generations: must not be negative: {trainer.log_val_generations}"
 

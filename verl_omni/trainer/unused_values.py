@@ -21,6 +21,7 @@ FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
 BACKEND, LOAD_FORMAT = f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.load_format"
+DRAWS = f"{ACTOR}.diffusion_loss.draws"
 
 
 def without_log_probs(loss: str, name: str, value: Any) -> bool:
@@ -59,6 +60,9 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield BACKEND, f"weights reach standalone replicas over TCP ({NETWORK})"
     if given.get(LOAD_FORMAT) == "dummy":
         yield LOAD_FORMAT, "the engine loads the model's own weights"
+    nft = settings.actor.diffusion_loss.loss_mode == "diffusion_nft"
+    if nft and DRAWS in given and config.algorithm.timestep_fraction is not None:
+        yield DRAWS, "with algorithm.timestep_fraction, samples are trained on the sampler's noise levels"
     if settings.model.lora_rank <= 0 and str(given.get(MODEL_DTYPE)) in ("bfloat16", "bf16"):
         yield MODEL_DTYPE, "trained weights are float32, and mixed_precision.param_dtype sets the computation"
     if correction.bypass_mode and correction.rollout_is is not None:

@@ -71,6 +71,8 @@ def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
 def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> Iterator[tuple[str, str]]:
     if algorithm == "DiffusionNFT":
         yield from _old_policy(given, lora=lora)
+        if _value(given, FRACTION) is not None:  # null: random noise levels
+            yield from _fraction(given)
     if algorithm not in ESTIMATORS:
         return
     if _value(given, LOG_PROBS, 1) is None:
@@ -78,6 +80,10 @@ def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> It
     velocities = _value(given, VELOCITY)
     if velocities is not None and not (_is_number(velocities) and velocities > 0):
         yield VELOCITY, f"must be a positive number or null: {velocities}"
+    yield from _fraction(given)
+
+
+def _fraction(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
     fraction = _value(given, FRACTION, 1)
     if not _is_number(fraction) or not 0 < fraction <= 1:
         yield FRACTION, f"must be above 0 and at most 1: {fraction}"

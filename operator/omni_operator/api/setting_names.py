@@ -131,7 +131,7 @@ COMMON = (
     "trainer.v1.separate_async", "trainer.v1.separate_async.num_warmup_batches",
     "trainer.v1.separate_async.parameter_sync_step", "trainer.v1.separate_async.sync_compatible",
     "trainer.v1.trainer_mode", "trainer.val_before_train", "trainer.validation_data_dir",
-    "trainer.validation_data_max_samples",
+    "trainer.validation_data_max_samples", "trainer.video_fps",
 )
 # Settings of one algorithm, by the trainer's name of it.
 BY_LOSS = {
@@ -174,7 +174,6 @@ REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_nft', 'diffusion_dpo')),
     ("actor_rollout_ref.actor.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
@@ -183,6 +182,7 @@ REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("actor_rollout_ref.rollout.rollout_adapter", 'old', "the old policy must sample", ('diffusion_nft',)),
     ("actor_rollout_ref.model.policy_state_adapters", ['default', 'old'], "it keeps an old policy", ('diffusion_nft',)),
     ("algorithm.adv_estimator", 'flow_grpo', "it orders samples without advantages", ('diffusion_dpo',)),
+    ("algorithm.timestep_fraction", 1.0, "it trains on random noise levels", ('diffusion_dpo',)),
     ("algorithm.rollout_correction.bypass_mode", False, "the engine does not record the means of its steps", ('grpo_guard', 'flow_dppo')),
 )
 # Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.
@@ -244,7 +244,7 @@ WITHOUT_EFFECT = (
     "skip.async_rollout.dump_dir", "skip.async_rollout.steps", "skip.rollout.action", "skip.rollout.dump_dir",
     "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range", "trainer.ray_wait_register_center_timeout",
     "trainer.v1.colocate_async.*", "trainer.v1.sampler.max_incomplete_group_refill_rounds",
-    "trainer.v1.separate_async.hybrid_rollout.*", "trainer.v1.sync", "trainer.video_fps", "transfer_queue.backend.*",
+    "trainer.v1.separate_async.hybrid_rollout.*", "trainer.v1.sync", "transfer_queue.backend.*",
     "transfer_queue.enable", "transfer_queue.metrics.*",
 )
 # Settings with the only values that are accepted, and what to write instead of others.

@@ -238,6 +238,11 @@ def test_recorded_clean_latents_decode_to_the_image(running: Running) -> None:
     assert torch.equal(asked.diffusion_output, plain.diffusion_output)
     assert torch.allclose(asked.extra_fields["clean_latents"], latent.diffusion_output, atol=1e-6)
     assert {"prompt_embeds", "pooled_prompt_embeds"} <= asked.extra_fields.keys()
+    whole = {"sde_window_range": None, "sde_window_size": None, "logprobs": True, "noise_level": 0.7}
+    recorded = running.drawn("steps", seed=1, **whole).extra_fields["all_sigmas"]
+    levels = asked.extra_fields["sampler_levels"]
+    assert levels[0] == 1 and (levels.diff() < 0).all() and levels.dtype == torch.float32
+    assert torch.equal(levels[: len(recorded)], recorded[: len(levels)]), "those of the steps"
     assert not {"all_latents", "clean_latents"} & plain.extra_fields.keys() and "all_latents" not in asked.extra_fields
 
 

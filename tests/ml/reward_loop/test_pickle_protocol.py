@@ -96,6 +96,18 @@ def test_an_answer_that_would_run_code_is_refused_and_runs_none(serve: Callable[
     assert (tmp_path / "made").exists()  # the harm is real
 
 
+class Large:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.ndarray, ((2**20,),)
+
+
+def test_an_answer_cannot_make_an_array_that_it_does_not_hold(serve: Callable[..., Server]) -> None:
+    body = pickle.dumps({"scores": Large()})
+    assert pickle.loads(body)["scores"].size == 2**20 > len(body)
+    with pytest.raises(RewardServerError, match=r"the answer is no pickle .*not callable"):
+        score(serve((200, body)))
+
+
 def test_tensors_are_refused(serve: Callable[..., Server]) -> None:
     with pytest.raises(RewardServerError, match=r"names torch\."):
         score(serve((200, pickle.dumps({"scores": torch.ones(1)}))))

@@ -45,10 +45,10 @@ def test_a_deleted_setting_is_refused_with_what_to_write(name: str) -> None:
 
 
 def test_deleting_a_setting_that_has_no_effect_has_none() -> None:
-    given = [*REQUIRED, "~trainer.video_fps"]
+    given = [*REQUIRED, "~trainer.device"]
     config = settings.load(given)
     assert config == settings.load(REQUIRED)
-    assert list(settings.without_effect(given, config)) == ["trainer.video_fps"]
+    assert list(settings.without_effect(given, config)) == ["trainer.device"]
 
 
 @pytest.mark.parametrize(
@@ -110,3 +110,10 @@ def test_a_value_that_refers_to_no_setting_is_refused() -> None:
 def test_a_sweep_is_refused_with_how_to_write_a_list() -> None:
     with pytest.raises(settings.SettingsError, match=r"To use it as a list, use key=\[value1,value2\]"):
         settings.load([*REQUIRED, "data.train_files=a,b"])
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1001"])
+def test_a_video_has_between_0_and_1000_frames_a_second(value: str) -> None:
+    with pytest.raises(settings.SettingsError, match=f"trainer.video_fps: must be positive, and at most 1000: {value}"):
+        settings.load([*REQUIRED, f"trainer.video_fps={value}"])
+    assert settings.load([*REQUIRED, "trainer.video_fps=12.5"]).trainer.video_fps == 12.5

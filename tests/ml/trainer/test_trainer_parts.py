@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from verl_omni.trainer import checkpoints, metrics
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.shown_samples import choose
 
 
@@ -108,7 +108,7 @@ def test_a_resumed_run_drops_the_steps_it_repeats(tmp_path: Path) -> None:
 
 def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.samples(3, [Sample("a cat", 7, 0.5, torch.zeros(3, 4, 4, dtype=torch.uint8))])
+    folder.samples(3, [Sample("a cat", 7, 0.5, torch.zeros(3, 4, 4, dtype=torch.uint8))], 24)
     index = json.loads((tmp_path / "samples/step_000003/index.json").read_text())
     assert index == [{"file": "00.png", "prompt": "a cat", "seed": 7, "score": 0.5}]
     folder.step({"step": 1, "x": float("nan"), "y": torch.tensor(2.0)})  # type: ignore[dict-item]
@@ -118,15 +118,36 @@ def test_samples_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("frames", "shown"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (9, [0, 3, 5, 8])])
 def test_a_video_is_saved_as_a_row_of_frames_with_first_and_last(tmp_path: Path, frames: int, shown: list[int]) -> None:
     video = torch.arange(frames, dtype=torch.uint8).view(frames, 1, 1, 1).expand(frames, 3, 2, 5)
-    RunFolder(tmp_path).samples(1, [Sample("a walk", 0, 0.5, video)])
+    RunFolder(tmp_path).samples(1, [Sample("a walk", 0, 0.5, video)], 8)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (5 * len(shown), 2)
         assert [picture.getpixel((5 * place, 0)) for place in range(len(shown))] == [(f, f, f) for f in shown]
 
 
+def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
+    levels = torch.tensor([0, 60, 120, 180, 240], dtype=torch.uint8)
+    video = levels.view(5, 1, 1, 1).expand(5, 3, 32, 48)
+    samples = [Sample("a walk", 0, 0.5, video), Sample("a cat", 1, 0.5, video[0])]
+    RunFolder(tmp_path).samples(1, samples, 8)
+    folder = tmp_path / "samples" / "step_000001"
+    index = json.loads((folder / "index.json").read_text())
+    assert [entry.get("video") for entry in index] == ["00.webp", None]
+    write_samples(tmp_path, 3, samples, None, 8)
+    lines = [json.loads(line) for line in (tmp_path / "3.jsonl").read_text().splitlines()]
+    assert [line.get("video") for line in lines] == ["3/0000.webp", None]
+    for path in (folder / "00.webp", tmp_path / "3" / "0000.webp"):
+        with Image.open(path) as played:
+            assert (played.format, played.size, played.n_frames, played.info["loop"]) == ("WEBP", (48, 32), 5, 0)  # type: ignore[attr-defined]
+            for frame, level in enumerate(levels.tolist()):
+                played.seek(frame)
+                shown = played.convert("RGB").getpixel((20, 10))
+                assert all(abs(each - level) <= 4 for each in shown)  # type: ignore[union-attr,operator]
+                assert played.info["duration"] == 125
+
+
 def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
     edited, before = torch.full((3, 4, 4), 9, dtype=torch.uint8), Image.new("RGB", (16, 8), "red")
-    RunFolder(tmp_path).samples(1, [Sample("a cat", 0, 0.5, edited, [before])])
+    RunFolder(tmp_path).samples(1, [Sample("a cat", 0, 0.5, edited, [before])], 24)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (8 + 4, 4)
         assert [picture.getpixel((x, 1)) for x in (0, 7, 8)] == [(255, 0, 0), (255, 0, 0), (9, 9, 9)]

@@ -114,7 +114,8 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         ([f"{CORRECTION}.rollout_is=geometric"], "write None or token or sequence"),
         (["algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
         (["algorithm.timestep_fraction=1.5"], "must be above 0 and at most 1: 1.5"),
-        ([NFT, "algorithm.timestep_fraction=0.5"], "it does not train on recorded steps; it needs 1.0"),
+        ([NFT, "algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
+        ([DPO, "algorithm.timestep_fraction=0.5"], "it trains on random noise levels; it needs 1.0"),
         ([CORRECTION + "=null"], "bypass_mode: None is not supported"),
         ([NFT, f"{CORRECTION}.bypass_mode=true"], "there are no log-probabilities to recompute"),
         ([NFT, f"{CORRECTION}.rollout_is=token"], "there are no log-probabilities to compare"),
@@ -266,7 +267,8 @@ def test_nft_trains_on_every_sample_with_its_optimality() -> None:
     assert made["clean_latents"].shape == (4, 2, 2, 2) and len(set(made["draw_seeds"].tolist())) == 4
     other = batch(config, scored([1.0, 5.0, 3.0, 5.0]), seed=2)
     assert not set(other["draw_seeds"].tolist()) & set(made["draw_seeds"].tolist()), "each step has noise of its own"
-    assert arguments(config, step=7) == {"step": 7, "schedule": None, "interval": 1}
+    assert arguments(config, step=7) == {"step": 7, "schedule": None, "interval": 1, "timestep_fraction": None}
+    assert arguments(load(NFT, "algorithm.timestep_fraction=0.5"), step=7)["timestep_fraction"] == 0.5
 
 
 def test_dpo_pairs_the_best_and_the_worst_sample_of_each_prompt() -> None:

@@ -15,7 +15,7 @@ import torch
 from verl_omni.utils.sample_store import SharedRows
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
-from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig
+from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
 from verl_omni.workers.config import (
     DiffusionActorConfig,
     DiffusionFSDPConfig,
@@ -122,6 +122,38 @@ def test_the_reference_kl_of_nft_pulls_to_the_base_model(model_folder: Path) -> 
         assert found[0].get("actor/distance_to_base") == (0 if coefficient else None)
     assert far[0.0] is None, "without the pull the base model is not run"
     assert far[1e-12] > 2 * far[30.0] > 0
+
+
+LEVELS = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.1])
+
+
+def with_levels(rows: int = 4) -> dict[str, torch.Tensor]:
+    """Samples for DiffusionNFT with the noise levels of their sampler."""
+    return {**judged(rows), "sampler_levels": LEVELS.expand(rows, -1)}
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(1.0, 5), (0.6, 3), (0.1, 1)])
+def test_nft_takes_a_part_of_the_samplers_levels(fraction: float, count: int) -> None:
+    policy: Any = SimpleNamespace(require_old=lambda: None)
+    objective = NFTObjective(policy, NFT, step=1, timestep_fraction=fraction)
+    batch = objective.prepare(with_levels(32))
+    assert objective.term_count(batch) == count
+    assert batch["times"].shape == (32, count) and batch["noise"].shape == (32, count, 16, 8, 8)
+    known = set(LEVELS.tolist())
+    assert all(set(row) <= known and len(set(row)) == count for row in batch["times"].tolist())
+    assert set(batch["times"].flatten().tolist()) == known, "every level is drawn for some sample"
+    part = {name: values[3:4] for name, values in with_levels(32).items()}
+    assert torch.equal(objective.prepare(part)["times"], batch["times"][3:4]), "a row's levels depend on its seed alone"
+
+
+def test_nft_fits_good_samples_better_at_the_samplers_levels(model_folder: Path) -> None:
+    actor = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
+    data = with_levels()
+    before = errors(actor, data)
+    for step in range(1, 7):
+        actor.update(data, step=step, timestep_fraction=1.0)
+    gained = before - errors(actor, data)
+    assert gained[data["optimality"] == 1].mean() > gained[data["optimality"] == 0].mean() + 1e-3
 
 
 def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:

@@ -28,7 +28,7 @@ class PeakTracker(TorchDispatchMode):  # type: ignore[misc]
             output (NVIDIA, Convolutional Layers User's Guide, "Tensor Layouts In Memory").
 
     Attributes:
-        live, peak: bytes now, and their maximum since the start or since `restart`.
+        live, peak: bytes now, and their maximum since the start.
     """
 
     def __init__(self, allocator: CachingAllocator | None = None) -> None:
@@ -43,10 +43,6 @@ class PeakTracker(TorchDispatchMode):  # type: ignore[misc]
         for tensor in tensors:
             self._note(tensor, None)
         return self.live - before
-
-    def restart(self) -> None:
-        """Set `peak` to the present."""
-        self.peak = self.live
 
     def _note(self, tensor: Tensor, allocator: CachingAllocator | None) -> None:
         storage = tensor.untyped_storage()

@@ -70,6 +70,7 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
         }
     if rollout.algo.clean_latents:
         found["clean_latents"] = latents
+        found["sampler_levels"] = torch.linspace(1.0, 0.1, rollout.pipeline.num_inference_steps)
     return found
 
 

@@ -24,6 +24,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     file: str = Field(pattern=r"^\w[\w.-]*\.png$")
+    video: str | None = Field(default=None, pattern=r"^\w[\w.-]*\.webp$")
     prompt: str
     seed: int
     score: float
@@ -61,7 +62,11 @@ _MACHINE: TypeAdapter[Machine | None] = TypeAdapter(Machine | None)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of an evaluation; `url` is a data URL, `width` and `height` are in pixels."""
+    """An image of an evaluation; `url` is a data URL, `width` and `height` are in pixels.
+
+    Attributes:
+        video: path in the run folder of the video whose frames it shows; None of an image.
+    """
 
     prompt: str
     seed: int
@@ -69,6 +74,7 @@ class Image:
     url: str
     width: int
     height: int
+    video: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,8 @@ def _images(folder: Path) -> tuple[dict[int, list[Image]], int]:
                 unreadable[path.name] += 1
                 continue
             url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-            images.append(Image(entry.prompt, entry.seed, entry.score, url, *size))
+            video = f"samples/{path.name}/{entry.video}" if entry.video else None
+            images.append(Image(entry.prompt, entry.seed, entry.score, url, *size, video))
         if images:
             found[int(number)] = images
     return found, unreadable.total()

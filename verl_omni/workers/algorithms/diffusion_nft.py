@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.algos import flow_matching, nft
+from verl_omni.algos import flow_matching, grpo, nft
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import (
     Objective,
@@ -34,7 +34,8 @@ class DiffusionNFTLossConfig(DiffusionLossConfig):
         adv_clip_max: advantage at which the optimality probability reaches 1, and at its negative 0; > 0.
         adaptive_weight_min: least divisor of the adaptive weights, see `algos.nft.weighted_error`; > 0.
         ref_kl_coef: weight of the squared distance to the base model's velocity; 0: the base model is not run.
-        draws: noise levels that each sample is trained on in an update; > 0.
+        draws: random noise levels that each sample is trained on in an update, unless `algorithm.timestep_fraction`
+            says how many of the sampler's; > 0.
         old_decay_rate, old_decay_max: see `algos.nft.old_decay`.
 
     Raises:
@@ -65,9 +66,12 @@ class DiffusionNFTLossConfig(DiffusionLossConfig):
 class NFTObjective:
     """Flow-matching loss of the implicit positive and negative policies on samples of the old policy.
 
-    Batch: `clean_latents` [B, ...], `optimality` [B] in [0, 1], `draw_seeds` int64 [B], and the embeddings.
+    Batch: `clean_latents` [B, ...], `sampler_levels` [B, S], `optimality` [B] in [0, 1], `draw_seeds` int64 [B], and
+    the embeddings.
 
     Args:
+        timestep_fraction: share of the sampler's noise levels that each sample is trained on, in (0, 1], as in the
+            code of DiffusionNFT's authors; None: `draws` random levels.
         step: training step, from 1, which determines the decay of the old policy.
         schedule: one of `algos.nft.DECAY_SCHEDULES`; None: the settings `old_decay_rate` and `old_decay_max`.
         interval: training steps between two updates of the old policy.
@@ -80,16 +84,24 @@ class NFTObjective:
 
     def __init__(
         self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int, schedule: str | None = None,
-        interval: int = 1,
+        interval: int = 1, timestep_fraction: float | None = None,
     ) -> None:  # fmt: skip
         self.policy, self.config, self.step, self.old = policy, config, step, policy.require_old()
-        self.schedule, self.interval = schedule, interval
+        self.schedule, self.interval, self.timestep_fraction = schedule, interval, timestep_fraction
 
     def prepare(self, batch: Batch) -> Batch:
-        return with_draws(batch, self.config.draws, batch["clean_latents"].shape[1:])
+        drawn = with_draws(batch, self.term_count(batch), batch["clean_latents"].shape[1:])
+        if self.timestep_fraction is None:
+            return drawn
+        levels = batch["sampler_levels"]
+        # Another seed: that of a row begins with the bits of its noise.
+        places = grpo.choose_steps(batch["draw_seeds"] + 1, levels.shape[1], self.timestep_fraction)
+        return {**drawn, "times": levels.gather(1, places.to(levels.device))}
 
     def term_count(self, batch: Batch) -> int:
-        return self.config.draws
+        if self.timestep_fraction is None:
+            return self.config.draws
+        return grpo.chosen_count(batch["sampler_levels"].shape[1], self.timestep_fraction)
 
     def rows_with_gradient(self, batch: Batch) -> Tensor:
         # At optimality 1/2 the loss still pulls the policy to the old one.
@@ -132,7 +144,7 @@ class NFTObjective:
 
 
 class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
-    """Trains on final latents at random noise levels; the old policy samples."""
+    """Trains on final latents at random noise levels, or at those of the sampler; the old policy samples."""
 
     settings = DiffusionNFTLossConfig
 
@@ -145,7 +157,9 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
     def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
         settings = config.algorithm
         schedule, interval = settings.old_policy_decay_schedule, settings.old_policy_update_interval
-        return {"step": step, "schedule": schedule, "interval": interval}
+        return {
+            "step": step, "schedule": schedule, "interval": interval, "timestep_fraction": settings.timestep_fraction,
+        }  # fmt: skip
 
     @override
     def objective(

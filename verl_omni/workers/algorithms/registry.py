@@ -48,10 +48,6 @@ def _plain(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _no_conflicts(config: DictConfig) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class RegisteredAlgorithm:
     """What is known of an algorithm without importing it.
@@ -67,7 +63,7 @@ class RegisteredAlgorithm:
 
     implementation: str
     required: tuple[RequiredSetting, ...]
-    conflicts: Callable[[DictConfig], Sequence[str]] = _no_conflicts
+    conflicts: Callable[[DictConfig], Sequence[str]]
     row: Literal["sample", "pair"] = "sample"
     like: str | None = None
     loss: str | None = None
@@ -98,10 +94,13 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
     velocities = config.trainer.max_velocity_difference
     if velocities is not None and (not isinstance(velocities, int | float) or not velocities > 0):
         found.append(f"trainer.max_velocity_difference: must be a positive number or null: {velocities}")
-    fraction = config.algorithm.timestep_fraction
-    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        found.append(f"algorithm.timestep_fraction: must be above 0 and at most 1: {fraction}")
-    return [*found, *_correction_conflicts(config)]
+    return [*found, *_fraction_conflicts(config.algorithm.timestep_fraction), *_correction_conflicts(config)]
+
+
+def _fraction_conflicts(fraction: object) -> Sequence[str]:
+    if isinstance(fraction, int | float) and not isinstance(fraction, bool) and 0 < fraction <= 1:
+        return []
+    return [f"algorithm.timestep_fraction: must be above 0 and at most 1: {fraction}"]
 
 
 def _grpo_guard_conflicts(config: DictConfig) -> Sequence[str]:
@@ -151,7 +150,8 @@ def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
         )
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
         found.append(f"algorithm.old_policy_update_interval: must be a whole number from 1: {interval}")
-    return found
+    fraction = config.algorithm.timestep_fraction
+    return [*found, *([] if fraction is None else _fraction_conflicts(fraction))]
 
 
 def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
@@ -214,13 +214,13 @@ _WITHOUT_LIKELIHOOD = (
     RequiredSetting("trainer.max_velocity_difference", None, "there are no velocities to compare"),
     RequiredSetting(f"{ROLLOUT}.algo.clean_latents", True, "it learns from final latents"),
     RequiredSetting(f"{ACTOR}.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
-    RequiredSetting("algorithm.timestep_fraction", 1.0, "it does not train on recorded steps"),
     RequiredSetting(f"{CORRECTION}.bypass_mode", False, "there are no log-probabilities to recompute"),
     RequiredSetting(f"{CORRECTION}.rollout_is", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_rs", None, "there are no log-probabilities to compare"),
     RequiredSetting(f"{CORRECTION}.rollout_rs_threshold", None, "it is not read"),
     RequiredSetting(f"{CORRECTION}.rollout_is_threshold", UNREAD_THRESHOLD, "it is not read"),
 )
+_WITHOUT_STEPS = RequiredSetting("algorithm.timestep_fraction", 1.0, "it trains on random noise levels")
 _WITHOUT_ADVANTAGES = RequiredSetting("algorithm.adv_estimator", "flow_grpo", "it orders samples without advantages")
 _LIKELIHOOD = (
     RequiredSetting(f"{ROLLOUT}.calculate_log_probs", True, "it compares log-probabilities"),
@@ -245,7 +245,7 @@ _OWN = {
     ),
     "diffusion_dpo": RegisteredAlgorithm(
         f"{_HERE}.diffusion_dpo:DiffusionDPO",
-        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES, _WITHOUT_ADVANTAGES),
+        (*_WITHOUT_LIKELIHOOD, _TRAINED_POLICY_SAMPLES, _WITHOUT_ADVANTAGES, _WITHOUT_STEPS),
         _diffusion_dpo_conflicts,
         row="pair",
     ),

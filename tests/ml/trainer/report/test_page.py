@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from plotly.offline import get_plotlyjs
 
 from verl_omni.trainer import report
@@ -16,6 +17,7 @@ from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.page import image_rows, image_size, render
 from verl_omni.trainer.report.plots import MOST_BARS
 from verl_omni.trainer.report.run_data import Event, Image, Run, load
+from verl_omni.trainer.run_folder import RunFolder, Sample
 
 pytestmark = pytest.mark.slow  # renders a page for each test
 PLOTS = 8
@@ -118,6 +120,16 @@ def test_no_prompt_is_shown_twice() -> None:
     rows = image_rows(run, [0, 2])
     assert [(row.prompt, row.seed) for row in rows] == [("a cat", 3), ("a dog", 2)]
     assert all(None not in row.images for row in rows)
+
+
+def test_a_video_is_linked(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.step({"step": 0, "val/reward/mean": 0.5})
+    video = torch.zeros(5, 3, 8, 8, dtype=torch.uint8)
+    folder.samples(0, [Sample("a walk", 7, 0.5, video)], 24)
+    text = report.write(tmp_path).read_text(encoding="utf-8")
+    assert '<a href="samples/step_000000/00.webp">video</a>' in text and "up to four frames in a row" in text
+    assert (tmp_path / "samples/step_000000/00.webp").is_file()
 
 
 @pytest.mark.parametrize(("width", "height", "size"), [(64, 64, "small"), (512, 512, "large"), (1024, 256, "strip")])
