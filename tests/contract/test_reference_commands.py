@@ -71,6 +71,7 @@ ACCEPTED = (
 REFUSED = (
     ("#575", "sd35_ocr_lora", (*SEPARATE, f"{V1}.separate_async.hybrid_rollout.enable_switch=true"), "write false: "),
     ("#249", "sd35_ocr_lora", ("trainer.use_v1=true", f"{V1}.trainer_mode=colocate_async"), "write sync"),
+    ("#380", "sd35_ocr_lora", ("trainer.use_v1=true", f"{V1}.trainer_mode=omni_separate_async"), "write sync"),
     ("#546", "sd35_ocr_lora", ("algorithm.trainer_type=distribution_matching",), "there is no distillation"),
     ("#113", "sd35_ocr_lora", (f"+{ROLLOUT}.engine_kwargs.vllm_omni.output_mode=ar",), "write diffusion or null: "),
     ("#203", "sd35_ocr_lora", (f"{FSDP}.full_determinism=true",), "write false: "),
