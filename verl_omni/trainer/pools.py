@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig
 
-ROLLOUT = "actor_rollout_ref.rollout"
+ROLLOUT, HYBRID = "actor_rollout_ref.rollout", "actor_rollout_ref.hybrid_engine"
 NETWORK, COLOCATED = "omni_tcp", "naive"
+# verl's backends for standalone replicas. Weights go over the network of `NETWORK` with each of them.
+VERL_BACKENDS = ("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")
 RAY_RESOURCES = ("GPU", "NPU")
 
 
@@ -18,8 +20,10 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     if not isinstance(rollout.nnodes, int) or rollout.nnodes < 0:
         yield f"{ROLLOUT}.nnodes: must be a number of nodes, or 0 for engines on the trainer's accelerators"
     elif rollout.nnodes == 0:
-        if backend == NETWORK:
-            yield f"{ROLLOUT}.checkpoint_engine.backend: omni_tcp is for standalone replicas; write {ROLLOUT}.nnodes=1"
+        if backend in (NETWORK, *VERL_BACKENDS):
+            yield f"{ROLLOUT}.checkpoint_engine.backend: {backend} is for standalone replicas; write {ROLLOUT}.nnodes=1"
+        if not config.actor_rollout_ref.hybrid_engine:
+            yield f"{HYBRID}: false is for standalone replicas; write true, or {ROLLOUT}.nnodes=1"
         for name in ("node_resource", "ray_resource", "min_replicas"):
             if rollout[name] is not None:
                 yield f"{ROLLOUT}.{name}: is not read with {ROLLOUT}.nnodes=0; remove it"
@@ -53,7 +57,7 @@ def _standalone(rollout: DictConfig) -> Iterator[str]:
 def fill_in(rollout: DictConfig) -> None:
     """Replace null in the settings that depend on `rollout.nnodes`."""
     standalone = rollout.nnodes > 0
-    if rollout.checkpoint_engine.backend is None:
+    if rollout.checkpoint_engine.backend in (None, *VERL_BACKENDS):
         rollout.checkpoint_engine.backend = NETWORK if standalone else COLOCATED
     if rollout.free_cache_engine is None:
         rollout.free_cache_engine = not standalone

@@ -262,11 +262,20 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     for group in (key, key.rpartition(".")[0]):
         if group not in known and (target := copied_group(group)):
             return f"{key}: unknown setting; write {target}"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if not near:
-        last = key.rpartition(".")[2]
-        near = [name for name in known if name.rpartition(".")[2] == last][:1]
-    return f"{key}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
+    near = _nearest(key, known)
+    return f"{key}: unknown setting" + (f"; did you mean {near}?" if near else "")
+
+
+def _nearest(key: str, known: Sequence[str]) -> str | None:
+    """The most similar name whose last part is similar too, or one with the same last part; None: there is none."""
+    last = key.rpartition(".")[2]
+    parts = {name: name.rpartition(".")[2] for name in known}
+    similar = (
+        name
+        for name in difflib.get_close_matches(key, known, n=10, cutoff=0.5)
+        if difflib.SequenceMatcher(None, last, parts[name]).ratio() >= 0.6
+    )
+    return next(similar, next((name for name, part in parts.items() if part == last), None))
 
 
 def _is_open(key: str) -> bool:

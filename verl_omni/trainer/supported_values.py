@@ -75,8 +75,8 @@ SUPPORTED = {
         (None, "token", "sequence"), "weights are of a recorded step (token), or of a sample (sequence)"
     ),
     f"{CORRECTION}.rollout_is_batch_normalize": SupportedValues((False,), "weights are not divided by their mean"),
-    "actor_rollout_ref.hybrid_engine": SupportedValues(
-        (True,), f"{ROLLOUT}.nnodes > 0 gives the engine accelerators of its own"
+    pools.HYBRID: SupportedValues(
+        (True, False), f"false is for engines with accelerators of their own ({ROLLOUT}.nnodes > 0)"
     ),
     f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
     f"{DATA}.truncation": SupportedValues(
@@ -96,13 +96,16 @@ SUPPORTED = {
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
     f"{ROLLOUT}.pipeline.output_type": SupportedValues(("image", "pt", "latent"), "image and pt are pixels"),
-    f"{ROLLOUT}.load_format": SupportedValues(("auto", "safetensors"), "the engine loads the model's own weights"),
+    f"{ROLLOUT}.load_format": SupportedValues(
+        ("auto", "safetensors", "dummy"), "the engine loads the model's own weights"
+    ),
     f"{ROLLOUT}.disaggregation.enabled": SupportedValues((False,), "a diffusion model has no prefill"),
     f"{ROLLOUT}.prometheus.enable": SupportedValues(
         (False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers"
     ),
     f"{ROLLOUT}.checkpoint_engine.backend": SupportedValues(
-        (None, "naive", "omni_tcp"), f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0"
+        (None, pools.COLOCATED, pools.NETWORK, *pools.VERL_BACKENDS),
+        f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0",
     ),
     f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation draws one sample of each prompt"),
     "reward.reward_model.rollout.name": SupportedValues(("vllm",), "vLLM serves the judge"),

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_omni.algos import window_bounds
+from verl_omni.trainer.pools import NETWORK, VERL_BACKENDS
 from verl_omni.trainer.reference_scorers import is_placeholder
 from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.utils.reference_settings import Copied, find_rule
@@ -19,6 +20,7 @@ MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
+BACKEND, LOAD_FORMAT = f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.load_format"
 DRAWS = f"{ACTOR}.diffusion_loss.draws"
 
 
@@ -54,6 +56,10 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield LOG_PROBS, "the engine's log-probabilities are compared with the trainer's, which the loss takes"
     if given.get(CONTIGUOUS) is False and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"
+    if given.get(BACKEND) in VERL_BACKENDS:
+        yield BACKEND, f"weights reach standalone replicas over TCP ({NETWORK})"
+    if given.get(LOAD_FORMAT) == "dummy":
+        yield LOAD_FORMAT, "the engine loads the model's own weights"
     nft = settings.actor.diffusion_loss.loss_mode == "diffusion_nft"
     if nft and DRAWS in given and config.algorithm.timestep_fraction is not None:
         yield DRAWS, "with algorithm.timestep_fraction, samples are trained on the sampler's noise levels"

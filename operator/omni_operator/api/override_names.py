@@ -9,7 +9,7 @@ import yaml
 
 from .reserved import owner_of
 from .setting_names import BY_LOSS, COMMON, ELSEWHERE, OPEN, REJECTED, REQUIRED, WITHOUT_EFFECT
-from .suggestions import nearest
+from .suggestions import nearest_setting
 
 DEFAULT_LOSS = "flow_grpo"
 _REJECTED = {name: (accepted, advice) for accepted, advice, names in REJECTED for name in names}
@@ -39,7 +39,7 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         return rejected or _describe_conflict(setting, value, loss)
     if any(name in names for names in BY_LOSS.values()):
         return None  # the trainer names it as a setting that this algorithm does not read
-    near = nearest(name, known) or next((one for one in sorted(known) if _last(one) == _last(name)), None)
+    near = nearest_setting(name, known)
     return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
 
 
@@ -87,7 +87,3 @@ def parse_value(text: str) -> Any:
 
 def _plain(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -14,9 +14,11 @@ from .training import ENTRYPOINT, ESTIMATORS, OVERRIDE, Algorithm, Trainer
 
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
 SOURCE, BACKEND = "algorithm.sample_source", f"{ROLLOUT}.checkpoint_engine.backend"
+HYBRID = "actor_rollout_ref.hybrid_engine"
 FRACTION, LOG_PROBS = "algorithm.timestep_fraction", "trainer.max_log_prob_difference"
 VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path"
 WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
+FILTER, EPOCHS = "data.filter_overlong_prompts", "trainer.total_epochs"
 DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")
 DIVISORS = (f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
 
@@ -60,6 +62,8 @@ def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
     steps, share = _value(given, WARMUP, 0), _value(given, WARMUP_SHARE, 0)
     if _is_number(steps) and _is_number(share) and steps > 0 and share > 0:
         yield WARMUP_SHARE, f"is not read with lr_warmup_steps={steps}; write one"
+    if _value(given, FILTER) is True and _value(given, EPOCHS) is not None:
+        yield EPOCHS, f"with {FILTER}=true the number of prompts is known only after the start; remove it"
     if _value(given, RESUMED) is not None:
         yield RESUMED, "is not read: a job starts from checkpoints of its own run folder (spec.checkpoint.resume)"
 
@@ -134,8 +138,10 @@ def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iter
 def _pools(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
     backend = _value(given, BACKEND)
     if not rollout.separate:
-        if backend == "omni_tcp":
-            yield BACKEND, "omni_tcp is for spec.rollout.placement Separate; remove it"
+        if backend not in (None, "naive"):
+            yield BACKEND, f"{backend} is for spec.rollout.placement Separate; remove it"
+        if _value(given, HYBRID) is False:
+            yield HYBRID, "false is for spec.rollout.placement Separate; remove it"
         return
     if backend == "naive":
         yield BACKEND, "naive is for engines on the trainer's accelerators; remove it"

@@ -219,16 +219,21 @@ WITHOUT_EFFECT = (
     "actor_rollout_ref.actor.fsdp_config.seed", "actor_rollout_ref.actor.fsdp_config.use_orig_params",
     "actor_rollout_ref.actor.fsdp_config.wrap_policy.*", "actor_rollout_ref.actor.profiler.*",
     "actor_rollout_ref.model.model_type", "actor_rollout_ref.model.mtp.*", "actor_rollout_ref.ref.*",
-    "actor_rollout_ref.ref.profiler.*", "actor_rollout_ref.rollout.enable_chunked_prefill",
-    "actor_rollout_ref.rollout.enable_prefix_caching", "actor_rollout_ref.rollout.layered_summon",
-    "actor_rollout_ref.rollout.llm_calculate_log_probs", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    "actor_rollout_ref.rollout.logprobs_mode", "actor_rollout_ref.rollout.max_model_len",
-    "actor_rollout_ref.rollout.max_new_tokens", "actor_rollout_ref.rollout.max_num_batched_tokens",
-    "actor_rollout_ref.rollout.multi_turn.*", "actor_rollout_ref.rollout.profiler.*",
-    "actor_rollout_ref.rollout.repetition_penalty", "actor_rollout_ref.rollout.scheduling_policy",
-    "actor_rollout_ref.rollout.skip_tokenizer_init", "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.top_k", "actor_rollout_ref.rollout.top_p", "algorithm.paired_preference",
-    "algorithm.trainer_type", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers",
+    "actor_rollout_ref.ref.profiler.*", "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.delta_sharded.*",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.hccl.*",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.kimi_ckpt_engine.*",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.mooncake.*",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.*",
+    "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nixl.*",
+    "actor_rollout_ref.rollout.enable_chunked_prefill", "actor_rollout_ref.rollout.enable_prefix_caching",
+    "actor_rollout_ref.rollout.layered_summon", "actor_rollout_ref.rollout.llm_calculate_log_probs",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.logprobs_mode",
+    "actor_rollout_ref.rollout.max_model_len", "actor_rollout_ref.rollout.max_new_tokens",
+    "actor_rollout_ref.rollout.max_num_batched_tokens", "actor_rollout_ref.rollout.multi_turn.*",
+    "actor_rollout_ref.rollout.profiler.*", "actor_rollout_ref.rollout.repetition_penalty",
+    "actor_rollout_ref.rollout.scheduling_policy", "actor_rollout_ref.rollout.skip_tokenizer_init",
+    "actor_rollout_ref.rollout.temperature", "actor_rollout_ref.rollout.top_k", "actor_rollout_ref.rollout.top_p",
+    "algorithm.paired_preference", "data.dataloader_num_workers", "data.filter_overlong_prompts_workers",
     "data.max_response_length", "data.return_full_prompt", "data.return_multi_modal_inputs",
     "data.return_raw_input_ids", "data.val_batch_size", "data.validation_shuffle", "distillation.*",
     "global_profiler.*", "hydra.output_subdir", "hydra.run.*", "reward.reward_model.rollout.disaggregation.*",
@@ -238,8 +243,9 @@ WITHOUT_EFFECT = (
     "reward.reward_model.rollout.prompt_length", "reward.sandbox_fusion.*", "skip.async_rollout.action",
     "skip.async_rollout.dump_dir", "skip.async_rollout.steps", "skip.rollout.action", "skip.rollout.dump_dir",
     "skip.rollout.steps", "trainer.device", "trainer.ray_master_port_range", "trainer.ray_wait_register_center_timeout",
-    "trainer.v1.colocate_async.*", "trainer.v1.sampler.max_incomplete_group_refill_rounds", "trainer.v1.sync",
-    "transfer_queue.backend.*", "transfer_queue.metrics.*",
+    "trainer.v1.colocate_async.*", "trainer.v1.sampler.max_incomplete_group_refill_rounds",
+    "trainer.v1.separate_async.hybrid_rollout.*", "trainer.v1.sync", "transfer_queue.backend.*",
+    "transfer_queue.enable", "transfer_queue.metrics.*",
 )
 # Settings with the only values that are accepted, and what to write instead of others.
 REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
@@ -253,7 +259,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     ((False,), "this trainer does not have it", (
         "actor_rollout_ref.actor.fsdp_config.forward_only", "actor_rollout_ref.actor.fsdp_config.full_determinism",
-        "skip.async_rollout.enable", "skip.rollout.enable", "trainer.val_only", "transfer_queue.enable",
+        "skip.async_rollout.enable", "skip.rollout.enable", "trainer.val_only",
     )),
     ((None,), "the loss is the mean over the samples of a mini-batch", ("actor_rollout_ref.actor.loss_scale_factor",)),
     (('AdamW',), "the optimizer is AdamW", ("actor_rollout_ref.actor.optim.optimizer",)),
@@ -294,6 +300,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.rollout.quantization",
     )),
     ((False,), "the engine does not support it", ("actor_rollout_ref.rollout.enable_rollout_routing_replay",)),
+    (('diffusion', None), "no model that generates tokens is trained", (
+        "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.output_mode",
+    )),
     ((1,), "the engine does not support it", ("actor_rollout_ref.rollout.expert_parallel_size",)),
     ((None,), "no supported model family reads it; write pipeline.height and pipeline.width", (
         "actor_rollout_ref.rollout.pipeline.aspect_ratio", "actor_rollout_ref.rollout.val_kwargs.pipeline.aspect_ratio",
@@ -301,6 +310,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('continuous',), "advantages are used as they are", ("algorithm.adv_mode",)),
     ((None,), "write algorithm.old_policy_decay_schedule, or actor.diffusion_loss.old_decay_rate and old_decay_max", (
         "algorithm.old_policy_decay",
+    )),
+    (('policy_gradient', 'direct_preference'), "the algorithm (actor.diffusion_loss.loss_mode) determines the trainer, and there is no distillation", (
+        "algorithm.trainer_type",
     )),
     ((None, 'offline_dpo_collate_fn'), "rows are read by data.custom_cls", ("data.custom_cls.collate_fn",)),
     ((None,), "rows are read by data.custom_cls", (
@@ -344,7 +356,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
     )),
     (('fsdp2', 'fsdp'), "both mean FSDP2", ("actor_rollout_ref.actor.strategy",)),
-    ((True,), "actor_rollout_ref.rollout.nnodes > 0 gives the engine accelerators of its own", (
+    ((True, False), "false is for engines with accelerators of their own (actor_rollout_ref.rollout.nnodes > 0)", (
         "actor_rollout_ref.hybrid_engine",
     )),
     (({},), "actor_rollout_ref.model.lora_rank and actor_rollout_ref.model.lora_alpha set the adapter", (
@@ -353,12 +365,14 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None, 'float32', 'fp32'), "trained weights are float32; actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype sets the computation", (
         "actor_rollout_ref.model.lora_dtype",
     )),
-    ((None, 'naive', 'omni_tcp'), "weights reach the engine over IPC, or over TCP with actor_rollout_ref.rollout.nnodes > 0", (
+    ((None, 'naive', 'omni_tcp', 'nccl', 'hccl', 'nixl', 'mooncake', 'kimi_ckpt_engine', 'delta_sharded'), "weights reach the engine over IPC, or over TCP with actor_rollout_ref.rollout.nnodes > 0", (
         "actor_rollout_ref.rollout.checkpoint_engine.backend",
     )),
     ((False,), "a diffusion model has no prefill", ("actor_rollout_ref.rollout.disaggregation.enabled",)),
     ((None, 'bfloat16', 'float32'), "engine and trainer share these dtypes", ("actor_rollout_ref.rollout.dtype",)),
-    (('auto', 'safetensors'), "the engine loads the model's own weights", ("actor_rollout_ref.rollout.load_format",)),
+    (('auto', 'safetensors', 'dummy'), "the engine loads the model's own weights", (
+        "actor_rollout_ref.rollout.load_format",
+    )),
     (('async',), "a diffusion rollout is asynchronous", ("actor_rollout_ref.rollout.mode",)),
     (('vllm_omni',), "there is one engine", ("actor_rollout_ref.rollout.name",)),
     (('image', 'pt', 'latent'), "image and pt are pixels", ("actor_rollout_ref.rollout.pipeline.output_type",)),

@@ -39,6 +39,11 @@ def convert_recipe(
         console.note(f"{name} is not set in the script, and stays in the job as it is: replace it")
     for name, line in call.conditional:
         console.note(f"{name} depends on line {line} of the script, and stays in the job as it is: replace it")
+    if call.environment:
+        console.note(
+            f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
+            "before drl run, or as env in the podTemplate of spec.head, spec.trainer and spec.rollout"
+        )
     if made.without_effect:
         console.note(f"left out, because they have no effect here: {', '.join(made.without_effect)}")
     for assignment, reason in made.refused:

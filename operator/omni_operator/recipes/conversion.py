@@ -54,11 +54,12 @@ JUDGE_FIELDS = tuple(
     )
 )  # fmt: skip
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
-TOTAL_STEPS = "trainer.total_training_steps"
+TOTAL_STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+FILTER = "data.filter_overlong_prompts"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 NO_ASSIGNMENT = "is not an assignment name=value"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
-DEVICE = "trainer.device"
+DEVICE, RESUMED = "trainer.device", "trainer.resume_from_path"
 TOKENIZER = f"{MODEL}.tokenizer_path"
 SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
@@ -125,11 +126,15 @@ def convert(arguments: Sequence[str]) -> Conversion:
     own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
     if own.get(TOKENIZER) == f"{own.get(f'{MODEL}.path')}/tokenizer":  # the default, wherever the job's model is
         made.without_effect.append(given.pop(TOKENIZER))
+    if own.get(FILTER) is True and own.get(EPOCHS) is not None and own.get(TOTAL_STEPS) is not None:
+        made.refused.append(
+            (given.pop(EPOCHS), f"with {FILTER}=true the number of prompts is known only after the start")
+        )
     made.offline = own.get(SOURCE) == "offline"
     algorithm = _algorithm(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
-    values = {name: parse_value(text) for name, text in texts_given.items()}
+    values = {name: text if text.startswith("$") else parse_value(text) for name, text in texts_given.items()}
     made.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
         _collect(made, given, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
@@ -198,6 +203,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif name in FIELDS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].path, FIELDS[name].convert(value))
+    elif name == RESUMED and value is not None:
+        raise Refusal("a job starts from checkpoints of its own run folder; write spec.checkpoint.resume")
     elif name == DEVICE and value not in ("cuda", "gpu", "npu", "cpu", None):
         raise Refusal(f"{value} is not supported; write cuda or npu")
     elif name in SWITCHES and value not in (True, False, None):
@@ -331,7 +338,7 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
     """Batches that are generated ahead; in the mode `sync`, none are."""
     use, mode, batches = map(values.get, V1)
     if mode not in (None, "sync", "separate_async"):
-        raise Refusal(f"{mode} is not supported; write sync, or separate_async with {ROLLOUT}.nnodes > 0")
+        raise Refusal(f"{mode} is not supported; write sync, or separate_async with {ROLLOUT}.nnodes > 0", V1[1])
     if use and mode == "separate_async":
         made.put("rollout.batchesAhead", _number(values, V1[2], 1))
     else:

@@ -39,11 +39,13 @@ class TrainerCall:
         arguments: as the shell would pass them, except for what is in `unknown` and `conditional`.
         unknown: variables without a value, and commands whose output is not known.
         conditional: variables that a condition or a loop of the script sets, each with the line that does.
+        environment: names of environment variables that the script sets for the trainer, and does not read itself.
     """
 
     arguments: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     conditional: tuple[tuple[str, int], ...] = ()
+    environment: tuple[str, ...] = ()
 
 
 def read_script(text: str) -> TrainerCall:
@@ -67,6 +69,7 @@ def read_script(text: str) -> TrainerCall:
         tuple(word.replace(MARK, "") for word in script.calls[0]),
         tuple(name for name in names if name not in conditional),
         tuple((name, conditional[name]) for name in names if name in conditional),
+        tuple(name for name in script.environment if not re.search(rf"\$\{{?{name}\b", text)),
     )
 
 
@@ -75,6 +78,7 @@ class _Script:
 
     def __init__(self, tokens: list[Word | Operator]) -> None:
         self.calls: list[list[str]] = []
+        self.environment: dict[str, None] = {}  # exported, or in front of the call
         self.variables = Variables()
         self._tokens, self._at = tokens, 0
         self._functions: dict[str, tuple[int, str]] = {}  # where they begin, and with what they end
@@ -151,9 +155,10 @@ class _Script:
     def _without_effect(self, *until: str) -> str:
         """Go through commands that do not run. Returns what ends them, which is the next token then."""
         before, functions, calls = dict(self.variables.values), dict(self._functions), len(self.calls)
-        succeeds = self._succeeds
+        succeeds, environment = self._succeeds, dict(self.environment)
         found = self.run(*until)
         self.variables.values, self._functions, self._succeeds = before, functions, succeeds
+        self.environment = environment
         del self.calls[calls:]
         return found
 
@@ -244,9 +249,9 @@ class _Script:
         self._skip("(", ")", "\n")
         end = {"{": "}", "(": ")"}.get(self._next(), "}")
         functions = {**self._functions, name: (self._at, end)}
-        before, calls = dict(self.variables.values), len(self.calls)
+        before, calls, environment = dict(self.variables.values), len(self.calls), dict(self.environment)
         self._pass(end)  # runs when it is called
-        self._functions = functions
+        self._functions, self.environment = functions, environment
         self.variables.values = before
         del self.calls[calls:]
 
@@ -280,6 +285,8 @@ class _Script:
         if own == len(words) or first.source in _DECLARATIONS:
             for word in words[own == 0 :]:
                 self.variables.assign(word)
+            if first.source == "export" and not self.calls:
+                self._export(words[1:])
             # NAME=value in front of a command is its environment.
             return None if any(isinstance(part, Output) for word in words for part in word.parts) else True
         fields = [field for word in words[own:] for field in self.variables.fields(word)]
@@ -304,8 +311,15 @@ class _Script:
             case [name, *_] if name in TESTS:
                 return evaluate(fields)
             case _:
+                calls = len(self.calls)
                 self._start(fields)
+                if len(self.calls) > calls:
+                    self._export(words[:own])
         return None
+
+    def _export(self, words: Sequence[Word]) -> None:
+        names = (re.split(r"\+?=", word.source, maxsplit=1)[0] for word in words)
+        self.environment |= dict.fromkeys(name for name in names if name.isidentifier())
 
     def _start(self, fields: list[str]) -> None:
         for place, field in enumerate(fields):

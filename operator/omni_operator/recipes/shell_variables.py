@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Variables:
                 return [unknown]
             case Arithmetic():
                 try:
-                    tree = ast.parse(self.text(part.expression).strip(), mode="eval")
+                    tree = ast.parse(_with_if(self.text(part.expression)).strip(), mode="eval")
                     return [str(_integer(tree.body, self.values))]
                 except (ArithmeticError, SyntaxError, ValueError):
                     return [unknown]
@@ -157,6 +158,26 @@ def merged(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     return found
 
 
+_COMPARISONS = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+def _with_if(expression: str) -> str:
+    """An expression of the shell with Python's `if` for its `test ? first : second`, outside of parentheses."""
+    depth, found = 0, []
+    for place, letter in enumerate(expression):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if not depth and letter in "?:":
+            found.append(place)
+    if len(found) != 2:
+        return expression
+    question, colon = found
+    test, first, second = expression[:question], expression[question + 1 : colon], expression[colon + 1 :]
+    return f"({first}) if ({test}) else ({second})"
+
+
 def _integer(node: ast.expr, variables: Mapping[str, Value]) -> int:
     """The value of an expression of the shell.
 
@@ -172,13 +193,17 @@ def _integer(node: ast.expr, variables: Mapping[str, Value]) -> int:
                 return int(text)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_integer(operand, variables)
-        case ast.BinOp(left=left, op=operator, right=right):
+        case ast.BinOp(left=left, op=sign, right=right):
             first, second = _integer(left, variables), _integer(right, variables)
-            if isinstance(operator, ast.Add | ast.Sub | ast.Mult):
-                return {ast.Add: first + second, ast.Sub: first - second, ast.Mult: first * second}[type(operator)]
-            if isinstance(operator, ast.Div | ast.Mod):
+            if isinstance(sign, ast.Add | ast.Sub | ast.Mult):
+                return {ast.Add: first + second, ast.Sub: first - second, ast.Mult: first * second}[type(sign)]
+            if isinstance(sign, ast.Div | ast.Mod):
                 quotient = abs(first) // abs(second) * (1 if (first < 0) == (second < 0) else -1)  # towards zero
-                return quotient if isinstance(operator, ast.Div) else first - quotient * second
+                return quotient if isinstance(sign, ast.Div) else first - quotient * second
+        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _COMPARISONS:
+            return int(_COMPARISONS[type(sign)](_integer(left, variables), _integer(right, variables)))
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _integer(body if _integer(test, variables) else orelse, variables)
         case _:
             pass
     raise ArithmeticError

@@ -322,6 +322,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
         (f"{ACTOR}.diffusion_loss.loss_mode=awm", "awm is not supported; algorithms are flow_grpo, "),
         ("algorithm.adv_estimator=gae", "gae is not supported; write flow_grpo or dance_grpo or mix_grpo"),
         (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
+        ("trainer.resume_from_path=/x/step_000060", "a job starts from checkpoints of its own run folder"),
         ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or enable or disable"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),
         ("actor_rollout_ref.model.target_modules=all-linear", "spec.model.lora.targetModules takes suffixes"),
@@ -333,6 +334,21 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
 def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: str) -> None:
     adapter = "actor_rollout_ref.model.lora_rank=8"
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
+
+
+def test_epochs_of_prompts_that_are_dropped_are_left_out() -> None:
+    made = convert([*REQUIRED, "trainer.total_epochs=15", "data.filter_overlong_prompts=True"])
+    ((argument, reason),) = made.refused
+    assert argument == "trainer.total_epochs=15" and reason.endswith("is known only after the start")
+    assert "data.filter_overlong_prompts=True" in made.document["spec"]["algorithm"]["overrides"]
+    assert convert([*REQUIRED, "trainer.total_epochs=15"]).refused == ()
+
+
+def test_a_mode_that_is_not_supported_is_the_one_that_is_named() -> None:
+    mode = "trainer.v1.trainer_mode=colocate_async"
+    assert refused("trainer.use_v1=true", mode)[mode].startswith("colocate_async is not supported; write sync, or ")
+    number = "reward.num_workers=$(( N ? 2 : 1 ))"
+    assert refused(number)[number] == "$(( N ? 2 : 1 )) is not a number"
 
 
 def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:

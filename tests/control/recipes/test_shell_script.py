@@ -48,6 +48,7 @@ SCRIPTS = {
     "signs that begin no comment": f"{CALL} a=x#y b=${{NO1:-#}} c='# no' # c",
     "here-documents": f"cat <<'EOF'\nit's N=5\nEOF\ncat <<-END\n\tN=6\n\tEND\nN=3\n{CALL} a=$N",
     "arithmetic": f'N=4\nM=$((N / 2))\n{CALL} a=$((2*2)) b=$((-7 / M)) c=$((-7 % 4 + (N - 1) * $M)) d="$(( $N ))"',
+    "arithmetic with a test": f"N=4 M=8\n{CALL} a=$(( N / M > 0 ? N / M : 1 )) b=$((N!=4?2:M+1)) c=$((N == 4))",
     "a continued word": f'{CALL} a=first\\\nsecond b="x\\\ny"',
     "a comment ends a continued line": f"{CALL} a=1 \\\n  # b=2 \\\nc=3",
     "a function": f"""run() {{\n  local name=$1\n  shift\n  {CALL} a=$name b=${{3:-5}} "$@"\n}}\nrun x y=1 'z=2 3'""",
@@ -243,3 +244,19 @@ def test_another_script_is_refused(script: str, said: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read_script(script)
     assert str(caught.value).startswith(said)
+
+
+def test_environment_variables_of_the_trainer_are_named() -> None:
+    script = "\n".join([
+        "export DIFFUSION_ATTENTION_BACKEND=TORCH_SDPA WANDB_MODE",
+        "export DATA=/data",
+        "ROLLOUT_TP=1",
+        "unused() { export NEVER=1; }",
+        "if [ gpu = npu ]; then export ASCEND=1; fi",
+        "OTHER=1 echo other",
+        f"RAY_ADDRESS=auto {CALL} data.train_files=$DATA/x.parquet a=$ROLLOUT_TP",
+        "export LATER=1",
+    ])  # fmt: skip
+    call = read_script(script)
+    assert call.environment == ("DIFFUSION_ATTENTION_BACKEND", "WANDB_MODE", "RAY_ADDRESS")
+    assert call.arguments == ("data.train_files=/data/x.parquet", "a=1")

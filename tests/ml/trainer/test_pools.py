@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,9 +38,10 @@ def filled_in(*overrides: str) -> Any:
         ),
         ([f"{ROLLOUT}.min_replicas=1"], f"min_replicas: is not read with {ROLLOUT}.nnodes=0"),
         ([*POOL, f"{ROLLOUT}.checkpoint_engine.backend=naive"], "naive is for engines on the trainer's accelerators"),
+        ([f"{ROLLOUT}.checkpoint_engine.backend=nccl"], "nccl is for standalone replicas; write"),
         (
-            [*POOL, f"{ROLLOUT}.checkpoint_engine.backend=nccl"],
-            "nccl is not supported; write None or naive or omni_tcp",
+            ["actor_rollout_ref.hybrid_engine=False"],
+            f"false is for standalone replicas; write true, or {ROLLOUT}.nnodes=1",
         ),
         ([*POOL, f"{ROLLOUT}.free_cache_engine=true"], "free_cache_engine: a standalone replica never sleeps"),
         ([*POOL, f"{ROLLOUT}.enable_sleep_mode=true"], "enable_sleep_mode: a standalone replica never sleeps"),
@@ -60,6 +63,30 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
     pool = filled_in(*POOL)
     assert (pool.checkpoint_engine.backend, pool.free_cache_engine, pool.min_replicas) == ("omni_tcp", False, 1)
     assert filled_in(*POOL, f"{ROLLOUT}.min_replicas=3").min_replicas == 3
+
+
+@pytest.mark.parametrize("backend", pools.VERL_BACKENDS)
+def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: str) -> None:
+    given = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
+    kwargs = f"+{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group=True"
+    assert filled_in(*POOL, *given, kwargs).checkpoint_engine.backend == "omni_tcp"
+    overrides = [*REQUIRED, *POOL, *given, kwargs]
+    named = settings.without_effect(overrides, settings.load(overrides))
+    assert list(named) == [
+        f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group", f"{ROLLOUT}.checkpoint_engine.backend",
+    ]  # fmt: skip
+    assert set(named.values()) == {"weights reach standalone replicas over TCP (omni_tcp)"}
+
+
+def test_verl_has_these_backends_for_standalone_replicas() -> None:
+    import verl.checkpoint_engine as package
+
+    folder = Path(package.__file__).parent
+    registered = {
+        name for file in folder.glob("*_checkpoint_engine.py")
+        for name in re.findall(r'Registry\.register\("(\w+)"\)', file.read_text(encoding="utf-8"))
+    }  # fmt: skip
+    assert registered == {*pools.VERL_BACKENDS} - {"hccl"}  # on NPUs, `nccl` is hccl
 
 
 ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}

@@ -204,6 +204,7 @@ def test_a_whole_group_can_be_given() -> None:
 
 def test_a_misspelt_setting_is_still_refused() -> None:
     assert "unknown setting; did you mean trainer.total_epochs?" in refusal("trainer.total_epoch=3")
+    assert refusal("trainer.balance_batch=false") == "trainer.balance_batch: unknown setting"  # nothing is similar
 
 
 def test_the_page_shows_what_the_trainer_does(tmp_path: Path) -> None:
