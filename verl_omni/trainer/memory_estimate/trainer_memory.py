@@ -95,7 +95,7 @@ def measure(
     weights = weight_bytes(module, sharding) + tensor_bytes(module.buffers())
     whole = tensor_bytes([*parameters, *module.buffers()])
     loading = _loading_bytes(module, settings.model, sharding)
-    gathered = gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision) if sharding.wrapped else 0
+    gathered = _gathered_bytes(module, settings, sharding)
     module = as_computed(module, sharding.precision)
     computed = tensor_bytes(module.parameters())
     base, reference = None, 0
@@ -150,6 +150,14 @@ def _pair_encoder(
         return pair_encoder.PairEncoderMemory(0, 0)
     pairs = math.ceil(config.data.train_batch_size / sharding.groups)
     return pair_encoder.measure(config, model, sample, pairs=pairs)
+
+
+def _gathered_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
+    """What FSDP2 gathers, if the actor uses it."""
+    if not sharding.wrapped:
+        return 0
+    reshards = settings.actor.fsdp_config.reshard_after_forward
+    return gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision, reshards=reshards)
 
 
 def _sharding(config: DictConfig, ranks: int) -> Sharding:
