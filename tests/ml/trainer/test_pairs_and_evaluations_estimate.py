@@ -128,6 +128,12 @@ def test_an_engine_needs_memory_for_the_larger_images_of_an_evaluation(tiny: Pat
     assert larger.trainer == same.trainer and larger.setup == same.setup
 
 
+@pytest.mark.parametrize(("override", "same"), [("num_inference_steps=50", True), ("guidance_scale=1", False)])
+def test_more_steps_of_evaluations_need_no_more_memory(override: str, *, same: bool) -> None:
+    config = settings.load([f"{MODEL}.path=m", *JOB, f"{ROLLOUT}.val_kwargs.pipeline.{override}"])
+    assert evaluations.have_samples_of_training(config) is same
+
+
 def test_prompts_of_evaluations_that_are_elsewhere_are_not_counted(tiny: Path) -> None:
     def count(files: str, *overrides: str) -> int | None:
         config = settings.load([f"{MODEL}.path=m", *JOB, f"data.val_files={files}", *overrides])

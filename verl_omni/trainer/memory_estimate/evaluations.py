@@ -8,6 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer import run_length
 
+STEPS = "num_inference_steps"
+
 
 def evaluates(config: DictConfig) -> bool:
     """Whether the run has evaluations."""
@@ -20,6 +22,13 @@ def settings_of(config: DictConfig) -> DictConfig:
     rollout = changed.actor_rollout_ref.rollout
     rollout.pipeline = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
     return changed
+
+
+def have_samples_of_training(config: DictConfig) -> bool:
+    """Whether samples of evaluations need the memory of those of training; the number of steps does not matter."""
+    pipelines = [each.actor_rollout_ref.rollout.pipeline for each in (config, settings_of(config))]
+    own, training = ({name: value for name, value in each.items() if name != STEPS} for each in pipelines)
+    return own == training
 
 
 def count_samples(config: DictConfig) -> int | None:

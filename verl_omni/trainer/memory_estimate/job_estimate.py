@@ -83,7 +83,7 @@ def _engine(
     measure = partial(engine_memory.measure, model=model, accelerator=setup.accelerator)
     other = evaluations.settings_of(config)
     most = max(training, evaluated)
-    if setup.samples and (not setup.evaluates or other.actor_rollout_ref.rollout.pipeline == rollout.pipeline):
+    if setup.samples and (not setup.evaluates or evaluations.have_samples_of_training(config)):
         return measure(config, sample=sample, samples=most), most
     found = measure(other, sample=evaluation_sample(other, model), samples=evaluated)
     return (found.or_larger(measure(config, sample=sample, samples=training)) if setup.samples else found), most
