@@ -239,6 +239,12 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
     dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
     assert dpo.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings
     assert dpo.trained == 8 * (2 * 16 * 8 * 8) + 4 * embeddings, "the best and the worst of each prompt"
+    nft = stored(NFT, GUIDANCE)
+    assert nft.setup.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings, "on final latents, training has no guidance"
+    assert nft.trainer.inputs == stored(NFT).trainer.inputs
+    assert nft.engine.passes["denoising"] > stored(NFT).engine.passes["denoising"], "the engine has both prompts"
+    floats = stored("actor_rollout_ref.rollout.pipeline.pixel_dtype=float32").estimate.moved
+    assert floats["pixels to the reward workers"] == 4 * stored().estimate.moved["pixels to the reward workers"]
 
 
 @pytest.mark.slow

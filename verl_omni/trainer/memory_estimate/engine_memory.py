@@ -79,7 +79,7 @@ def measure(
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
-        sample: tensors of one training sample.
+        sample: conditions of one sample, and what the engine records of it.
         accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
     """
     allocator = CachingAllocator() if accelerator else None

@@ -20,10 +20,11 @@ from verl_omni.trainer.memory_estimate.pair_encoder import CHANNELS, IMAGES
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools
 from verl_omni.trainer.memory_estimate.sample_tensors import (
     StoredBytes,
-    evaluation_sample,
+    engine_conditions,
     stored_bytes,
     training_sample,
 )
+from verl_omni.trainer.memory_estimate.sharding import FLOAT32
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.process_counts import BATCHES_IN_FLIGHT
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -84,9 +85,12 @@ def _engine(
     other = evaluations.settings_of(config)
     most = max(training, evaluated)
     if setup.samples and (not setup.evaluates or evaluations.have_samples_of_training(config)):
-        return measure(config, sample=sample, samples=most), most
-    found = measure(other, sample=evaluation_sample(other, model), samples=evaluated)
-    return (found.or_larger(measure(config, sample=sample, samples=training)) if setup.samples else found), most
+        return measure(config, sample=engine_conditions(config, model) | sample, samples=most), most
+    found = measure(other, sample=engine_conditions(other, model), samples=evaluated)
+    if not setup.samples:
+        return found, most
+    recorded = engine_conditions(config, model) | sample
+    return found.or_larger(measure(config, sample=recorded, samples=training)), most
 
 
 def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Setup:
@@ -96,6 +100,7 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
     rows = algorithm.rows_per_prompt(rollout.n)
     per_row, offline = 1 if rows == rollout.n else 2, config.algorithm.sample_source == "offline"
     pixels = CHANNELS * rollout.pipeline.height * rollout.pipeline.width * rollout.pipeline.num_frames
+    value = FLOAT32 if rollout.pipeline.pixel_dtype == "float32" else 1
     group = actor.fsdp_config.ulysses_sequence_parallel_size
     generated = 0 if offline else prompts * rollout.n
     offload = actor.fsdp_config
@@ -112,7 +117,7 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         # its prompt's embeddings.
         trained=group
         * (prompts * IMAGES * stored.total(1, 1) if offline else stored.total(prompts * rows * per_row, prompts)),
-        pixels=pixels,
+        pixels=value * pixels,
         updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
         sends_adapter=settings.model.lora_rank > 0,
         bucket=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,

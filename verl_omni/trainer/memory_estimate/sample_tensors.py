@@ -58,7 +58,8 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
         found, latents = _conditions(config, model, computed, guided=False)
         return {**found, "clean_latents": latents.float()}
     dtype = parse_dtype("rollout.dtype", rollout.dtype)
-    found, latents = _conditions(config, model, dtype, guided=_is_guided(config))
+    # On final latents, training has no guidance, and the engine records nothing for it.
+    found, latents = _conditions(config, model, dtype, guided=rollout.calculate_log_probs and _is_guided(config))
     if rollout.calculate_log_probs:
         steps = window_size(config)
         levels = torch.linspace(0.9, 0.1, steps + 1 if rollout.algo.sde_contiguous else 2 * steps)
@@ -76,12 +77,8 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
     return found
 
 
-def evaluation_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
-    """The tensors that an engine has of one sample of an evaluation besides its latents: nothing is recorded.
-
-    Args:
-        config: as for `training_sample`, with `rollout.pipeline` as evaluations have it.
-    """
+def engine_conditions(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
+    """The tensors that an engine has of one sample besides its latents and what it records; as `training_sample`."""
     dtype = parse_dtype("rollout.dtype", config.actor_rollout_ref.rollout.dtype)
     return _conditions(config, model, dtype, guided=_is_guided(config))[0]
 
