@@ -85,11 +85,11 @@ def _engine(
     other = evaluations.settings_of(config)
     most = max(training, evaluated)
     if setup.samples and (not setup.evaluates or evaluations.have_samples_of_training(config)):
-        return measure(config, sample=engine_conditions(config, model) | sample, samples=most), most
+        return measure(config, sample={**engine_conditions(config, model), **sample}, samples=most), most
     found = measure(other, sample=engine_conditions(other, model), samples=evaluated)
     if not setup.samples:
         return found, most
-    recorded = engine_conditions(config, model) | sample
+    recorded = {**engine_conditions(config, model), **sample}
     return found.or_larger(measure(config, sample=recorded, samples=training)), most
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,11 +108,7 @@ def measure(
     encoder = _pair_encoder(config, model, sample, sharding)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
-    # As `engine_workers` sends: an adapter in its own dtype, all parameters in that of the engine.
-    engine_dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
-    sent = [p.nbytes for p in trained] if settings.model.lora_rank > 0 else [
-        p.numel() * engine_dtype.itemsize for p in parameters
-    ]  # fmt: skip
+    sent = _sent_bytes(settings, parameters)
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
@@ -150,6 +146,14 @@ def _pair_encoder(
         return pair_encoder.PairEncoderMemory(0, 0)
     pairs = math.ceil(config.data.train_batch_size / sharding.groups)
     return pair_encoder.measure(config, model, sample, pairs=pairs)
+
+
+def _sent_bytes(settings: DictConfig, parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Bytes of each tensor of a weight update: an adapter in its own dtype, all parameters in that of the engine."""
+    if settings.model.lora_rank > 0:
+        return [p.nbytes for p in parameters if p.requires_grad]
+    dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
+    return [p.numel() * dtype.itemsize for p in parameters]
 
 
 def _gathered_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
