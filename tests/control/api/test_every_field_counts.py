@@ -49,7 +49,10 @@ FULL: dict[str, Any] = {
             {"name": "mine", "function": {"path": "r.py", "name": "score"}},
             {
                 "name": "judge",
-                "http": {"url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2, "batched": True},
+                "http": {
+                    "url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2, "batched": True,
+                    "protocol": "JSON",
+                },
             },
             {"name": "server", "http": {"url": "http://server:80/", "protocol": "Pickle"}},
         ],

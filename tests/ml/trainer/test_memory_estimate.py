@@ -27,6 +27,8 @@ GUIDANCE = "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
 BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16"
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
+KEEPS_GATHERED = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
+SMALL_IMAGES = [f"actor_rollout_ref.rollout.pipeline.{side}=64" for side in ("height", "width")]
 NFT = "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_nft"
 # Parameters of the transformer as published: billions, with the precision of the publication.
 PUBLISHED = {
@@ -148,6 +150,19 @@ def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabili
 
 
 @pytest.mark.slow
+def test_ranks_share_the_copy_of_all_weights_that_is_made_to_run_as_the_old_policy(tmp_path: Path) -> None:
+    """With images so small that the copy is larger than what the passes keep."""
+    measured_update.make_model("sd3", tmp_path / "model")
+    more = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", NFT, *SMALL_IMAGES]
+    found = []
+    for ranks in (1, 8):
+        config = measured_update.load_settings(tmp_path / "model", [*more, f"trainer.n_gpus_per_node={ranks}"], "cuda")
+        found.append(job_estimate.estimate_job(config, accelerator=True).trainer)
+    assert found[0].delayed_copies == 4 * found[0].parameters
+    assert found[0].activations - found[1].activations == found[0].delayed_copies - found[1].delayed_copies > 0
+
+
+@pytest.mark.slow
 def test_bfloat16_halves_the_frozen_weights_and_keeps_the_trained_ones_in_float32(tiny: Path) -> None:
     def precise(dtype: str, *more: str) -> Any:
         return estimated(
@@ -224,6 +239,12 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
     dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
     assert dpo.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings
     assert dpo.trained == 8 * (2 * 16 * 8 * 8) + 4 * embeddings, "the best and the worst of each prompt"
+    nft = stored(NFT, GUIDANCE)
+    assert nft.setup.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings, "on final latents, training has no guidance"
+    assert nft.trainer.inputs == stored(NFT).trainer.inputs
+    assert nft.engine.passes["denoising"] > stored(NFT).engine.passes["denoising"], "the engine has both prompts"
+    floats = stored("actor_rollout_ref.rollout.pipeline.pixel_dtype=float32").estimate.moved
+    assert floats["pixels to the reward workers"] == 4 * stored().estimate.moved["pixels to the reward workers"]
 
 
 @pytest.mark.slow
@@ -375,6 +396,8 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
         ("sd3", [LORA, BFLOAT16, CHECKPOINTING]),
         ("sd3", [BFLOAT16, KL]),
         ("sd3", [LORA, NFT]),
+        ("sd3", [LORA, BFLOAT16, CHECKPOINTING, KEEPS_GATHERED, *SMALL_IMAGES]),
+        ("sd3", [NFT, BFLOAT16, CHECKPOINTING, *SMALL_IMAGES]),
         ("qwen_image", [LORA]),
         ("qwen_image_edit", [LORA]),
         ("wan", [LORA, BFLOAT16, "actor_rollout_ref.rollout.pipeline.num_frames=5"]),

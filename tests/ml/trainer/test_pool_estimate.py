@@ -54,7 +54,8 @@ def setups(draw: st.DrawFn, *, accelerator: bool) -> Setup:
     made: Setup = draw(
         numbers(
             Setup, nodes=st.just(nodes), ranks=st.just(nodes * ranks), accelerator=st.just(accelerator),
-            sleeps=st.just(False), ahead=st.just(0), **{name: st.just(value) for name, value in flags.items()},
+            sleeps=st.just(False), ahead=st.just(0), pairs=st.just(0), evaluates=st.just(True),
+            **{name: st.just(value) for name, value in flags.items()},
         )
     )  # fmt: skip
     return made

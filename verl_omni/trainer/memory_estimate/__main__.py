@@ -103,8 +103,8 @@ def describe(
         "architecture": config.actor_rollout_ref.model.architecture,
         "parameters": found.trainer.parameters,
         "trained_parameters": found.trainer.trained_parameters,
-        "engine_batch": found.engine.batch,
-        "sample_bytes": found.setup.stored // found.setup.samples,
+        "engine_batch": found.engine.batch if found.setup.generation else None,
+        "sample_bytes": found.setup.stored // found.setup.samples if found.setup.samples else None,
         "moved": dict(found.estimate.moved),
         "reserve": RESERVE,
     }

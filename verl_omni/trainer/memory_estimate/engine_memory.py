@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -61,6 +61,11 @@ class EngineMemory:
         """What its largest pass needs."""
         return max(self.passes.values())
 
+    def or_larger(self, other: EngineMemory) -> EngineMemory:
+        """Memory of the same engine that generates both this one's samples and the other's."""
+        passes = {name: max(size, other.passes[name]) for name, size in self.passes.items()}
+        return replace(self, passes=passes, kept=max(self.kept, other.kept), batch=max(self.batch, other.batch))
+
     @property
     def held(self) -> int:
         """What its process takes for passes as long as it does not sleep."""
@@ -74,7 +79,7 @@ def measure(
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
-        sample: tensors of one training sample.
+        sample: conditions of one sample, and what the engine records of it.
         accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
     """
     allocator = CachingAllocator() if accelerator else None
@@ -84,27 +89,16 @@ def measure(
     passes: dict[str, int] = {}
     shapes = sample_shapes(config.actor_rollout_ref.model.architecture)
     encoder_input = getattr(shapes, "encoder_input", None)  # of families with input images
-    encoders, sizes = 0, list[int]()
-    for name in model.text_encoders:
-        encoder: Any = model.as_fake(model.on_meta(name, dtype))
-        if model.classes[name] == QWEN_VL and not encoder_input:
-            del encoder.model.visual  # so does the engine: no prompt has images
-        encoders += _weights(encoder)
-        sizes += [tensor.nbytes for tensor in _tensors(encoder)]
-        kept = {"output_hidden_states": True} if model.classes[name] in ALL_HIDDEN_STATES else {}
-        longest = rollout.max_prompt_embed_length if encoder_input else rollout.pipeline.max_sequence_length
-        length = _text_length(model.configs[name], longest)
-        ids = torch.zeros(batch, length, dtype=torch.int64)
-        needed = _peak(encoder, partial(encoder, ids, **kept), allocator)
-        passes["text encoding"] = max(passes.get("text encoding", 0), needed)
+    sizes, passes["text encoding"] = encode_texts(config, model, dtype, batch, allocator)
+    encoders = sum(sizes)
     transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)
     vae: Any = model.as_fake(model.on_meta(VAE, dtype))
     latents = model.empty(batch, *shapes.decoder_input(model.configs, rollout.pipeline), dtype=dtype)
-    passes["decoding"] = _peak(vae, lambda: vae.decode(latents, return_dict=False), allocator)
+    passes["decoding"] = peak_of(vae, lambda: vae.decode(latents, return_dict=False), allocator)
     if encoder_input:
         pixels = model.empty(batch, *encoder_input(model.configs, rollout.pipeline), dtype=dtype)
-        passes["image encoding"] = _peak(vae, lambda: vae.encode(pixels, return_dict=False), allocator)
+        passes["image encoding"] = peak_of(vae, lambda: vae.encode(pixels, return_dict=False), allocator)
     sizes += [
         *model.transformers * _fused(transformer, rollout.tensor_model_parallel_size),
         *(each.nbytes for each in _tensors(vae)),
@@ -112,12 +106,35 @@ def measure(
     return EngineMemory(
         transformer=model.transformers * share(transformer, rollout.tensor_model_parallel_size),
         text_encoders=encoders,
-        vae=_weights(vae),
+        vae=tensor_bytes(_tensors(vae)),
         asleep=pinned_bytes(sizes),
         passes=passes,
         kept=0 if allocator is None else allocator.reserved,
         batch=batch,
     )
+
+
+def encode_texts(
+    config: DictConfig, model: ModelShapes, dtype: torch.dtype, batch: int, allocator: CachingAllocator | None
+) -> tuple[list[int], int]:
+    """Bytes of each tensor of the text encoders, and the peak of a pass of one of them beyond them.
+
+    Args:
+        batch: number of prompts.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    has_images = hasattr(sample_shapes(config.actor_rollout_ref.model.architecture), "encoder_input")
+    longest = rollout.max_prompt_embed_length if has_images else rollout.pipeline.max_sequence_length
+    sizes, peak = list[int](), 0
+    for name in model.text_encoders:
+        encoder: Any = model.as_fake(model.on_meta(name, dtype))
+        if model.classes[name] == QWEN_VL and not has_images:
+            del encoder.model.visual  # so does the engine: no prompt has images
+        sizes += _sizes(encoder)
+        kept = {"output_hidden_states": True} if model.classes[name] in ALL_HIDDEN_STATES else {}
+        ids = torch.zeros(batch, _text_length(model.configs[name], longest), dtype=torch.int64)
+        peak = max(peak, peak_of(encoder, partial(encoder, ids, **kept), allocator))
+    return sizes, peak
 
 
 def _denoising(
@@ -135,7 +152,7 @@ def _denoising(
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     # With guidance the engine runs the two prompts one after the other; the trainer runs them as one batch.
     step = lambda: adapter.velocity(transformer, rows, latents, time, 1.0, dtype=dtype)  # noqa: E731
-    return _peak(transformer, step, allocator) + tensor_bytes([latents, *rows.values()])
+    return peak_of(transformer, step, allocator) + tensor_bytes([latents, *rows.values()])
 
 
 def _text_length(config: Mapping[str, Any], longest: int) -> int:
@@ -179,7 +196,7 @@ def pinned_bytes(sizes: Iterable[int]) -> int:
     return sum(1 << (segment - 1).bit_length() for segment in allocator.segments)
 
 
-def _peak(module: nn.Module, run: Any, allocator: CachingAllocator | None) -> int:
+def peak_of(module: nn.Module, run: Any, allocator: CachingAllocator | None) -> int:
     """Peak of a pass without gradients, beyond the weights."""
     tracker = PeakTracker(allocator)
     module.eval()
@@ -193,5 +210,5 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _weights(module: nn.Module) -> int:
-    return tensor_bytes(_tensors(module))
+def _sizes(module: nn.Module) -> list[int]:
+    return [tensor.nbytes for tensor in {id(tensor): tensor for tensor in _tensors(module)}.values()]

@@ -18,6 +18,7 @@ PROCESS = GIB
 FORKED_PROCESS = int(0.6 * GIB)
 # Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
 RESERVE = 0.08
+ENCODERS = "trainer's encoders"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,11 @@ class Setup:
         nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
         helpers: agent-loop and reward workers, over all nodes.
         accelerator: whether there are accelerators; without any, all parts are in host memory.
-        samples: number of samples of a step.
-        stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it.
+        samples: number of samples that the engines generate for a step; 0: training reads pairs of a data set.
+        pairs: bytes of the images of a step's pairs, as the ranks get them; 0: the engines generate the samples.
+        evaluates: whether the engines generate samples for evaluations.
+        stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it; of
+            pairs, what the ranks have encoded.
         pixels: bytes of a sample as it is scored.
         updates: optimizer steps of one training step.
         sends_adapter: whether a weight update sends the adapter, and not all weights.
@@ -47,6 +51,8 @@ class Setup:
     helpers: int
     accelerator: bool
     samples: int
+    pairs: int
+    evaluates: bool
     stored: int
     trained: int
     pixels: int
@@ -65,6 +71,18 @@ class Setup:
     def process(self) -> int:
         """Host memory of a process without its tensors."""
         return FORKED_PROCESS if self.forks else PROCESS
+
+    @property
+    def generation(self) -> str | None:
+        """Name of the phase in which engines generate; None if they never do."""
+        if not self.pairs:
+            return "generation"
+        return "evaluation" if self.evaluates else None
+
+    @property
+    def trains_on(self) -> str:
+        """Name of what a micro-batch has."""
+        return "pairs" if self.pairs else "trajectories"
 
     @property
     def ranks_per_node(self) -> int:
@@ -117,10 +135,13 @@ class Estimate:
 
 def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:
     """Put the parts of one device together, by phase, for an engine on the trainer's device."""
-    phases = (_generation(setup, trainer, engine), _update(setup, trainer, engine), _sync(setup, trainer, engine))
+    generating = () if setup.generation is None else (_generation(setup.generation, setup, trainer, engine),)
+    encodes = (_encoding(setup, trainer, engine),) if setup.pairs else ()
+    phases = (*generating, *encodes, _update(setup, trainer, engine), _sync(setup, trainer, engine))
     moved = {**bytes_of_a_step(setup, trainer), "weights to each engine": trainer.sent}
     if not setup.accelerator:
-        copied = (Phase(p.name, {**p.parts, **checkpoint_copy(setup, trainer)}) for p in phases)
+        always = {**encoders_at_rest(setup, trainer), **checkpoint_copy(setup, trainer)}
+        copied = (Phase(p.name, {**p.parts, **always}) for p in phases)
         return Estimate((), tuple(_on_host(setup, phase) for phase in copied), moved)
     return Estimate(with_contexts(phases, 2), without_zeros(_host(setup, trainer, engine)), moved)
 
@@ -141,7 +162,18 @@ def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     }
 
 
-def updating(trainer: TrainerMemory) -> dict[str, int]:
+def encoders_at_rest(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What a rank has in host memory to encode pairs, except while it does so on an accelerator."""
+    return {ENCODERS: trainer.encoders if setup.pairs else 0}
+
+
+def encoding(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What the trainer has on the device while it encodes the pairs of a step, before the update."""
+    moved = trainer.encoders if setup.accelerator else 0
+    return {**resting(setup, trainer), ENCODERS: moved, "activations": trainer.encoding}
+
+
+def updating(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """What the trainer has on the device in an update."""
     return {
         "weights": trainer.weights,
@@ -150,7 +182,7 @@ def updating(trainer: TrainerMemory) -> dict[str, int]:
         "optimizer": trainer.optimizer,
         "gradients": trainer.gradients,
         "gathered weights": trainer.gathered,
-        "trajectories": trainer.inputs,
+        setup.trains_on: trainer.inputs,
         "activations": max(trainer.activations, trainer.step_temporary - trainer.inputs),
     }
 
@@ -187,16 +219,22 @@ def bucket(setup: Setup, trainer: TrainerMemory) -> int:
     return max(trainer.largest_sent, min(setup.bucket, trainer.sent))
 
 
-def _generation(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+def _generation(name: str, setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     passes = {"engine activations": engine.peak if setup.sleeps else engine.held}
-    return Phase("generation", {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
+    return Phase(name, {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
+
+
+def _encoding(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    return Phase("encoding", encoding(setup, trainer) | _not_asleep(setup, trainer, engine))
 
 
 def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
-    parts = updating(trainer)
-    if not setup.sleeps:
-        parts |= awake(setup, trainer, engine) | kept_by_engine(setup, engine)
-    return Phase("update", parts)
+    return Phase("update", updating(setup, trainer) | _not_asleep(setup, trainer, engine))
+
+
+def _not_asleep(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
+    """What an engine has on the device while the trainer works."""
+    return {} if setup.sleeps else awake(setup, trainer, engine) | kept_by_engine(setup, engine)
 
 
 def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
@@ -206,7 +244,7 @@ def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
 
 def kept_by_engine(setup: Setup, engine: EngineMemory) -> dict[str, int]:
     """What the allocator of an engine's process on an accelerator keeps of its passes until the engine sleeps."""
-    return {"engine activations": engine.held} if setup.accelerator else {}
+    return {"engine activations": engine.held} if setup.accelerator and setup.generation else {}
 
 
 def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[Phase, ...]:
@@ -214,20 +252,21 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     ranks = setup.ranks_per_node
     # A trainer and an engine worker for each rank; server and driver.
     processes = {"processes": (2 * ranks + 2 + setup.helpers_per_node) * setup.process}
-    samples = {"trajectories": trajectories(setup)}
+    samples = {setup.trains_on: trajectories(setup)}
+    encoders = {name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()}
     kept = trainer.weights + trainer.delayed_copies + trainer.reference
     weights = ranks * kept if setup.offloads_weights else 0
     optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
     # torch keeps the memory that it has pinned for sleeping engines when they are awake again.
     asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
+    always = {**processes, **samples, **copy, **asleep, **encoders}
+    # Before pairs are encoded, everything that moves to the device is in host memory.
+    names = [name for name in (setup.generation, "encoding" if setup.pairs else None) if name is not None]
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
-        Phase(
-            "generation",
-            {**processes, **samples, **copy, **asleep, "offloaded weights": weights, "offloaded optimizer": optimizer},
-        ),
-        Phase("update", {**processes, **samples, **copy, **asleep}),
+        *(Phase(name, {**always, "offloaded weights": weights, "offloaded optimizer": optimizer}) for name in names),
+        Phase("update", always),
     )
 
 
@@ -238,17 +277,20 @@ def checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
 
 
 def trajectories(setup: Setup) -> int:
-    """Samples on one host, if it has all of them in its object store, and the copies that its ranks load."""
-    return (1 + setup.ahead) * setup.stored + math.ceil(setup.trained / setup.nodes)
+    """Samples on one host, if it has all of them in its object store, and the copies that its ranks load.
+
+    Of pairs, the images on the driver's host, and what its ranks have encoded.
+    """
+    return setup.pairs + (1 + setup.ahead) * setup.stored + math.ceil(setup.trained / setup.nodes)
 
 
 def _on_host(setup: Setup, phase: Phase) -> Phase:
     """A phase of all ranks of a host without accelerators."""
     ranks = setup.ranks_per_node
     parts = {name: ranks * size for name, size in phase.parts.items()}
-    samples = parts.get("trajectories", 0) + trajectories(setup)
+    samples = parts.get(setup.trains_on, 0) + trajectories(setup)
     processes = (ranks + 2 + setup.helpers_per_node) * setup.process
-    (made,) = without_zeros((Phase(phase.name, {**parts, "trajectories": samples, "processes": processes}),))
+    (made,) = without_zeros((Phase(phase.name, {**parts, setup.trains_on: samples, "processes": processes}),))
     return made
 
 
@@ -268,9 +310,12 @@ def bytes_of_a_step(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """Bytes that one training step moves, without those of the weight update."""
     trained = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
     gathers = trained + trainer.evaluations
-    return {
+    samples = {
         "samples to the object store": setup.stored,
         "samples to the trainers": setup.trained,
         "pixels to the reward workers": setup.samples * setup.pixels,
+    }
+    return {
+        **({"images of pairs to the trainers": setup.pairs} if setup.pairs else samples),
         "weights gathered by each rank": gathers * trainer.computed * (trainer.shards - 1) // trainer.shards,
     }

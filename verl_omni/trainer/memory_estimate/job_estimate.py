@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
+from torch import Tensor
 
 from verl_omni.trainer import generation_ahead, pools
-from verl_omni.trainer.memory_estimate import engine_memory, trainer_memory
+from verl_omni.trainer.memory_estimate import engine_memory, evaluations, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
-from verl_omni.trainer.memory_estimate.model_shapes import read
+from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes, read
+from verl_omni.trainer.memory_estimate.pair_encoder import CHANNELS, IMAGES
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools
-from verl_omni.trainer.memory_estimate.sample_tensors import StoredBytes, stored_bytes, training_sample
+from verl_omni.trainer.memory_estimate.sample_tensors import (
+    StoredBytes,
+    engine_conditions,
+    stored_bytes,
+    training_sample,
+)
+from verl_omni.trainer.memory_estimate.sharding import FLOAT32
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.process_counts import BATCHES_IN_FLIGHT
 from verl_omni.workers.algorithms.base import training_algorithm
-
-CHANNELS = 3  # of a pixel, a byte each
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +61,7 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     stored = stored_bytes(sample)
     setup = _setup(config, stored, accelerator=accelerator)
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
-    replicas = pools.replicas(rollout) or max(1, setup.ranks // pools.replica_size(rollout))
-    samples = math.ceil(setup.samples / replicas)
-    engine = engine_memory.measure(config, model, sample, samples=samples, accelerator=accelerator)
+    engine, samples = _engine(config, model, sample, setup)
     if rollout.nnodes == 0:
         return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
     in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
@@ -65,23 +71,53 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     return JobEstimate(setup, trainer, engine, own, pool, standalone)
 
 
+def _engine(
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], setup: Setup
+) -> tuple[EngineMemory, int]:
+    """Memory of an engine, and the samples that it generates, in training or in an evaluation, whichever are more."""
+    rollout = config.actor_rollout_ref.rollout
+    replicas = pools.replicas(rollout) or max(1, setup.ranks // pools.replica_size(rollout))
+    training, evaluated = math.ceil(setup.samples / replicas), 0
+    if setup.evaluates:
+        count = evaluations.count_samples(config)
+        evaluated = BATCHES_IN_FLIGHT * rollout.max_num_seqs if count is None else math.ceil(count / replicas)
+    measure = partial(engine_memory.measure, model=model, accelerator=setup.accelerator)
+    other = evaluations.settings_of(config)
+    most = max(training, evaluated)
+    if setup.samples and (not setup.evaluates or evaluations.have_samples_of_training(config)):
+        return measure(config, sample={**engine_conditions(config, model), **sample}, samples=most), most
+    found = measure(other, sample=engine_conditions(other, model), samples=evaluated)
+    if not setup.samples:
+        return found, most
+    recorded = {**engine_conditions(config, model), **sample}
+    return found.or_larger(measure(config, sample=recorded, samples=training)), most
+
+
 def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Setup:
     settings = config.actor_rollout_ref
     rollout, actor, prompts = settings.rollout, settings.actor, config.data.train_batch_size
     algorithm = training_algorithm(actor.diffusion_loss.loss_mode)
     rows = algorithm.rows_per_prompt(rollout.n)
-    per_row = 1 if rows == rollout.n else 2
-    pipeline, offload = rollout.pipeline, actor.fsdp_config
+    per_row, offline = 1 if rows == rollout.n else 2, config.algorithm.sample_source == "offline"
+    pixels = CHANNELS * rollout.pipeline.height * rollout.pipeline.width * rollout.pipeline.num_frames
+    value = FLOAT32 if rollout.pipeline.pixel_dtype == "float32" else 1
+    group = actor.fsdp_config.ulysses_sequence_parallel_size
+    generated = 0 if offline else prompts * rollout.n
+    offload = actor.fsdp_config
     return Setup(
         nodes=config.trainer.nnodes,
         ranks=config.trainer.nnodes * config.trainer.n_gpus_per_node,
         helpers=rollout.agent.num_workers + config.reward.num_workers,
         accelerator=accelerator,
-        samples=prompts * rollout.n,
-        stored=stored.total(prompts * rollout.n, prompts),
-        # Each rank of a group that shares sequences loads the samples of the group.
-        trained=offload.ulysses_sequence_parallel_size * stored.total(prompts * rows * per_row, prompts),
-        pixels=CHANNELS * pipeline.height * pipeline.width * pipeline.num_frames,
+        samples=generated,
+        pairs=group * prompts * IMAGES * pixels if offline else 0,
+        evaluates=evaluations.evaluates(config),
+        stored=0 if offline else stored.total(generated, prompts),
+        # Each rank of a group that shares sequences loads the samples of the group. Each image of a pair has a copy of
+        # its prompt's embeddings.
+        trained=group
+        * (prompts * IMAGES * stored.total(1, 1) if offline else stored.total(prompts * rows * per_row, prompts)),
+        pixels=value * pixels,
         updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
         sends_adapter=settings.model.lora_rank > 0,
         bucket=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,

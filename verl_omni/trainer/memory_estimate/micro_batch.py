@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes, tensor_bytes
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows
-from verl_omni.trainer.memory_estimate.sharding import Sharding
+from verl_omni.trainer.memory_estimate.sharding import Sharding, shard_bytes
 from verl_omni.workers.actor.policy import Policy
 from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 
@@ -57,11 +59,14 @@ def run(
     modules = [module] if base is None else [module, base]
     for each in modules:
         model.as_fake(each).eval()
-    policy = Policy(
+    tracker = PeakTracker()
+    policy = _ShardedPolicy(
         module, training_adapter(settings.model.architecture), dtype=sharding.precision.compute,
         lora=settings.model.lora_rank > 0, keeps_old="old" in settings.model.policy_state_adapters,
         base=base,
     )  # fmt: skip
+    # Ranks that share a sequence divide what this counts, except for this copy.
+    policy.tracker, policy.copied = tracker, sharding.sequence * _float32_shards(policy.trained.values(), sharding)
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
     rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)
     samples = actor.ppo_micro_batch_size_per_gpu
@@ -82,7 +87,6 @@ def run(
         # The accumulated gradients are counted elsewhere, and here only each new one, until it is added.
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    tracker = PeakTracker()
     counted = [tensor for each in modules for tensor in (*each.parameters(), *each.buffers())]
     known = tracker.add([*counted, *part.values()])
     if policy.old is not None:
@@ -103,6 +107,29 @@ def _recomputed_mini_batches(config: DictConfig, objective: Objective) -> int:
     every = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size)
     later = every - 1 if actor.ppo_epochs == 1 else every
     return {"none": 0, "later": later, "all": every}[objective.recomputed]
+
+
+class _ShardedPolicy(Policy):
+    """A policy whose copy of the trained weights, while it runs as the old one, has the size of a rank's shards.
+
+    The module has unsharded weights in the dtype that layers compute in.
+    """
+
+    tracker: PeakTracker
+    copied: int
+
+    @override
+    @contextmanager
+    def as_old(self) -> Iterator[None]:
+        copy = torch.empty(self.copied, dtype=torch.uint8, device="meta")
+        self.tracker.add([copy])
+        with torch.no_grad():
+            yield
+
+
+def _float32_shards(trained: Iterable[Tensor], sharding: Sharding) -> int:
+    """Bytes of one rank's shards, in which trained weights are kept."""
+    return shard_bytes([torch.empty_like(p, dtype=torch.float32, device="meta") for p in trained], sharding.shards)
 
 
 def _drop_gradient(parameter: Tensor) -> None:

@@ -12,6 +12,8 @@ from verl_omni.trainer.memory_estimate.estimate import (
     awake,
     bytes_of_a_step,
     checkpoint_copy,
+    encoders_at_rest,
+    encoding,
     kept_by_engine,
     receiving,
     resting,
@@ -66,10 +68,12 @@ def network_bucket(setup: Setup, trainer: TrainerMemory) -> int:
 
 
 def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
-    ranks = setup.ranks_per_node
+    ranks, rests = setup.ranks_per_node, _generation(setup)
+    encodes = ("encoding",) if setup.pairs else ()
     device = (
-        Phase("generation", resting(setup, trainer)),
-        Phase("update", updating(trainer)),
+        *(Phase(name, resting(setup, trainer)) for name in rests),
+        *(Phase(name, encoding(setup, trainer)) for name in encodes),
+        Phase("update", updating(setup, trainer)),
         Phase("weight sync", sending(setup, trainer)),
     )
     kept = trainer.weights + trainer.delayed_copies + trainer.reference
@@ -77,11 +81,12 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
     weights = {"offloaded weights": ranks * kept if setup.offloads_weights else 0}
     always = {
         "processes": (ranks + 1 + setup.helpers_per_node) * setup.process,  # 1: the driver
-        "trajectories": trajectories(setup),
+        setup.trains_on: trajectories(setup),
         **{name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()},
+        **{name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()},
     }
     host = (
-        Phase("generation", {**always, **optimizer, **weights}),
+        *(Phase(name, {**always, **optimizer, **weights}) for name in (*rests, *encodes)),
         Phase("update", always),
         Phase(
             "weight sync",
@@ -104,20 +109,29 @@ def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engin
     weights = awake(setup, trainer, engine)
     # On an accelerator, the allocator of the engine's process keeps the memory of its passes: it never sleeps.
     kept = kept_by_engine(setup, engine)
+    generating = _generation(setup)
     device = (
-        Phase("generation", {**weights, **passes}),
+        *(Phase(name, {**weights, **passes}) for name in generating),
         Phase("weight sync", {**weights, **kept, **receiving(setup, trainer)}),
     )
     # Next to each engine worker one that receives weights; on the CPU the engine is in its server's process.
     workers = pool.workers * (2 if setup.accelerator else 1)
     processes = {"processes": (workers + pool.replicas_per_node) * setup.process}
     host = (
-        Phase("generation", {**processes, "samples in flight": pool.replicas_per_node * pool.in_flight}),
+        *(
+            Phase(name, {**processes, "samples in flight": pool.replicas_per_node * pool.in_flight})
+            for name in generating
+        ),
         Phase("weight sync", {**processes, "received buckets": pool.workers * network_bucket(setup, trainer)}),
     )
     if not setup.accelerator:
         return Estimate((), _on_host(device, host, pool.workers), {})
     return Estimate(with_contexts(device, 2), without_zeros(host), {})
+
+
+def _generation(setup: Setup) -> tuple[str, ...]:
+    """Name of the phase in which engines generate, if they do."""
+    return () if setup.generation is None else (setup.generation,)
 
 
 def _on_host(device: tuple[Phase, ...], host: tuple[Phase, ...], workers: int) -> tuple[Phase, ...]:

@@ -42,21 +42,24 @@ def stored_bytes(sample: Mapping[str, Tensor]) -> StoredBytes:
 
 
 def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
-    """The recorded tensors of one sample, without a batch dimension; those without values are on the meta device.
+    """The tensors of one sample that training reads; those without values are on the meta device.
 
-    Latents and embeddings have the dtype of the engine.
+    They have no batch dimension. Latents and embeddings have the dtype of the engine. Of a pair of a data set, the
+    sample is one of its images, as the trainer encodes it: embeddings in the dtype that it computes in, without those
+    for guidance, and latents in float32.
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
     """
-    rollout, architecture = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.architecture
-    shapes = sample_shapes(architecture).sample(model.configs, rollout.pipeline, rollout.max_prompt_embed_length)
-    adapter = training_adapter(architecture)
+    rollout = config.actor_rollout_ref.rollout
+    if config.algorithm.sample_source == "offline":
+        param_dtype = config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype
+        computed = parse_dtype("mixed_precision.param_dtype", param_dtype)
+        found, latents = _conditions(config, model, computed, guided=False)
+        return {**found, "clean_latents": latents.float()}
     dtype = parse_dtype("rollout.dtype", rollout.dtype)
-    shapes = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in shapes.items()}
-    guided = adapter.guidance(rollout.pipeline) > 1
-    given = [name for name in adapter.CONDITIONS if guided or not name.startswith(NEGATIVE)]
-    found, latents = {name: shapes[name] for name in given}, shapes["latents"]
+    # On final latents, training has no guidance, and the engine records nothing for it.
+    found, latents = _conditions(config, model, dtype, guided=rollout.calculate_log_probs and _is_guided(config))
     if rollout.calculate_log_probs:
         steps = window_size(config)
         levels = torch.linspace(0.9, 0.1, steps + 1 if rollout.algo.sde_contiguous else 2 * steps)
@@ -72,6 +75,28 @@ def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]
         found["clean_latents"] = latents
         found["sampler_levels"] = torch.linspace(1.0, 0.1, rollout.pipeline.num_inference_steps)
     return found
+
+
+def engine_conditions(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
+    """The tensors that an engine has of one sample besides its latents and what it records; as `training_sample`."""
+    dtype = parse_dtype("rollout.dtype", config.actor_rollout_ref.rollout.dtype)
+    return _conditions(config, model, dtype, guided=_is_guided(config))[0]
+
+
+def _is_guided(config: DictConfig) -> bool:
+    settings = config.actor_rollout_ref
+    return training_adapter(settings.model.architecture).guidance(settings.rollout.pipeline) > 1
+
+
+def _conditions(
+    config: DictConfig, model: ModelShapes, dtype: torch.dtype, *, guided: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """What the velocity of one sample depends on besides latents and time, and the latents."""
+    rollout, architecture = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.architecture
+    shapes = sample_shapes(architecture).sample(model.configs, rollout.pipeline, rollout.max_prompt_embed_length)
+    shapes = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in shapes.items()}
+    names = training_adapter(architecture).CONDITIONS
+    return {name: shapes[name] for name in names if guided or not name.startswith(NEGATIVE)}, shapes["latents"]
 
 
 def window_size(config: DictConfig) -> int:

@@ -62,26 +62,34 @@ def weight_bytes(module: nn.Module, sharding: Sharding) -> int:
     return shards + sum(parameters[name].nbytes for name in whole)
 
 
-def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precision) -> int:
+def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precision, *, reshards: bool = True) -> int:
     """Unsharded bytes at one time: what belongs to no layer, the layer at work, and the next one.
 
     With each parameter that is trained its gradient, and the copy of it that is reduced.
+
+    Args:
+        reshards: whether a layer's weights are freed between its forward and its backward pass; if not, those of all
+            layers are there when the backward pass begins.
     """
     kept = set(float32_parts(module))
-    layers = dict.fromkeys(layer_names(module, prefixes), 0)
+    weights = dict.fromkeys(layer_names(module, prefixes), 0)
+    gradients = dict(weights)
     rest = 0
     for name, parameter in module.named_parameters():
-        size = parameter.numel() * (FLOAT32 if name in kept else precision.compute.itemsize)
+        size, gradient = parameter.numel() * (FLOAT32 if name in kept else precision.compute.itemsize), 0
         if parameter.requires_grad:
-            size += size + parameter.numel() * precision.reduce.itemsize
+            gradient = size + parameter.numel() * precision.reduce.itemsize
         elif name in kept and precision.compute != torch.float32:
             continue  # every rank keeps it whole
-        layer = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        layer = next((layer for layer in weights if name.startswith(f"{layer}.")), None)
         if layer is None:
-            rest += size
+            rest += size + gradient
         else:
-            layers[layer] += size
-    return rest + 2 * max(layers.values(), default=0)
+            weights[layer] += size
+            gradients[layer] += gradient
+    if not reshards:
+        return rest + sum(weights.values()) + 2 * max(gradients.values(), default=0)
+    return rest + 2 * max((size + gradients[layer] for layer, size in weights.items()), default=0)
 
 
 def gradient_bytes(trained: Sequence[Tensor], sharding: Sharding, *, accumulates_unsharded: bool) -> int:

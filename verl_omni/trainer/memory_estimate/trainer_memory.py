@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer.memory_estimate import micro_batch
+from verl_omni.trainer.memory_estimate import micro_batch, pair_encoder
 from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, ModelShapes, tensor_bytes
 from verl_omni.trainer.memory_estimate.sharding import (
     FLOAT32,
@@ -48,6 +48,7 @@ class TrainerMemory:
         shards: ranks that share one copy of the weights.
         backward_passes: of an optimizer step. calls: forward passes of the model in each. evaluations: forward passes
             without gradients in an update, before its first optimizer step.
+        encoders, encoding: weights of the encoders of pairs of a data set, and their activations; 0 without such pairs.
     """
 
     weights: int
@@ -72,6 +73,8 @@ class TrainerMemory:
     backward_passes: int
     calls: int
     evaluations: int
+    encoders: int
+    encoding: int
 
 
 def measure(
@@ -92,7 +95,7 @@ def measure(
     weights = weight_bytes(module, sharding) + tensor_bytes(module.buffers())
     whole = tensor_bytes([*parameters, *module.buffers()])
     loading = _loading_bytes(module, settings.model, sharding)
-    gathered = gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision) if sharding.wrapped else 0
+    gathered = _gathered_bytes(module, settings, sharding)
     module = as_computed(module, sharding.precision)
     computed = tensor_bytes(module.parameters())
     base, reference = None, 0
@@ -102,13 +105,10 @@ def measure(
     found = micro_batch.run(config, model, module, base, sample, sharding)
     once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
     shard = shard_bytes(trained, sharding.shards)
+    encoder = _pair_encoder(config, model, sample, sharding)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
-    # As `engine_workers` sends: an adapter in its own dtype, all parameters in that of the engine.
-    engine_dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
-    sent = [p.nbytes for p in trained] if settings.model.lora_rank > 0 else [
-        p.numel() * engine_dtype.itemsize for p in parameters
-    ]  # fmt: skip
+    sent = _sent_bytes(settings, parameters)
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
@@ -133,7 +133,35 @@ def measure(
         backward_passes=found.passes,
         calls=found.calls,
         evaluations=found.evaluations,
+        encoders=encoder.weights,
+        encoding=encoder.activations,
     )
+
+
+def _pair_encoder(
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], sharding: Sharding
+) -> pair_encoder.PairEncoderMemory:
+    """What encodes the pairs of a data set; nothing if the engine generates the samples."""
+    if config.algorithm.sample_source != "offline":
+        return pair_encoder.PairEncoderMemory(0, 0)
+    pairs = math.ceil(config.data.train_batch_size / sharding.groups)
+    return pair_encoder.measure(config, model, sample, pairs=pairs)
+
+
+def _sent_bytes(settings: DictConfig, parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Bytes of each tensor of a weight update: an adapter in its own dtype, all parameters in that of the engine."""
+    if settings.model.lora_rank > 0:
+        return [p.nbytes for p in parameters if p.requires_grad]
+    dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
+    return [p.numel() * dtype.itemsize for p in parameters]
+
+
+def _gathered_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
+    """What FSDP2 gathers, if the actor uses it."""
+    if not sharding.wrapped:
+        return 0
+    reshards = settings.actor.fsdp_config.reshard_after_forward
+    return gathered_bytes(module, settings.model.fsdp_layer_prefixes, sharding.precision, reshards=reshards)
 
 
 def _sharding(config: DictConfig, ranks: int) -> Sharding:

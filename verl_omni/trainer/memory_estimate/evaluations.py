@@ -1,0 +1,45 @@
+"""What the engines generate for evaluations: the settings of the samples, and their number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.trainer import run_length
+
+STEPS = "num_inference_steps"
+
+
+def evaluates(config: DictConfig) -> bool:
+    """Whether the run has evaluations."""
+    return bool(config.data.val_files)
+
+
+def settings_of(config: DictConfig) -> DictConfig:
+    """The settings with `rollout.pipeline` as evaluations have it; `val_kwargs.pipeline` replaces some."""
+    changed: DictConfig = config.copy()
+    rollout = changed.actor_rollout_ref.rollout
+    rollout.pipeline = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    return changed
+
+
+def have_samples_of_training(config: DictConfig) -> bool:
+    """Whether samples of evaluations need the memory of those of training; the number of steps does not matter."""
+    pipelines = [each.actor_rollout_ref.rollout.pipeline for each in (config, settings_of(config))]
+    own, training = ({name: value for name, value in each.items() if name != STEPS} for each in pipelines)
+    return own == training
+
+
+def count_samples(config: DictConfig) -> int | None:
+    """Samples of one evaluation; None if the files are not on this machine, such as those of a claim or a store.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    files, most = config.data.val_files, config.data.val_max_samples
+    paths = [files] if isinstance(files, str) else list(files)
+    if not all(Path(path).is_file() for path in paths):
+        return most if most > 0 else None
+    rows = run_length.count_rows(paths)
+    return min(rows, most) if most > 0 else rows

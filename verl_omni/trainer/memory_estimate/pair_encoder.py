@@ -1,0 +1,50 @@
+"""Memory of the trainer's text encoders and VAE, which encode pairs of a data set (`sample_source=offline`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+from torch import Tensor
+
+from verl_omni.trainer.memory_estimate.engine_memory import encode_texts, peak_of
+from verl_omni.trainer.memory_estimate.model_shapes import VAE, ModelShapes, tensor_bytes
+from verl_omni.workers.config.diffusion.dtypes import parse_dtype
+
+CHANNELS, IMAGES = 3, 2  # of an image; of a pair
+
+
+@dataclass(frozen=True, slots=True)
+class PairEncoderMemory:
+    """Bytes of one rank.
+
+    Attributes:
+        weights: of the encoders, in host memory except while they run.
+        activations: peak beyond them, with the images of the rank's pairs.
+    """
+
+    weights: int
+    activations: int
+
+
+def measure(config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, pairs: int) -> PairEncoderMemory:
+    """Memory of a rank that encodes `pairs` pairs: all prompts at once, then one image after the other.
+
+    Args:
+        config: settings of the trainer, completed by `startup.fit_to_machine`.
+        sample: tensors of one encoded image.
+    """
+    size = config.actor_rollout_ref.rollout.pipeline
+    dtype = parse_dtype(
+        "mixed_precision.param_dtype", config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype
+    )
+    sizes, texts = encode_texts(config, model, dtype, pairs, None)
+    vae: Any = model.as_fake(model.on_meta(VAE, dtype))
+    image = model.empty(1, CHANNELS, size.height, size.width, dtype=dtype)
+    images = IMAGES * pairs * image.nbytes
+    embeddings = pairs * sum(tensor.nbytes for name, tensor in sample.items() if name != "clean_latents")
+    encoding = peak_of(vae, lambda: vae.encode(image, return_dict=False), None)
+    weights = sum(sizes) + tensor_bytes([*vae.parameters(), *vae.buffers()])
+    return PairEncoderMemory(weights, max(texts, embeddings + images + encoding))
