@@ -19,6 +19,7 @@ from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, sign
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
+OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
 PART_SETTINGS = ("path", "name", "weight", "required")  # of a part itself; the others are its scorer's
 
 
@@ -29,6 +30,8 @@ class ScorerNotFound(ValueError):
 def find_problems(reward: DictConfig) -> list[str]:
     """What is wrong with `reward`, a line for each setting; nothing where another reward manager runs."""
     manager = reward.reward_manager
+    if manager.source == "register" and manager.name in OF_TEXTS:
+        return [f"reward.reward_manager.name: {manager.name} of verl scores texts; write source=importlib and {ONE}"]
     if manager.source != "importlib" or manager.module.path != OWN_MODULE:
         return []
     if manager.name not in (ONE, SEVERAL):

@@ -65,6 +65,10 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
         ),
         ([SEVERAL, "reward.reward_functions={ocr: {name: genrm_ocr}}"], "reward.reward_functions.ocr.base_url: must"),
         (["reward.reward_manager.name=Multi"], "reward.reward_manager.name: Multi does not exist; write Vis"),
+        (
+            ["reward.reward_manager.source=register", "reward.reward_manager.name=naive"],
+            "reward.reward_manager.name: naive of verl scores texts; write source=importlib and VisualRewardManager",
+        ),
         (["reward.reward_functions={jpeg: {}}"], "reward.reward_functions: is not read by VisualRewardManager; write"),
         ([SEVERAL, "reward.scorer=jpeg"], "reward.scorer: is not read by MultiVisualRewardManager; write"),
         (
