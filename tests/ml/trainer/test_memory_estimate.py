@@ -236,11 +236,12 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
     own = 2 * 3 * 16 * 8 * 8 + 4 * (2 + 3 + 1 + 2 + 2 * 33)
     assert stored().setup.stored == stored().setup.trained == 32 * own + 4 * embeddings
     assert stored(GUIDANCE).setup.stored == 32 * own + 5 * embeddings, "one negative prompt"
+    final = 2 * 16 * 8 * 8 + 4 * 3  # latents, and the noise level of each step
     dpo = stored("actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_dpo").setup
-    assert dpo.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings
-    assert dpo.trained == 8 * (2 * 16 * 8 * 8) + 4 * embeddings, "the best and the worst of each prompt"
+    assert dpo.stored == 32 * final + 4 * embeddings
+    assert dpo.trained == 8 * final + 4 * embeddings, "the best and the worst of each prompt"
     nft = stored(NFT, GUIDANCE)
-    assert nft.setup.stored == 32 * (2 * 16 * 8 * 8) + 4 * embeddings, "on final latents, training has no guidance"
+    assert nft.setup.stored == 32 * final + 4 * embeddings, "on final latents, training has no guidance"
     assert nft.trainer.inputs == stored(NFT).trainer.inputs
     assert nft.engine.passes["denoising"] > stored(NFT).engine.passes["denoising"], "the engine has both prompts"
     floats = stored("actor_rollout_ref.rollout.pipeline.pixel_dtype=float32").estimate.moved
