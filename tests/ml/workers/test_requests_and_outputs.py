@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -303,13 +304,14 @@ def test_output_mode_selects_the_mode() -> None:
     assert isinstance(mode, LanguageModelMode)
     mode.complete_rollout_config(config)
     assert config.max_model_len == 10
+    with pytest.raises(ValueError, match=r"engine_kwargs.vllm_omni.output_mode: midi is not supported"):
+        rollout(output_mode="midi")
+    unchecked: Any = SimpleNamespace(engine_kwargs={"vllm_omni": {"output_mode": "midi"}})
     with pytest.raises(ValueError, match=r"Unknown engine_kwargs.vllm_omni.output_mode: 'midi'"):
-        select_mode(rollout(output_mode="midi"))
+        select_mode(unchecked)
 
 
 def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
-    from types import SimpleNamespace
-
     from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageModelMode
     from verl_omni.workers.rollout.vllm_rollout.server import requests
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
