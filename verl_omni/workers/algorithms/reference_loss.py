@@ -116,8 +116,8 @@ class ReferenceLossObjective(StepObjective[StepLossConfig]):
         loss = self._of_rows(result.loss, difference)
         own = dict(result.metrics) | ({f"loss_of_{self._name}": loss.detach().mean()} if result.add_loss_metric else {})
         for name, value in own.items():
-            mean = torch.as_tensor(value, dtype=difference.dtype).detach().mean()
-            measured[METRIC + name] = torch.full_like(difference, mean.item())
+            number = torch.as_tensor(value, dtype=difference.dtype, device=difference.device).detach().mean()
+            measured[METRIC + name] = number.expand_as(difference)
         return loss, measured
 
     @property
