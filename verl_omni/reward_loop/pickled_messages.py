@@ -1,8 +1,8 @@
-"""Messages of reward servers that speak pickle, such as those of Flow-GRPO and of deepgen_rl.
+"""Messages of reward servers that speak pickle, the protocol of the reference's HTTP scorer and of deepgen_rl.
 
 Unpickling can run any code, so an answer here may only contain numbers, texts, bytes, lists, tuples, dictionaries, and
-arrays and numbers of numpy; anything else is refused before it is made. The protocol is that of the reference's HTTP
-scorer (verl-omni.readthedocs.io, "Using an External HTTP Scorer Service", May 2026).
+arrays and numbers of numpy; anything else is refused before it is made. Source of the protocol: the reference's page
+"Using an External HTTP Scorer Service" (verl-omni.readthedocs.io, May 2026).
 """
 
 from __future__ import annotations

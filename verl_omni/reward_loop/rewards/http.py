@@ -45,7 +45,7 @@ def compute_score(
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable, answers 408, 425,
             429 or 5xx, or no JSON. The pauses grow, unless the server's `Retry-After` is longer.
-        protocol: `pickle` for a server of Flow-GRPO's kind (`pickled_messages`), whose prompt is `ground_truth`.
+        protocol: `pickle` for a server of deepgen_rl's kind (`pickled_messages`), whose prompt is `ground_truth`.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score.
