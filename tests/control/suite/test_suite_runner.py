@@ -62,7 +62,7 @@ def test_every_awaited_stage_is_in_the_run_and_names_are_unique(target: Target) 
 def test_a_part_of_a_run_brings_the_builds_that_it_needs() -> None:
     chosen = only(lanes(Target.ALL, ENGINE), ["fast", "whole"])
     names = {stage.name for lane in chosen for stage in lane}
-    assert names == {"fast: commands", "fast: control", "fast: ml", "fast: trainer", "whole clusters", IMAGES}
+    assert names == {"fast: commands", "fast: control", "fast: ml", "fast: trainer", "whole clusters", PROGRAMS, IMAGES}
 
 
 def test_all_is_the_other_two_together() -> None:
