@@ -71,7 +71,7 @@ class Packer:
             self._start_part(tensor.nbytes)
         begin = aligned(self._used)
         self._used = begin + tensor.nbytes
-        self._entries[name] = pack(self._buffer.tensor, begin, tensor)
+        self._entries[name] = pack(self._buffer.tensor[begin : self._used], begin, tensor)
 
     def finish(self) -> list[str]:
         """Send the last bucket, with the names of all tensors, and wait for the receiver. Returns the names."""
@@ -115,13 +115,17 @@ class Packer:
         return size, size // 2 // ALIGNMENT * ALIGNMENT
 
 
-def pack(buffer: Tensor, begin: int, tensor: Tensor) -> Entry:
-    """Copy a tensor into the bytes of a buffer, uint8 [n], from `begin`."""
-    target = buffer[begin : begin + tensor.nbytes]
+def pack(target: Tensor, offset: int, tensor: Tensor) -> Entry:
+    """Copy a tensor into bytes, uint8 [tensor.nbytes], which begin at `offset` of a bucket."""
     # `view_as`, because `view` takes three times as long to read a shape.
     target.view(tensor.dtype).view_as(tensor).copy_(tensor.detach())
-    # Computed now, while the CPU's cache still holds these bytes.
-    return Entry(tensor.shape, dtype_name(tensor.dtype), begin, compute_digest(target))
+    # The digest is computed now, while the CPU's cache still holds these bytes.
+    return describe(target, offset, tensor)
+
+
+def describe(content: Tensor, offset: int, tensor: Tensor) -> Entry:
+    """Entry of a tensor whose bytes, uint8 [tensor.nbytes], begin at `offset` of a bucket."""
+    return Entry(tensor.shape, dtype_name(tensor.dtype), offset, compute_digest(content))
 
 
 def unpack(buffer: Tensor, entries: dict[str, Entry], device: torch.device) -> Bucket:

@@ -120,7 +120,7 @@ def test_no_bucket_of_an_update_is_larger_than_estimated(sizes: list[int], limit
     filler = BucketFiller(iter(tensors), limit * 16)
     filled = []
     while (made := filler.fill()) is not None:
-        filled.append(made[1].numel())
+        filled.append(sum(part.numel() for part in made[1]))
     fields = {each.name: 1 for each in dataclasses.fields(TrainerMemory)}
     trainer = TrainerMemory(**{**fields, "sent": 16 * sum(sizes), "largest_sent": 16 * max(sizes)})
     setup = Setup(**{**{each.name: 1 for each in dataclasses.fields(Setup)}, "bucket": 16 * limit})  # type: ignore[arg-type]

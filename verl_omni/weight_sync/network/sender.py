@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -57,11 +57,10 @@ class _Peer:
     complete: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more will be sent
     delay: float = 0.0  # seconds that it made the others wait in this update, beyond those of `LEAST_RATE`
 
-    async def send(self, message: Message, content: memoryview | None = None) -> None:
+    async def send(self, message: Message, contents: Iterable[memoryview] = ()) -> None:
         """Send a message, and the tensors of a bucket after it."""
         async with self.sending:
-            await self._write(memoryview(encode_frame(message)))
-            if content is not None:
+            for content in (memoryview(encode_frame(message)), *contents):
                 await self._write(content)
             if isinstance(message, BucketMessage) and message.last is not None:
                 self.complete.set()
@@ -230,24 +229,24 @@ class WeightStream:
         try:
             while (bucket := await filling) is not None and self._alive():
                 filling = asyncio.create_task(asyncio.to_thread(filler.fill))
-                message, content = bucket
-                await self._send_bucket(message, memoryview(content.numpy()))
+                message, parts = bucket
+                await self._send_bucket(message, [memoryview(part.numpy()) for part in parts])
         finally:
             if not filling.done():
                 await asyncio.wait({filling})  # its thread reads the weights, which the caller closes
 
-    async def _send_bucket(self, message: BucketMessage, content: memoryview) -> None:
+    async def _send_bucket(self, message: BucketMessage, contents: Sequence[memoryview]) -> None:
         """Send a bucket to all; one fails that makes half of them wait for longer than its deadline leaves."""
         clock, alive = asyncio.get_running_loop().time, self._alive()
         waits: dict[int, asyncio.Timeout] = {}
-        usual, half, done = len(content) / LEAST_RATE, (len(alive) + 1) // 2, 0
+        usual, half, done = sum(map(len, contents)) / LEAST_RATE, (len(alive) + 1) // 2, 0
         since = 0.0
 
         async def limited(number: int, peer: _Peer) -> None:
             nonlocal done, since
             try:
                 async with asyncio.timeout(None) as waits[number]:
-                    await peer.send(message, content)
+                    await peer.send(message, contents)
             except TimeoutError as error:
                 raise DeadlineExceeded(
                     f"it made the other receivers wait for more than {self._deadline:g} s in this update"
