@@ -77,6 +77,21 @@ def test_the_engine_has_the_weights_of_vllm_omnis_modules(tiny: Path, tmp_path: 
         ), "with its buffers"
 
 
+@pytest.mark.slow
+def test_an_engine_that_returns_latents_decodes_nothing(tiny: Path) -> None:
+    """Unless the other of training and evaluations has images."""
+
+    def passes(training: str, evaluation: str) -> dict[str, int]:
+        types = (f"pipeline.output_type={training}", f"val_kwargs.pipeline.output_type={evaluation}")
+        return estimated(tiny, *(f"{ROLLOUT}.{each}" for each in types), "data.val_files=held_out.jsonl").engine.passes
+
+    images = passes("image", "image")
+    assert images["decoding"] > 0
+    assert passes("latent", "latent") == {name: size for name, size in images.items() if name != "decoding"}
+    for types in (("latent", "image"), ("image", "latent")):
+        assert passes(*types) == images, types
+
+
 def test_tensor_parallelism_divides_attention_and_feed_forward_layers_only(tmp_path: Path) -> None:
     """Two accelerators share 13.6 of Qwen-Image's 20.4 billion weights; each has the modulation of all layers."""
     public_models.write("Qwen/Qwen-Image", tmp_path)

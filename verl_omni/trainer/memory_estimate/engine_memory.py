@@ -37,7 +37,7 @@ class EngineMemory:
 
     Attributes:
         transformer: its share of the transformers under tensor parallelism. text_encoders, vae: whole.
-        passes: peak beyond the weights of each pass; encoding, denoising and decoding follow each other.
+        passes: peak beyond the weights of each pass; encoding, denoising, decoding (not of latents) follow each other.
         asleep: host memory for all weights while it sleeps, which its process keeps when it is awake.
         kept: what the allocator of its process holds after them, until the engine sleeps; 0 without an accelerator.
         batch: samples of one batch.
@@ -63,7 +63,8 @@ class EngineMemory:
 
     def or_larger(self, other: EngineMemory) -> EngineMemory:
         """Memory of the same engine that generates both this one's samples and the other's."""
-        passes = {name: max(size, other.passes[name]) for name, size in self.passes.items()}
+        names = dict.fromkeys([*self.passes, *other.passes])
+        passes = {name: max(self.passes.get(name, 0), other.passes.get(name, 0)) for name in names}
         return replace(self, passes=passes, kept=max(self.kept, other.kept), batch=max(self.batch, other.batch))
 
     @property
@@ -94,8 +95,9 @@ def measure(
     transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)
     vae: Any = model.as_fake(model.on_meta(VAE, dtype))
-    latents = model.empty(batch, *shapes.decoder_input(model.configs, rollout.pipeline), dtype=dtype)
-    passes["decoding"] = peak_of(vae, lambda: vae.decode(latents, return_dict=False), allocator)
+    if rollout.pipeline.output_type != "latent":
+        latents = model.empty(batch, *shapes.decoder_input(model.configs, rollout.pipeline), dtype=dtype)
+        passes["decoding"] = peak_of(vae, lambda: vae.decode(latents, return_dict=False), allocator)
     if encoder_input:
         pixels = model.empty(batch, *encoder_input(model.configs, rollout.pipeline), dtype=dtype)
         passes["image encoding"] = peak_of(vae, lambda: vae.encode(pixels, return_dict=False), allocator)
