@@ -1,4 +1,4 @@
-"""A small API server and a kubeconfig for it."""
+"""A small API server, a kubeconfig for it, and a running job with a run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from control.client.fake_server import FakeServer
+from control.client.fake_server import FakeServer, run_program
+from control.client.job_objects import PODS, full_job, pod
 
 
 @pytest.fixture
@@ -34,3 +35,32 @@ def kubeconfig(server: FakeServer, tmp_path: Path) -> Path:
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
     return path
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run folder as a trainer leaves it."""
+    root = tmp_path / "claim" / "blue"
+    files = [
+        "report.html", "train.log", "samples/step_000001/0.png", "tensorboard/events",
+        *(f"checkpoints/{step}/{name}" for step in ("step_000001", "step_000002") for name in
+          ("manifest.json", "lora/adapter.safetensors", "state/shard_0")),
+        "checkpoints/step_000003/lora/adapter.safetensors",
+    ]  # fmt: skip
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "report.html").write_bytes(b"x" * 300_000)
+    (root / "passwd").symlink_to("/etc/passwd")
+    return root
+
+
+@pytest.fixture
+def running(server: FakeServer, run_folder: Path) -> FakeServer:
+    """A running job with a trainer pod, and a rollout pod, which has no run folder."""
+    server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
+    rollout = pod("blue-a01-r0")
+    rollout["metadata"]["labels"]["ray.io/group"] = "rollout"
+    server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), rollout, pod("blue-a01-w0")]}
+    server.sockets[f"{PODS}/blue-a01-w0/exec"] = run_program(run_folder)
+    return server

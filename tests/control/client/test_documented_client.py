@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from control.client.fake_server import CLUSTER, FakeServer, run_program
-from control.client.test_fetch import DONE, MADE, PODS
-from control.client.test_logs import pod
+from control.client.job_objects import DONE, MADE, PODS, pod
 
 ROOT = Path(__file__).parents[3]
 

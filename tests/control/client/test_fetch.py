@@ -2,105 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import tarfile
-import tempfile
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from control.client.archives import archive, names, sends
 from control.client.fake_server import FakeServer, drl, run_program
 from control.client.fake_websocket import FakeWebSocket
-from control.client.test_logs import full_job, pod
+from control.client.job_objects import DONE, MADE, PODS, full_job, pod
 from control.client.test_submit import deployment
 from omni_operator.client import results
-from omni_operator.client.archive import HEADER_LIMIT, MARKER, BrokenArchive, UnsafeArchive, unpack
+from omni_operator.client.archive import MARKER
 from omni_operator.client.fetch_pod import render_fetch_pod
 from omni_operator.client.pods import run_place
-
-PODS = "/api/v1/namespaces/team/pods"
-MADE = f"{PODS}/blue-fetch-x"
-DONE = {"state": "Succeeded", "attempts": 1, "conditions": [{"type": "Succeeded", "status": "True", "reason": "R"}]}
-SUCCESS = b'{"status": "Success"}'
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    """A run folder as a trainer leaves it."""
-    root = tmp_path / "claim" / "blue"
-    files = [
-        "report.html", "train.log", "samples/step_000001/0.png", "tensorboard/events",
-        *(f"checkpoints/{step}/{name}" for step in ("step_000001", "step_000002") for name in
-          ("manifest.json", "lora/adapter.safetensors", "state/shard_0")),
-        "checkpoints/step_000003/lora/adapter.safetensors",
-    ]  # fmt: skip
-    for name in files:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    (root / "report.html").write_bytes(b"x" * 300_000)
-    (root / "passwd").symlink_to("/etc/passwd")
-    return root
-
-
-def sends(data: bytes, status: bytes | None = SUCCESS) -> Callable[[FakeWebSocket, list[str]], None]:
-    def serve(web: FakeWebSocket, _: list[str]) -> None:
-        web.send(1, data)
-        if status is not None:
-            web.send(3, status)
-            web.close()
-
-    return serve
-
-
-def archive(*members: tuple[str, bytes | tarfile.TarInfo]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as made:
-        for name, content in members:
-            if isinstance(content, bytes):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                made.addfile(info, io.BytesIO(content))
-            else:
-                content.name = name
-                made.addfile(content)
-    return file.getvalue()
-
-
-def with_headers(headers: dict[str, str]) -> bytes:
-    """An archive with a file that has extended headers of the PAX format."""
-    file, info = io.BytesIO(), tarfile.TarInfo("a")
-    info.size, info.pax_headers = 1, headers
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as made:
-        made.addfile(info, io.BytesIO(b"x"))
-    return file.getvalue()
-
-
-def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo()
-    info.type, info.linkname = kind, target
-    return info
-
-
-@pytest.fixture
-def running(server: FakeServer, run_folder: Path) -> FakeServer:
-    """A running job with a trainer pod, and a rollout pod, which has no run folder."""
-    server.jobs["blue"] = full_job({"state": "Running", "attempts": 1})
-    rollout = pod("blue-a01-r0")
-    rollout["metadata"]["labels"]["ray.io/group"] = "rollout"
-    server.objects[PODS] = 200, {"items": [pod("blue-a01-h", "head"), rollout, pod("blue-a01-w0")]}
-    server.sockets[f"{PODS}/blue-a01-w0/exec"] = run_program(run_folder)
-    return server
-
-
-def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
 
 RESULTS = {
     MARKER, "report.html", "train.log", "samples/step_000001/0.png", "checkpoints/step_000002/lora/adapter.safetensors",
@@ -275,161 +191,6 @@ def test_errors_of_a_pod_cannot_control_the_terminal(running: FakeServer, kubeco
     running.sockets[f"{PODS}/blue-a01-w0/exec"] = serve
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
     assert said.stderr == "exec in pod blue-a01-w0: Traceback\n ]0;title   2J no numpy\n"
-
-
-BAD = {
-    "absolute": archive(("/etc/x", b"a")),
-    "parent": archive(("a/../../x", b"a")),
-    "symbolic link": archive(("a", special(tarfile.SYMTYPE, "/etc")), ("a/x", b"a")),
-    "hard link": archive(("a", special(tarfile.LNKTYPE, "../x"))),
-    "device": archive(("a", special(tarfile.CHRTYPE))),
-    "pipe": archive(("a", special(tarfile.FIFOTYPE))),
-    "folder": archive(("a", special(tarfile.DIRTYPE))),
-    "twice": archive(("a", b"1"), ("a", b"2")),
-    "twice by another spelling": archive(("a/b", b"1"), ("a/./b", b"2")),
-    "marker": archive((MARKER, b"{}")),
-    "marker by another spelling": archive((f"./{MARKER}", b"{}")),
-    "folder of the marker's name": archive((f"{MARKER}/x", b"a")),
-    "no name": archive((".", b"a")),
-    "deep": archive(("a/" * 5000 + "x", b"a")),
-}
-BROKEN = {
-    "file as a folder": archive(("a", b"1"), ("a/b", b"2")),
-    "folder as a file": archive(("a/b", b"1"), ("a", b"2")),
-    "sparse map": with_headers({"GNU.sparse.map": "a,b"}),
-    "sparse size": with_headers({"GNU.sparse.size": "zz"}),
-    "sparse data": with_headers({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
-    "time too large": with_headers({"mtime": "1e300"}),
-    "time that is no number": with_headers({"mtime": "nan"}),
-    "name with a null byte": with_headers({"path": "a\0b"}),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_an_unsafe_archive_leaves_nothing(name: str, running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
-    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(BAD[name])
-    before = names(tmp_path)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
-    assert (said.exit_code, "unsafe archive, nothing was kept" in said.stderr) == (1, True), said.output
-    assert names(tmp_path) == before
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_malformed_archive_leaves_nothing(name: str, running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
-    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(BROKEN[name])
-    before = names(tmp_path)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out' / 'a'}")
-    assert (said.exit_code, said.stderr.startswith("pod blue-a01-w0: the archive ")) == (1, True), said.output
-    assert names(tmp_path) == before
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=8), st.sampled_from([*BROKEN])
-)
-def test_any_bytes_are_an_archive_or_an_error_of_one(changes: list[tuple[int, int]], name: str) -> None:
-    data = bytearray(BROKEN[name])
-    for place, value in changes:
-        data[place % len(data)] = value
-    for start in range(0, len(data), tarfile.BLOCKSIZE):  # with the checksum that a header needs
-        block = data[start : start + tarfile.BLOCKSIZE]
-        if block[257:262] == b"ustar":
-            data[start + 148 : start + 156] = b"%06o\0 " % tarfile.calc_chksums(block)[0]
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UnsafeArchive, BrokenArchive):
-        unpack(io.BytesIO(data), Path(folder))
-
-
-class Endless:
-    """The begin of an archive, and then the same bytes for ever."""
-
-    def __init__(self, begin: bytes, rest: bytes) -> None:
-        self.begin, self.rest, self.sent = begin, rest, 0
-
-    def read(self, size: int) -> bytes:
-        self.sent += size
-        assert self.sent < 16 * HEADER_LIMIT, "a header without an end is read into memory"
-        data, self.begin = self.begin[:size], self.begin[size:]
-        return data + self.rest * ((size - len(data)) // len(self.rest))
-
-
-def header(kind: bytes, size: int) -> bytes:
-    info = tarfile.TarInfo("a")
-    info.type, info.size = kind, size
-    return info.tobuf(tarfile.USTAR_FORMAT)
-
-
-LARGE = header(tarfile.REGTYPE, 3 * HEADER_LIMIT) + b"x" * 3 * HEADER_LIMIT
-SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "b", "GNU.sparse.realsize": "1"}
-# The map of a sparse file is in its content, and ends where it says itself.
-MAP = with_headers(SPARSE)[: 3 * tarfile.BLOCKSIZE] + b"999999999\n1\n2\n3\n"
-
-
-@pytest.mark.parametrize("first", [b"", LARGE])
-@pytest.mark.parametrize(
-    ("begin", "rest"),
-    [*((header(kind, 2**32), b"a") for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)),
-     (MAP, b"1\n")],
-)  # fmt: skip
-def test_a_header_without_an_end_is_refused(first: bytes, begin: bytes, rest: bytes, tmp_path: Path) -> None:
-    """A pod that is not trusted would fill the memory of who fetches from it."""
-    with pytest.raises(UnsafeArchive, match="a header has more than 1048576 bytes"):
-        unpack(Endless(first + begin, rest), tmp_path)
-
-
-def test_files_are_told_apart_in_time_that_grows_with_their_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared = 0
-    equal = PurePosixPath.__eq__
-
-    def count(one: PurePosixPath, other: object) -> bool:
-        nonlocal compared
-        compared += 1
-        return equal(one, other)
-
-    monkeypatch.setattr(PurePosixPath, "__eq__", count)
-    files = 300
-    assert len(unpack(io.BytesIO(archive(*((f"{number}", b"") for number in range(files)))), tmp_path)) == files
-    assert compared < files
-
-
-def test_a_name_that_is_not_utf_8_is_printed(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
-    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("./a\udcff\x1b", b"x")))
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}", "--json")
-    assert said.exit_code == 0, said.output
-    assert said.stdout.isascii() and said.stdout.rstrip("\n").isprintable()
-    assert json.loads(said.stdout)["files"] == ["a\udcff\x1b"]
-
-
-@pytest.mark.parametrize("end", [0, 100, 512, 600, 1024])
-def test_an_archive_that_ends_too_early_leaves_nothing(
-    end: int, running: FakeServer, kubeconfig: Path, tmp_path: Path
-) -> None:
-    whole = archive(("a", b"x" * 512), ("b", b"x" * 512))
-    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(whole[:end], None)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
-    assert (said.exit_code, "the connection broke" in said.stderr) == (1, True), said.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_command_that_fails_after_a_whole_archive_leaves_nothing(
-    running: FakeServer, kubeconfig: Path, tmp_path: Path
-) -> None:
-    failure = b'{"status": "Failure", "message": "exit code 137"}'
-    running.sockets[f"{PODS}/blue-a01-w0/exec"] = sends(archive(("a", b"x")), failure)
-    said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'out'}")
-    assert (said.exit_code, said.stderr) == (1, "exec in pod blue-a01-w0: exit code 137\n")
-    assert not (tmp_path / "out").exists()
-
-
-def test_permissions_of_the_archive_are_not_kept(tmp_path: Path) -> None:
-    info = tarfile.TarInfo("a")
-    info.mode, info.uid = 0o6777, 0
-    assert unpack(io.BytesIO(archive(("a", info))), tmp_path) == ["a"]
-    assert (tmp_path / "a").stat().st_mode & 0o7022 == 0
-    with pytest.raises(BrokenArchive):
-        unpack(io.BytesIO(b"no archive" * 100), tmp_path)
-    with pytest.raises(UnsafeArchive):
-        unpack(io.BytesIO(BAD["parent"]), tmp_path)
 
 
 def test_the_pod_that_reads_a_claim_is_restricted() -> None:

@@ -8,28 +8,12 @@ from typing import Any
 
 import pytest
 
-from control.client.fake_server import CLUSTER, FakeServer, drl, make_job, owners, run_program
-from omni_operator.api import load_job
+from control.client.fake_server import FakeServer, drl, make_job, owners, run_program
+from control.client.job_objects import DONE, PODS, full_job, pod
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.client import logs as logs_module
 from omni_operator.client.pods import parse_pods, run_place
 from omni_operator.status.observation import HEAD
-
-PODS = "/api/v1/namespaces/team/pods"
-EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
-DONE = {"state": "Succeeded", "attempts": 1, "conditions": [{"type": "Succeeded", "status": "True", "reason": "R"}]}
-
-
-def pod(name: str, node_type: str = "worker", attempt: int = 1, cluster: str = CLUSTER) -> dict[str, Any]:
-    labels = {"ray.io/node-type": node_type, "diffusionrl.io/attempt": str(attempt)}
-    meta = {"name": name, "labels": labels, "ownerReferences": owners(cluster)}
-    return {"metadata": meta, "status": {"phase": "Running"}}
-
-
-def full_job(status: dict[str, Any]) -> dict[str, Any]:
-    body = load_job(EXAMPLE).document.plain()
-    status = {"children": {"rayClusterUID": CLUSTER}, **status}
-    return {**body, "metadata": {**body["metadata"], "name": "blue", "uid": "u"}, "status": status}
 
 
 @pytest.fixture

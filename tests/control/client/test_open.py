@@ -12,14 +12,13 @@ import pytest
 
 from control.client.fake_server import CLUSTER, FakeServer, drl, owners, run_program
 from control.client.fake_websocket import FakeWebSocket
-from control.client.test_logs import full_job
+from control.client.job_objects import PODS, full_job
 from omni_operator.cli import open_dashboard
 from omni_operator.client import Client
 from omni_operator.client.archive import MARKER
 from omni_operator.client.pods import find_dashboard, parse_pods
 from omni_operator.client.port_forward import PortForwarder
 
-PODS = "/api/v1/namespaces/team/pods"
 FORWARD = f"{PODS}/blue-a01-h/portforward"
 TOKEN = {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": "blue-a01-x", "key": "auth_token"}}}
 PORT = (8265).to_bytes(2, "little")
