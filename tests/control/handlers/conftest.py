@@ -1,0 +1,19 @@
+"""The server of the tests of reports."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from control.handlers.report_server import ReportServer
+from omni_operator.handlers.http_server import serve
+from omni_operator.report_endpoint import BODY_LIMIT
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ReportServer]:
+    made = ReportServer()
+    async with serve(made.endpoint().routes(), 0, BODY_LIMIT, "127.0.0.1") as port:
+        made.port = port
+        yield made
