@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import random
 import threading
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
-from verl import DataProto
 
-from verl_omni.agent_loop.rows import SampleFailed
-from verl_omni.trainer import checkpoints, generation_ahead, process_counts, settings
+from tests.ml.trainer.runs_in_memory import AHEAD, ASYNC, STRATEGY, THRESHOLD
+from verl_omni.trainer import generation_ahead, settings
 from verl_omni.trainer.generation_ahead import GenerationAhead
-from verl_omni.trainer.loop import LOSSES_OF_ALL_REPLICAS, DiffusionTrainer, Interrupted
-from verl_omni.trainer.run_folder import RunFolder
 from verl_omni.weight_sync.errors import TooFewReplicas, is_loss_of_replicas
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
-AHEAD = "trainer.v1.separate_async.num_warmup_batches"
-THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
-STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
-WAIT = 30.0  # seconds until a thread that should have run is missed
-
-
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+WAIT = 30.0  # seconds until a thread that should have run is missed
 
 
 @given(ahead=st.integers(0, 4), first=st.integers(0, 5), steps=st.integers(0, 12))
@@ -201,208 +183,6 @@ def test_the_number_of_batches_ahead() -> None:
         ((*ASYNC, f"{AHEAD}=9", f"{STRATEGY}=drop", f"{THRESHOLD}=null"), 9),
     ):  # fmt: skip
         assert generation_ahead.batches_ahead(settings.load([*REQUIRED, *overrides])) == ahead
-
-
-class Trained:
-    """Replicas and ranks of the loop: remembers which prompts each update got, and the versions that generated them."""
-
-    def __init__(self) -> None:
-        self.served = 0
-        self.updates: list[tuple[str, ...]] = []
-        self.versions: list[int] = []
-        self.tolerances: list[tuple[float, float]] = []
-
-    def generate_sequences(self, prompts: DataProto) -> DataProto:
-        rows = len(prompts)
-        tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
-        version = np.full(rows, self.served, dtype=object)
-        columns = {**prompts.non_tensor_batch, "global_steps": version}
-        place = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
-        return DataProto(
-            batch=TensorDict({**tensors, "all_timesteps": place[:, None]}, batch_size=rows), non_tensor_batch=columns
-        )
-
-    def update_actor(self, data: DataProto) -> DataProto:
-        self.updates.append(tuple(data.batch["all_timesteps"].flatten().tolist()))
-        self.tolerances.append(tuple(data.meta_info["request"][f"{name}tolerance"] for name in ("", "velocity_")))
-        return DataProto(meta_info={"metrics": {"actor/optimizer_steps": [1.0]}})
-
-    def update_weights(self, global_steps: int) -> dict[str, list[str]]:
-        self.served = global_steps
-        return {}
-
-    def save_checkpoint(self, folder: str) -> None:
-        (Path(folder) / "weights").write_text("w")
-
-    def load_checkpoint(self, folder: str) -> None:
-        assert (Path(folder) / "weights").is_file()
-
-
-def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionTrainer:
-    config = settings.load(
-        [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=1",
-            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
-            "actor_rollout_ref.rollout.dtype=float32",
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *ASYNC, *overrides,
-        ]
-    )  # fmt: skip
-    process_counts.fill_in(config, cpus=2)
-    rows = [
-        {"raw_prompt": [{"role": "user", "content": str(row)}], "data_source": "brightness",
-         "reward_model": {"ground_truth": ""}, "extra_info": {"prompt": str(row)}} for row in range(7)
-    ]  # fmt: skip
-    made = SimpleNamespace(
-        agent_loop=stack, workers=stack, pool=None, judges=None, versions=lambda: [stack.served],
-        weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
-        before_ray_ends=[],
-    )  # fmt: skip
-    return DiffusionTrainer(config, made, RunFolder(folder), rows, None, stop_requested=lambda: False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_path: Path, ahead: int) -> None:
-    steps, draw = 24, random.Random(ahead)
-    whole = Trained()
-    trainer(tmp_path / "whole", whole, steps, f"{AHEAD}={ahead}").fit(None)
-    lines = RunFolder(tmp_path / "whole").metrics()
-    assert [line["weights/staleness"] for line in lines] == [min(step, ahead) for step in range(steps)]
-    assert all("timing_s/wait" in line for line in lines)
-
-    trained: dict[int, tuple[str, ...]] = {}
-    updates = stops = kills = 0
-    while len(trained) < steps:
-        stack, newest = Trained(), checkpoints.latest(tmp_path / "run" / "checkpoints")
-        first = 0 if newest is None else checkpoints.step_of(newest)
-        made = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
-        last = first + draw.randint(1, 2)
-        if stops > kills // 4:
-            kills += 1
-            fail_after(stack, last - first)
-        else:
-            stops += 1
-            made.stop_requested = lambda stack=stack, count=last - first: len(stack.updates) == count
-        with contextlib.suppress(Interrupted, ConnectionError):
-            made.fit(newest)
-        trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
-        updates += len(stack.updates)
-    assert [trained[step] for step in range(1, steps + 1)] == whole.updates, "a prompt group was lost"
-    assert updates == steps, "a prompt group was trained on twice"
-    assert kills > 10 and stops > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("threshold", "staleness"), [(2, [0, 1, 1, 1, 1, 1]), (1, None)])
-def test_no_sample_is_older_than_the_threshold_and_no_prompt_group_is_lost_with_the_strategy_drop(
-    tmp_path: Path, threshold: int, staleness: list[int] | None
-) -> None:
-    whole, stack = Trained(), Trained()
-    trainer(tmp_path / "whole", whole, 6).fit(None)
-    limited = (f"{AHEAD}=4", f"{STRATEGY}=drop", f"{THRESHOLD}={threshold}")
-    made = trainer(tmp_path / "limited", stack, 6, *limited)
-    made.fit(None)
-    assert stack.updates == whole.updates
-    lines = made.folder.metrics()
-    assert [line.get("weights/staleness") for line in lines] == (staleness or [None] * 6), "None: synchronous"
-
-
-def fail_after(stack: Trained, updates: int) -> None:
-    """The update after that many fails, as if a rank had been killed."""
-    update = stack.update_actor
-
-    def failing(data: DataProto) -> DataProto:
-        if len(stack.updates) == updates:
-            raise ConnectionError("the rank is gone")
-        return update(data)
-
-    stack.update_actor = failing  # type: ignore[method-assign]
-
-
-@pytest.mark.slow
-def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_path: Path) -> None:
-    whole, stack = Trained(), Trained()
-    trainer(tmp_path / "whole", whole, 6).fit(None)
-    generate, calls = stack.generate_sequences, []
-
-    def losing(prompts: DataProto) -> DataProto:
-        calls.append(len(calls))
-        if len(calls) in (1, 4):
-            raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
-        return generate(prompts)
-
-    stack.generate_sequences = losing  # type: ignore[method-assign]
-    trainer(tmp_path / "lost", stack, 6).fit(None)
-    assert stack.updates == whole.updates
-    found = [line["weights/staleness"] for line in RunFolder(tmp_path / "lost").metrics()]
-    assert found == [0, 1, 0, 1, 1, 1], "the batch of step 3 has newer weights than without a loss"
-
-
-@pytest.mark.slow
-def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path) -> None:
-    stack, calls = Trained(), []
-
-    def losing(prompts: DataProto) -> DataProto:
-        calls.append(len(calls))
-        raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
-
-    stack.generate_sequences = losing  # type: ignore[method-assign]
-    with pytest.raises(SampleFailed):
-        trainer(tmp_path, stack, 6).fit(None)
-    assert len(calls) == LOSSES_OF_ALL_REPLICAS + 1
-
-
-def lost_in_evaluations(stack: Trained, *numbers: int) -> list[int]:
-    """All replicas are lost in the calls for evaluations of these numbers. Returns the version of each call."""
-    generate, calls = stack.generate_sequences, []
-
-    def losing(prompts: DataProto) -> DataProto:
-        if prompts.meta_info.get("validate"):
-            calls.append(stack.served)
-            if len(calls) - 1 in numbers:
-                raise SampleFailed("row 0 of 4 failed: TooFewReplicas: [TooFewReplicas] all rollout replicas are lost")
-        return generate(prompts)
-
-    stack.generate_sequences = losing  # type: ignore[method-assign]
-    return calls
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["true", "false"], ids=["before the first step, too", "after steps only"])
-def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights(tmp_path: Path, first: str) -> None:
-    whole, stack = Trained(), Trained()
-    trainer(tmp_path / "whole", whole, 4).fit(None)
-    calls = lost_in_evaluations(stack, 0, 2, 3)
-    made = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
-    made.held_out = made.train
-    made.fit(None)
-    assert calls == ([0, 0, 2, 2, 2, 4] if first == "true" else [2, 2, 4, 4, 4])
-    assert stack.updates == whole.updates
-    evaluated = [line["step"] for line in made.folder.metrics() if "val/reward/mean" in line]
-    assert evaluated == ([0, 2, 4] if first == "true" else [2, 4])
-
-
-@pytest.mark.slow
-def test_evaluations_that_lose_all_replicas_again_and_again_end_the_run(tmp_path: Path) -> None:
-    stack = Trained()
-    calls = lost_in_evaluations(stack, *range(10))
-    made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
-    made.held_out = made.train
-    with pytest.raises(SampleFailed):
-        made.fit(None)
-    assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)
-
-
-@pytest.mark.slow
-def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(tmp_path: Path) -> None:
-    stack = Trained()
-    made = trainer(tmp_path, stack, 3)
-    made.fit(None)
-    tolerance, none = made.config.trainer.max_log_prob_difference, float("inf")
-    assert stack.tolerances == [(tolerance, 1e-3), (none, none), (none, none)]
-    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["weights/staleness"] == 1
 
 
 @pytest.mark.parametrize(

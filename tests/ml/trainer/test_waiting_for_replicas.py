@@ -14,7 +14,7 @@ import pytest
 from verl import DataProto
 
 from tests.ml.trainer.replicas_in_memory import Memory, Recorded, Replica
-from tests.ml.trainer.test_generation_ahead import Trained, trainer
+from tests.ml.trainer.runs_in_memory import Trained, trainer
 from verl_omni.trainer import checkpoints, replica_updates, watched_call
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
 from verl_omni.trainer.replica_reports import JoinTimes

@@ -1,0 +1,80 @@
+"""Runs of the loop whose batches are generated ahead, on replicas and ranks in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+
+from verl_omni.trainer import process_counts, settings
+from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.run_folder import RunFolder
+
+ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
+AHEAD = "trainer.v1.separate_async.num_warmup_batches"
+THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
+STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
+
+
+class Trained:
+    """Replicas and ranks of the loop: remembers which prompts each update got, and the versions that generated them."""
+
+    def __init__(self) -> None:
+        self.served = 0
+        self.updates: list[tuple[str, ...]] = []
+        self.versions: list[int] = []
+        self.tolerances: list[tuple[float, float]] = []
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        rows = len(prompts)
+        tensors = {"rm_scores": torch.arange(rows).float()[:, None], "rollout_log_probs": torch.zeros(rows, 1)}
+        version = np.full(rows, self.served, dtype=object)
+        columns = {**prompts.non_tensor_batch, "global_steps": version}
+        place = torch.tensor([int(info["prompt"]) for info in prompts.non_tensor_batch["extra_info"]])
+        return DataProto(
+            batch=TensorDict({**tensors, "all_timesteps": place[:, None]}, batch_size=rows), non_tensor_batch=columns
+        )
+
+    def update_actor(self, data: DataProto) -> DataProto:
+        self.updates.append(tuple(data.batch["all_timesteps"].flatten().tolist()))
+        self.tolerances.append(tuple(data.meta_info["request"][f"{name}tolerance"] for name in ("", "velocity_")))
+        return DataProto(meta_info={"metrics": {"actor/optimizer_steps": [1.0]}})
+
+    def update_weights(self, global_steps: int) -> dict[str, list[str]]:
+        self.served = global_steps
+        return {}
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "weights").write_text("w")
+
+    def load_checkpoint(self, folder: str) -> None:
+        assert (Path(folder) / "weights").is_file()
+
+
+def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionTrainer:
+    config = settings.load(
+        [
+            "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=1",
+            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
+            "actor_rollout_ref.rollout.dtype=float32",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *ASYNC, *overrides,
+        ]
+    )  # fmt: skip
+    process_counts.fill_in(config, cpus=2)
+    rows = [
+        {"raw_prompt": [{"role": "user", "content": str(row)}], "data_source": "brightness",
+         "reward_model": {"ground_truth": ""}, "extra_info": {"prompt": str(row)}} for row in range(7)
+    ]  # fmt: skip
+    made = SimpleNamespace(
+        agent_loop=stack, workers=stack, pool=None, judges=None, versions=lambda: [stack.served],
+        weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
+        before_ray_ends=[],
+    )  # fmt: skip
+    return DiffusionTrainer(config, made, RunFolder(folder), rows, None, stop_requested=lambda: False)
