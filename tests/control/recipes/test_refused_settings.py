@@ -1,0 +1,101 @@
+"""Settings of a recipe that a job cannot have: each is named once, with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
+from omni_operator.recipes import Conversion, convert
+
+
+def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
+    sglang = "reward.reward_model.rollout.name=sglang"
+    made = convert([*REQUIRED, f"{ROLLOUT}.layered_summon=True", sglang, "trainer.nonsense=1"])
+    assert made.without_effect == (f"{ROLLOUT}.layered_summon=True",)
+    assert [argument for argument, _ in made.refused] == [sglang, "trainer.nonsense=1"]
+    assert made.refused[0][1] == "sglang is not supported; write vllm"
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        (f"{ACTOR}.diffusion_loss.loss_mode=awm", "awm is not supported; algorithms are flow_grpo, "),
+        ("algorithm.adv_estimator=gae", "gae is not supported; write flow_grpo or dance_grpo or mix_grpo"),
+        (f"{ROLLOUT}.name=sglang", "sglang is not supported; write vllm_omni"),
+        ("trainer.resume_from_path=/x/step_000060", "a job starts from checkpoints of its own run folder"),
+        ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or enable or disable"),
+        (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),
+        ("actor_rollout_ref.model.target_modules=all-linear", "spec.model.lora.targetModules takes suffixes"),
+        ("data.train_batch_size=$N", "$N is not a number"),
+        ("nonsense", "is not an assignment name=value"),
+        ("~data.seed", "is not an assignment name=value"),
+    ],
+)
+def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: str) -> None:
+    adapter = "actor_rollout_ref.model.lora_rank=8"
+    assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
+
+
+def test_epochs_of_prompts_that_are_dropped_are_left_out() -> None:
+    made = convert([*REQUIRED, "trainer.total_epochs=15", "data.filter_overlong_prompts=True"])
+    ((argument, reason),) = made.refused
+    assert argument == "trainer.total_epochs=15" and reason.endswith("is known only after the start")
+    assert "data.filter_overlong_prompts=True" in made.document["spec"]["algorithm"]["overrides"]
+    assert convert([*REQUIRED, "trainer.total_epochs=15"]).refused == ()
+
+
+def test_a_mode_that_is_not_supported_is_the_one_that_is_named() -> None:
+    mode = "trainer.v1.trainer_mode=colocate_async"
+    assert refused("trainer.use_v1=true", mode)[mode].startswith("colocate_async is not supported; write sync, or ")
+    number = "reward.num_workers=$(( N ? 2 : 1 ))"
+    assert refused(number)[number] == "$(( N ? 2 : 1 )) is not a number"
+
+
+def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode=True"
+    found = refused(f"{ACTOR}.diffusion_loss.loss_mode=flow_dppo", bypass)
+    assert found[bypass].startswith("true does not go with flow_dppo: the engine does not record the means")
+    assert bypass not in refused(bypass)
+
+
+@pytest.mark.parametrize(
+    ("argument", "more"),
+    [
+        ("trainer.n_gpus_per_node=$(nproc)", ()),
+        ("trainer.nnodes=$N", ()),
+        (f"{ROLLOUT}.tensor_model_parallel_size=$N", ()),
+        (f"{ACTOR}.ppo_mini_batch_size=$N", ()),
+        (f"{ROLLOUT}.pipeline.num_inference_steps=$N", (f"{ROLLOUT}.algo.sde_window_size=2",)),
+        ("actor_rollout_ref.model.lora_alpha=$N", ("actor_rollout_ref.model.lora_rank=8",)),
+        ("reward.reward_model.nnodes=$N", (
+            "reward.reward_model.enable=True", "reward.reward_model.model_path=m",
+            "reward.reward_model.enable_resource_pool=True",
+        )),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument: str, more: tuple[str, ...]) -> None:
+    assert convert([*REQUIRED, *more, argument]).refused == (
+        (argument, f"{argument.partition('=')[2]} is not a number"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("trainer.device=$DEVICE", "$DEVICE is not supported; write cuda or npu"),
+        ("trainer.use_v1=$V1", "$V1 is not supported; write true or false"),
+        ("reward.reward_model.enable=$JUDGE", "$JUDGE is not supported; write true or false"),
+    ],
+)
+def test_a_setting_that_decides_about_others_is_not_guessed(argument: str, said: str) -> None:
+    made = convert([*REQUIRED, argument])
+    assert made.refused == ((argument, said),)
+    assert made.document == convert(REQUIRED).document
+
+
+def test_a_script_without_a_reward_or_a_length_says_what_to_write() -> None:
+    made: Conversion = convert(["actor_rollout_ref.model.path=m"])
+    assert {reason for _, reason in made.refused} == {
+        "is not in the script; write spec.trainer.totalSteps",
+        "the script names no reward function; write spec.reward.scorers",
+    }
