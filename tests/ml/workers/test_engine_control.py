@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
@@ -11,93 +10,9 @@ from typing import Any
 
 import pytest
 
-from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaError
+from tests.ml.workers.fake_engine import PARAMS, Engine, asking, made, turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
-
-PARAMS: dict[str, Any] = {"height": 64}
-
-
-class Engine:
-    """AsyncOmni's control calls; requests end when they are aborted, or when the test ends them."""
-
-    def __init__(self, stages: int = 1, status: str = "SUCCESS", answers: int | None = None) -> None:
-        self.default_sampling_params_list = [None] * stages
-        self.request_states: dict[str, Any] = {}
-        self.told: list[Any] = []
-        self.fault: Exception | None = None
-        self.ended: Exception | None = None
-        self._admitting = 0
-        self._open = asyncio.Event()
-        self._open.set()
-        self._acks = [SimpleNamespace(status=status, error_msg="no memory")] * (stages if answers is None else answers)
-
-    async def generate(self, *, request_id: str, **arguments: Any) -> Any:
-        await self._open.wait()
-        if self.fault is not None:
-            raise self.fault
-        state = SimpleNamespace(external_request_id=request_id, queue=asyncio.Queue())
-        self.request_states[request_id] = state
-        try:
-            yield await state.queue.get()
-        finally:
-            del self.request_states[request_id]
-
-    async def check_health(self) -> None:
-        if self.ended is not None:
-            raise self.ended
-
-    async def abort(self, ids: str | list[str]) -> None:
-        self.told.append(("abort", ids))
-        for name in [ids] if isinstance(ids, str) else ids:
-            self.request_states[name].queue.put_nowait(
-                SimpleNamespace(outputs=[SimpleNamespace(finish_reason="abort")])
-            )
-
-    async def pause_generation(self, **how: Any) -> None:
-        self.told.append("pause")
-        self._open.clear()
-
-    async def resume_generation(self) -> None:
-        self.told.append("resume")
-        self._open.set()
-
-    async def sleep(self, level: int) -> list[Any]:
-        self.told.append(("sleep", level))
-        return self._acks
-
-    async def wake_up(self, tags: list[str]) -> list[Any]:
-        self.told.append(("wake_up", tags))
-        return self._acks
-
-
-def made(engine: Engine, mode: str = "HYBRID") -> Any:
-    from verl.workers.rollout.replica import RolloutMode
-
-    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
-
-    server: Any = object.__new__(vLLMOmniHttpServer)
-    server.engine, server._mode = engine, DiffusionMode()
-    server.config = SimpleNamespace(free_cache_engine=True, step_execution=False, deadline_seconds=30.0)
-    server.model_config = SimpleNamespace(lora_rank=0, lora={})
-    server._worker_version = None
-    server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
-    server._submission_paused, server._rejecting, server._admitting = False, False, 0
-    server._resume_event, server._ready = asyncio.Event(), asyncio.Event()
-    server._resume_event.set()
-    server._ready.set()
-    server.node_rank, server.rollout_mode = 0, RolloutMode[mode]
-    return server
-
-
-def asking(server: Any, name: str) -> asyncio.Task[Any]:
-    return asyncio.create_task(server.generate([1], PARAMS, name))
-
-
-async def turn() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_abort_all_aborts_running_requests_and_holds_new_ones_until_resume() -> None:
@@ -255,26 +170,6 @@ async def test_requests_of_training_wait_for_an_update_too() -> None:
     assert (await waiting).extra_fields == {"global_steps": 4}
 
 
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [({"status": "ERROR"}, "was refused: ERROR: no memory"), ({"stages": 2, "answers": 1}, "by 1 of 2 stages")],
-)
-async def test_an_unacknowledged_sleep_or_wake_raises(engine: dict[str, Any], message: str) -> None:
-    server = made(Engine(**engine))
-    with pytest.raises(RuntimeError, match=f"sleep .*{message}"):
-        await server.sleep()
-    waiting = asking(server, "a")
-    with pytest.raises(RuntimeError, match=f"wake_up .*{message}"):
-        await server.wake_up()
-    await turn()
-    assert server.engine.request_states == {}, "it is not awake"
-    server.engine._acks = Engine(stages=engine.get("stages", 1))._acks
-    await server.wake_up()
-    await turn()
-    await server.abort_request("a")
-    assert (await waiting).stop_reason == "aborted", "it reached the engine"
-
-
 async def test_a_standalone_server_never_sleeps() -> None:
     server = made(Engine(), "STANDALONE")
     await server.sleep()
@@ -282,42 +177,6 @@ async def test_a_standalone_server_never_sleeps() -> None:
     server.rollout_mode, server.config.free_cache_engine = None, False
     await server.sleep()
     assert server.engine.told == []
-
-
-async def test_a_failure_names_the_replica_and_its_weights() -> None:
-    server = made(Engine())
-    server.engine.fault = OSError("no device")
-    with pytest.raises(ReplicaError) as caught:
-        await server.generate([1], PARAMS, "a")
-    assert (caught.value.replica_rank, caught.value.global_steps) == (1, 3)
-    assert str(caught.value) == "rollout replica 1, with weights of version 3: OSError: no device"
-    assert isinstance(caught.value.__cause__, OSError) and server._admitting == 0
-
-
-async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_request() -> None:
-    from vllm_omni.entrypoints.omni_base import OmniEngineDeadError
-
-    server = made(Engine())
-    await server.check_engine()
-    server.engine.fault = server.engine.ended = OmniEngineDeadError("Stage-0 has no live replica")
-    said = "rollout replica 1, with weights of version 3: OmniEngineDeadError: Stage-0 has no live replica"
-    for asked in (server.generate([1], PARAMS, "a"), server.check_engine()):
-        with pytest.raises(EngineDead) as caught:
-            await asked
-        assert str(caught.value) == said
-
-
-def test_the_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(ReplicaError(2, None, "gone")))
-    assert (error.replica_rank, error.global_steps, error.reason) == (2, None, "gone")
-    assert str(error) == "rollout replica 2, with its first weights: gone"
-
-
-async def test_an_invalid_parameter_leaves_no_open_admission() -> None:
-    server = made(Engine())
-    with pytest.raises(ValueError, match="Unknown output_type"):
-        await server.generate([1], {"output_type": "hologram"}, "a")
-    assert server._admitting == 0
 
 
 async def test_an_http_request_uses_the_policys_adapter() -> None:
@@ -347,29 +206,6 @@ async def test_an_http_request_uses_the_policys_adapter() -> None:
     for own in (None, "own"):
         assert [each async for each in engine.generate("a lawn", object(), "1", lora_request=own)] == ["picture"]
     assert seen == ["policy", "own"]
-
-
-async def test_a_control_call_without_reply_raises_and_names_the_replica() -> None:
-    from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
-    from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniReplica
-
-    class Silent:
-        """A server whose methods never reply."""
-
-        def __getattr__(self, name: str) -> Any:
-            return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.Event().wait())
-
-    replica: Any = object.__new__(vLLMOmniReplica)
-    replica.replica_rank, replica.servers = 3, [Silent()]
-    replica.config = SimpleNamespace(deadline_seconds=0.05)
-    calls = {
-        "sleep": (), "wake_up": (), "abort_all_requests": (), "abort_request": ("r",), "resume_generation": (),
-        "clear_kv_cache": (), "release_kv_cache": (), "resume_kv_cache": (),
-    }  # fmt: skip
-    for name, arguments in calls.items():
-        with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no reply within 0\.05 s"):
-            async with asyncio.timeout(5):
-                await getattr(replica, name)(*arguments)
 
 
 async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
