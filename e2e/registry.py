@@ -45,9 +45,18 @@ def skopeo(say: Say = print) -> Path:
     """
     if found := shutil.which("skopeo"):
         return Path(found)
-    kept = cache() / "skopeo"
-    unpack("skopeo", kept, "9 MB; it needs libraries of buildah's package", say)
-    return kept / "usr" / "bin" / "skopeo"
+    kept = cache() / "skopeo-with-libraries"
+    unpack("skopeo", kept, "15 MB", say, dependencies=True)
+    program = kept / "skopeo"
+    if not program.exists():
+        libraries = ":".join(sorted({str(file.parent) for file in (kept / "usr" / "lib").rglob("*.so*")}))
+        policy = kept / "etc" / "containers" / "policy.json"
+        options = f"--policy={policy}" if policy.exists() else ""
+        program.write_text(
+            f'#!/bin/sh\nLD_LIBRARY_PATH="{libraries}" exec "{kept}/usr/bin/skopeo" {options} "$@"\n', encoding="utf-8"
+        )
+        program.chmod(0o755)
+    return program
 
 
 @contextmanager
