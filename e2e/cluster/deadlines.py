@@ -18,6 +18,7 @@ POD_RUNNING = 120.0
 NODE_LOST = 120.0
 NODE_BACK = 120.0
 NAMESPACE_GONE = 120.0
+CHILDREN_GONE = 90.0  # the garbage collector looks for new kinds every 30 s
 AUDIT_SETTLED = 30.0
 PROCESS_END = 30.0
 COMMAND = 60.0

@@ -63,7 +63,9 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     job.await_gone()
     policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
     for path in (job.ray("rayjobs"), job.ray("rayclusters"), policies):
-        deadlines.wait_until(f"{path} to be empty", JOB_SEEN, lambda path=path: not api.get(path)["items"])
+        deadlines.wait_until(
+            f"{path} to be empty", deadlines.CHILDREN_GONE, lambda path=path: not api.get(path)["items"]
+        )
     assert_requests(installed, mark, Counter())
 
 
@@ -327,6 +329,10 @@ def test_a_job_succeeds_and_its_conditions_carry_the_generation(
     status = job.status()
     assert {condition["observedGeneration"] for condition in status["conditions"]} == {1}
     assert [condition["type"] for condition in status["conditions"]] == list(CONDITION_TYPES)
+    owners = [
+        each for each in api.get(job.own_path)["metadata"]["managedFields"] if each.get("subresource") == "status"
+    ]
+    assert [each["fieldsV1"] for each in owners] == [{"f:status": {}}], "the status is one unit, which costs little"
     job.await_events("Running", "Succeeded")
 
 

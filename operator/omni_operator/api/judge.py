@@ -77,7 +77,7 @@ class JudgeModel(StrictModel):
     cel = (
         Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
         Cel("!self.base.contains('://')", NO_URL, ".base"),
-        Cel("self.placement == 'Separate' || self.replicas == 1", ALL_PODS, ".replicas"),
+        Cel("self.replicas == 1 || self.placement == 'Separate'", ALL_PODS, ".replicas"),
         *AUTOSCALED.cel(),
         *OF_OWN_PODS.cel(),
     )

@@ -243,7 +243,7 @@ class Rollout(StrictModel):
             ".autoscaling",
         ),
         *AUTOSCALED.cel(),
-        Cel("self.placement == 'Separate' || self.batchesAhead == 0", AHEAD_NEEDS_PODS, ".batchesAhead"),
+        Cel("self.batchesAhead == 0 || self.placement == 'Separate'", AHEAD_NEEDS_PODS, ".batchesAhead"),
         *OF_OWN_PODS.cel(),
     )
 

@@ -55,7 +55,8 @@ def _none_begins(stems: set[str]) -> str:
     """CEL: no override begins with one of `stems`, whatever its mark."""
     listed = ", ".join(f"'{stem}'" for stem in sorted(stems))
     begins = " || ".join(f"o.startsWith({plus}s)" for plus in ("", "'+' + ", "'++' + "))
-    return f"[{listed}].all(s, !self.overrides.exists(o, {begins}))"
+    # In this order most jobs, which have no overrides, cost the API server nothing.
+    return f"self.overrides.all(o, ![{listed}].exists(s, {begins}))"
 
 
 class Algorithm(StrictModel):

@@ -17,7 +17,9 @@ from omni_operator.api.structural import KEPT, NotStructural, structural
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = crd.schema()
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
-EXTENSIONS = {VALIDATIONS, PRESERVED, "x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
+EXTENSIONS = {
+    VALIDATIONS, PRESERVED, "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type",
+}  # fmt: skip
 
 
 def nodes(node: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
