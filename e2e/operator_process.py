@@ -55,17 +55,19 @@ class RunningOperator:
 
 @contextmanager
 def operator(
-    plane: ControlPlane, folder: Path, kubeconfig: Path | None = None, **settings: str
+    plane: ControlPlane, folder: Path, kubeconfig: Path | None = None, *, checkout: Path = ROOT, **settings: str | None
 ) -> Iterator[RunningOperator]:
     """An operator on the control plane, ready; stopped by SIGTERM at the end.
 
     Args:
         kubeconfig: of whom it is; an administrator's if not given.
-        settings: its variables, without their prefix. Without LEASE it has one of its own, so it leads at once.
+        checkout: whose operator.
+        settings: its variables, without their prefix; None for one that it does not know. Without LEASE it has one of
+            its own, so it leads at once.
     """
     http, reports = free_ports(2, random.Random())
     log = folder / "operator.log"
-    variables = {
+    variables: dict[str, str | None] = {
         "HTTP_PORT": str(http),
         "REPORTS_PORT": str(reports),
         "IMAGE": "rollout:1",
@@ -74,10 +76,10 @@ def operator(
     }
     environment = {
         **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-        "PYTHONPATH": str(ROOT / "operator"),
+        "PYTHONPATH": str(checkout / "operator"),
         "PYTHONSAFEPATH": "1",
         "KUBECONFIG": str(kubeconfig or plane.kubeconfig),
-        **{f"OMNI_OPERATOR_{name}": value for name, value in variables.items()},
+        **{f"OMNI_OPERATOR_{name}": value for name, value in variables.items() if value is not None},
     }
     python = os.environ.get("OPERATOR_PYTHON", sys.executable)
     with log.open("wb") as file:
@@ -98,9 +100,9 @@ def operator(
                 raise
 
 
-def install(plane: ControlPlane, *, kuberay: bool = True) -> None:
-    """Our CRD and KubeRay's, served."""
-    plane.kubectl("apply", "--server-side", f"--filename={ROOT / 'crds'}")
+def install(plane: ControlPlane, *, kuberay: bool = True, checkout: Path = ROOT) -> None:
+    """The CRD of `checkout` and KubeRay's, served."""
+    plane.kubectl("apply", "--server-side", f"--filename={checkout / 'crds'}")
     _await_served(plane, ["/apis/diffusionrl.io/v1alpha1/diffusionrljobs"])
     if kuberay:
         install_kuberay(plane)
