@@ -7,7 +7,7 @@ All jobs are submitted at once, and each turn ends when every job has its RayJob
 comparison, after the operator has ended, as many jobs are submitted again, and each gets what an operator writes that
 reconciles by forced server-side apply: finalizer, ConfigMap, Service, NetworkPolicy, RayJob and status, six applies.
 The API server's time is that of everything it does meanwhile: the users' requests, watches and controllers too. What
-the submission of as many jobs takes while nobody answers to them is measured last, and the ratios are of the rest. Its
+the submission of as many jobs takes while no operator runs is measured last, and the ratios are of the rest. Its
 CPU profile of the first 30 seconds of the last turn goes to a file, which `go tool pprof` reads. With `--before`, the
 operator of another checkout is measured the same way, with its own definition (CRD), on a control plane of its own.
 """

@@ -280,7 +280,8 @@ def fan_out(data: Data) -> Section:
             f"one TCP connection that does nothing else, from one buffer of {data['buffer_mib']} MiB, the size of a "
             "bucket, into another. All processes share the cores of "
             "the machine, which the baseline has alone. CPU time is that of all processes for a received byte, over "
-            "the baseline's: digests at both ends, and the event loop. Tensors of this size are sent from where they are."
+            "the baseline's: digests at both ends, and the event loop. Tensors of this size are sent from where they "
+            "are."
             + ("" if quiet else busy),
             table(["receivers", "bandwidth over that of one socket", "slowest over fastest receiver", "CPU time over "
                    "that of one socket", "GiB/s", "one socket, GiB/s"], cells),

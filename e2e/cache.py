@@ -27,6 +27,9 @@ KINDS = {
     "images": "images as nodes take them; shares its files with the built ones",
     GO: "sources and build cache of Go; removed when the programs are built",
     "prometheus": "Prometheus",
+    "docker-registry": "a container registry",
+    "skopeo-with-libraries": "skopeo",
+    "long_tests.json": "when long tests passed last",
 }
 
 

@@ -22,7 +22,7 @@ from e2e.system import images
 
 def control_plane(say: Say) -> None:
     """For a control plane alone."""
-    ensure((KUBE, KWOK, KIND, S3), say)
+    ensure((S3, KUBE, KWOK, KIND), say)  # the store first: tests in other lanes wait for it
     helm.helm(say)
     kuberay_files(say)
     prometheus.ensure(say)

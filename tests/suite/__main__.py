@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
@@ -15,13 +17,14 @@ import psutil
 
 from e2e import turns
 
-from . import coverage, timings
+from . import coverage, long_tests, timings
 from .preloaded import Preloaded
 from .runner import Runner
 from .stages import Target, lanes, only
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv" / "suite"
+WAITING = ROOT / ".venv" / "long-tests-that-wait.json"
 COVERAGE = ROOT / ".venv" / "coverage"
 PAGE = ROOT / "docs" / "testing.md"
 # Both, because a shell starts background jobs with SIGINT ignored, which the stages would inherit.
@@ -45,11 +48,17 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     chosen = lanes(target, [path.relative_to(ROOT) for path in files])
     if prefixes:
         chosen = only(chosen, prefixes)
+    digests, begun = long_tests.digests(ROOT), datetime.now(UTC).isoformat(timespec="seconds")
+    everything = target is not Target.TEST or prefixes or covered
+    let_wait({} if everything else long_tests.waiting(long_tests.recorded(), digests), say)
     # The context of an accelerator does not survive a fork.
     runner = Runner(FOLDER, say, None if has_accelerator() else Preloaded())
     with coverage.counting(ROOT, COVERAGE) if covered else nullcontext():
         failed = runner.run(chosen)
-    turns.keep(timings.passed(FOLDER))
+    passed = timings.passed(FOLDER)
+    turns.keep(timings.on_clusters(passed))
+    lately = {name: record for name, record in passed.items() if record.at >= begun}
+    long_tests.keep(long_tests.updated(long_tests.recorded(), lately, timings.failed(FOLDER), digests))
     stages, tests = timings.read(FOLDER)
     names = {stage.name for lane in chosen for stage in lane}
     say("\n" + timings.table(machine(), [stage for stage in stages if stage.name in names], tests))
@@ -61,6 +70,14 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     return 1 if failed else 0
 
 
+def let_wait(tests: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Let the processes of the suite skip these tests (`long_tests.waiting`)."""
+    WAITING.write_text(json.dumps(tests, indent=1) + "\n", encoding="utf-8")
+    os.environ[long_tests.VARIABLE] = str(WAITING)
+    if tests:
+        say(f"{len(tests)} long tests wait for a later run (docs/testing.md); make test-all runs all")
+
+
 def write_times(say: Callable[[str], None]) -> int:
     """Write the durations of the last runs into the page, and which tests had their turn; the exit status."""
     stages, tests = timings.read(FOLDER)
@@ -69,7 +86,7 @@ def write_times(say: Callable[[str], None]) -> int:
         return 1
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(timings.replaced(page, timings.table(machine(), stages, tests)), encoding="utf-8")
-    turns.write(turns.newest(turns.known(), timings.passed(FOLDER)), turns.COMMITTED)
+    turns.write(turns.newest(turns.known(), timings.on_clusters(timings.passed(FOLDER))), turns.COMMITTED)
     say(f"wrote {PAGE.relative_to(ROOT)} and {turns.COMMITTED.relative_to(ROOT)}")
     return 0
 

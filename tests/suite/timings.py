@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,22 +49,39 @@ def _time_of(case: ET.Element) -> TestTime:
 
 
 def passed_of(report: str) -> dict[str, Passed]:
-    """The tests of a JUnit report that passed and have a digest: those on whole clusters (e2e/conftest.py)."""
+    """The tests of a JUnit report that passed; a digest have those on whole clusters (e2e/conftest.py)."""
     found = {}
     for suite in ET.fromstring(report).iter("testsuite"):
         at = datetime.fromisoformat(suite.get("timestamp", "")).astimezone(UTC).isoformat(timespec="seconds")
         for case in suite.iter("testcase"):
             digest = case.find("properties/property[@name='digest']")
-            if digest is not None and not {"failure", "error", "skipped"} & {part.tag for part in case}:
+            if not {"failure", "error", "skipped"} & {part.tag for part in case}:
                 test = _time_of(case)
-                found[test.name] = Passed(round(test.seconds), at, digest.get("value", ""))
+                known = "" if digest is None else digest.get("value", "")
+                found[test.name] = Passed(round(test.seconds), at, known)
     return found
 
 
 def passed(folder: Path) -> dict[str, Passed]:
-    """The tests on whole clusters that passed in the last runs, which left their reports in a folder."""
+    """The tests that passed in the last runs, which left their reports in a folder."""
     reports = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.xml"))]
     return {name: record for report in reports for name, record in passed_of(report).items()}
+
+
+def failed_of(report: str) -> set[str]:
+    """The tests of a JUnit report that failed."""
+    cases = ET.fromstring(report).iter("testcase")
+    return {_time_of(case).name for case in cases if {"failure", "error"} & {part.tag for part in case}}
+
+
+def failed(folder: Path) -> set[str]:
+    """The tests that failed in the last runs, which left their reports in a folder."""
+    return {name for path in folder.glob("*.xml") for name in failed_of(path.read_text(encoding="utf-8"))}
+
+
+def on_clusters(records: Mapping[str, Passed]) -> dict[str, Passed]:
+    """Those of tests on whole clusters."""
+    return {name: record for name, record in records.items() if record.digest}
 
 
 def read(folder: Path) -> tuple[list[StageTime], list[TestTime]]:

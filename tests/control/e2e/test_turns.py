@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.turns import COMMITTED, MARGIN, UNKNOWN_SECONDS, Candidate, Passed, choose, digest, newest, read, write
-from suite.timings import passed_of
+from suite.timings import failed_of, on_clusters, passed_of
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_AGO, LATELY = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
@@ -107,7 +107,8 @@ REPORT = """<testsuites><testsuite timestamp="2026-02-01T02:00:00+02:00">
 
 
 def test_only_tests_on_whole_clusters_that_passed_get_a_record() -> None:
-    assert passed_of(REPORT) == {"e2e/suites/test_a.py::test_passed": Passed(12, LATELY, "d")}
+    assert on_clusters(passed_of(REPORT)) == {"e2e/suites/test_a.py::test_passed": Passed(12, LATELY, "d")}
+    assert failed_of(REPORT) == {"e2e/suites/test_a.py::test_failed"}
 
 
 @pytest.mark.slow

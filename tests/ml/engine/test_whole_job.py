@@ -174,6 +174,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Run:
     return run
 
 
+@pytest.mark.every_run
 def test_the_reward_rises_and_every_sample_has_the_weights_of_its_step(unbroken: Run) -> None:
     made = unbroken.metrics()
     assert sorted(made) == list(range(STEPS + 1))
