@@ -93,9 +93,9 @@ async def test_several_kubeconfigs_are_merged(tmp_path: Path) -> None:
 
 
 async def test_a_kubeconfigs_proxy_is_used_and_the_environments_is_not(tmp_path: Path) -> None:
-    path = write_kubeconfig(tmp_path / "config", {"token": "t"}, **{"proxy-url": "http://proxy.example:3128"})
+    path = write_kubeconfig(tmp_path / "config", {"token": "t"}, **{"proxy-url": "http://127.0.0.1:3128"})
     configuration = (await load(path)).loaded.configuration
-    assert configuration.proxy == "http://proxy.example:3128"
+    assert configuration.proxy == "http://127.0.0.1:3128"
     assert configuration.client_session_kwargs == {"trust_env": False}
 
 
