@@ -128,6 +128,7 @@ def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counte
     assert derived["_parse"] == KEPT + 2, "the oldest was dropped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["spec", "labels"])
 def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     derived: Counter[str], new_valid_specs: Callable[[], int], part: str

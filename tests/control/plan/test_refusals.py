@@ -109,6 +109,7 @@ def annotated(length: int) -> dict[str, Any]:
     return {"trainer": {"totalSteps": 1, "podTemplate": {"metadata": {"annotations": texts}}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [overrides, variables, characters, nodes, annotated])
 def test_a_spec_that_does_not_fit_into_annotations_is_refused(make_job: MakeJob, part: Callable[[int], Any]) -> None:
     def job(length: int) -> DiffusionRLJob:

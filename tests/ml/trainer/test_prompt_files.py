@@ -147,6 +147,7 @@ def test_separators_of_lines_inside_of_a_prompt_do_not_count_as_rows(tmp_path: P
     assert run_length.count_rows([str(tmp_path / "p.jsonl"), str(tmp_path / "p.json")]) == 3
 
 
+@pytest.mark.slow
 def test_a_run_is_refused_before_ray_starts(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(GOOD + '{"prompt": null}\n')
     model = Path(__file__).parents[3] / "examples" / "shapes-sd3"
