@@ -57,7 +57,7 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
         failed = runner.run(chosen)
     passed = timings.passed(FOLDER)
     turns.keep(timings.on_clusters(passed))
-    lately = {name: record for name, record in passed.items() if record.at >= begun}
+    lately = {name: record for name, record in timings.elsewhere(passed).items() if record.at >= begun}
     long_tests.keep(long_tests.updated(long_tests.recorded(), lately, timings.failed(FOLDER), digests))
     stages, tests = timings.read(FOLDER)
     names = {stage.name for lane in chosen for stage in lane}

@@ -5,7 +5,8 @@ What is known of earlier runs is kept in the cache of the machine only, so that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 
 from e2e import turns
@@ -42,12 +43,13 @@ def waiting(records: Records, files: Mapping[str, str]) -> dict[str, str]:
     return {name: record.at for name, record in known.items() if name not in chosen}
 
 
-def updated(records: Records, passed: Records, failed: Collection[str], files: Mapping[str, str]) -> dict[str, Passed]:
+def updated(records: Records, passed: Records, failed: Set[str], files: Mapping[str, str]) -> dict[str, Passed]:
     """The records after a run. One that failed has none until it passes; `passed` has also tests that are not long."""
-    known = {name: record for name, record in passed.items() if _file(name) in files}
-    found = {name: Passed(record.seconds, record.at, files[_file(name)]) for name, record in known.items()}
-    known = {name: record for name, record in turns.newest(records, found).items() if name not in failed}
-    return {name: record for name, record in known.items() if record.seconds >= LONG_SECONDS}
+    found = {
+        name: replace(record, digest=files[_file(name)]) for name, record in passed.items() if _file(name) in files
+    }
+    newest = turns.newest(records, found)
+    return {name: newest[name] for name in newest.keys() - failed if newest[name].seconds >= LONG_SECONDS}
 
 
 def recorded() -> dict[str, Passed]:

@@ -84,6 +84,11 @@ def on_clusters(records: Mapping[str, Passed]) -> dict[str, Passed]:
     return {name: record for name, record in records.items() if record.digest}
 
 
+def elsewhere(records: Mapping[str, Passed]) -> dict[str, Passed]:
+    """Those of all other tests."""
+    return {name: record for name, record in records.items() if not record.digest}
+
+
 def read(folder: Path) -> tuple[list[StageTime], list[TestTime]]:
     """What the last runs left in a folder: the latest duration of each stage, in the order in which they ended."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)

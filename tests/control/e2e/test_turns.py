@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.turns import COMMITTED, MARGIN, UNKNOWN_SECONDS, Candidate, Passed, choose, digest, newest, read, write
-from suite.timings import failed_of, on_clusters, passed_of
+from suite.timings import elsewhere, failed_of, on_clusters, passed_of
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_AGO, LATELY = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
@@ -108,6 +108,7 @@ REPORT = """<testsuites><testsuite timestamp="2026-02-01T02:00:00+02:00">
 
 def test_only_tests_on_whole_clusters_that_passed_get_a_record() -> None:
     assert on_clusters(passed_of(REPORT)) == {"e2e/suites/test_a.py::test_passed": Passed(12, LATELY, "d")}
+    assert elsewhere(passed_of(REPORT)).keys() == {"tests/test_b.py::test_on_no_cluster"}
     assert failed_of(REPORT) == {"e2e/suites/test_a.py::test_failed"}
 
 

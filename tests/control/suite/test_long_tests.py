@@ -53,7 +53,7 @@ def test_each_has_its_turn(seconds: list[int]) -> None:
         took = sum(records[each].seconds for each in now)
         assert took <= max(sum(seconds) / TURNS, *seconds) * 1.000001
         passed = {each: Passed(records[each].seconds, f"2026-02-{run + 1:02}", "") for each in now}
-        records, ran = updated(records, passed, (), FILES), ran | now
+        records, ran = updated(records, passed, set(), FILES), ran | now
     assert ran == records.keys()
 
 
