@@ -21,12 +21,13 @@ from e2e.system import images
 
 
 def control_plane(say: Say) -> None:
-    """For a control plane alone."""
-    ensure((S3, KUBE, KWOK, KIND), say)  # the store first: tests in other lanes wait for it
-    helm.helm(say)
-    kuberay_files(say)
+    """For a control plane alone. Begins with what tests in other lanes wait for."""
     prometheus.ensure(say)
     registry.ensure(say)
+    ensure((S3,), say)
+    ensure((KUBE, KWOK, KIND), say)
+    helm.helm(say)
+    kuberay_files(say)
 
 
 def nodes(say: Say) -> None:
