@@ -267,7 +267,13 @@ class Visitor:
     def queue(self) -> dict[int, Future[httpx.Response]]:
         """Requests of which several are in flight."""
         asked = {seed: self.ask(seed) for seed in SEEDS}
-        wait_for(lambda: self.one.in_flight() > 2)
+
+        def several() -> bool:
+            if all(each.done() for each in asked.values()):  # the engine was faster than a look at it
+                asked.update({seed: self.ask(seed) for seed in SEEDS})
+            return self.one.in_flight() > 2
+
+        wait_for(several)
         return asked
 
 
