@@ -88,6 +88,8 @@ def test_a_job_that_is_nested_too_deeply_stops_no_other(
         before.await_condition("Ready", "True")
         log = running.log.read_text()
         assert "Traceback" not in log, log[-4000:]
+    api.delete(deep.own_path)
+    deep.await_gone()  # other tests, whose stack is not deep, list all jobs
 
 
 def test_no_status_of_kuberay_stops_the_passes(
