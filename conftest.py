@@ -27,10 +27,12 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the long tests that wait for a later run of `make test` (tests/suite/long_tests.py)."""
+    """Skip the long files that wait for a later run of `make test` (tests/suite/long_tests.py)."""
     path = os.environ.get("LONG_TESTS_THAT_WAIT")
     waiting = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    for item in items:
-        if item.nodeid in waiting and item.get_closest_marker("every_run") is None:
-            passed = waiting[item.nodeid][:10]
-            item.add_marker(pytest.mark.skip(reason=f"it is long and waits for a later run (passed on {passed})"))
+    files = {item: item.nodeid.partition("::")[0] for item in items}
+    in_every_run = {file for item, file in files.items() if item.get_closest_marker("every_run") is not None}
+    for item, file in files.items():
+        if file in waiting and file not in in_every_run:
+            reason = f"its file is long and waits for a later run (passed on {waiting[file][:10]})"
+            item.add_marker(pytest.mark.skip(reason=reason))

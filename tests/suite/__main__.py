@@ -70,12 +70,12 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     return 1 if failed else 0
 
 
-def let_wait(tests: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Let the processes of the suite skip these tests (`long_tests.waiting`)."""
-    WAITING.write_text(json.dumps(tests, indent=1) + "\n", encoding="utf-8")
+def let_wait(files: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Let the processes of the suite skip these files (`long_tests.waiting`)."""
+    WAITING.write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
     os.environ[long_tests.VARIABLE] = str(WAITING)
-    if tests:
-        say(f"{len(tests)} long tests wait for a later run (docs/testing.md); make test-all runs all")
+    if files:
+        say(f"{len(files)} long files of tests wait for a later run (docs/testing.md); make test-all runs all")
 
 
 def write_times(say: Callable[[str], None]) -> int:
