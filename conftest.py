@@ -29,7 +29,9 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the long files that wait for a later run of `make test` (tests/suite/long_tests.py)."""
     path = os.environ.get("LONG_TESTS_THAT_WAIT")
-    waiting = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    if path is None:
+        return
+    waiting = json.loads(Path(path).read_text(encoding="utf-8"))
     files = {item: item.nodeid.partition("::")[0] for item in items}
     in_every_run = {file for item, file in files.items() if item.get_closest_marker("every_run") is not None}
     for item, file in files.items():
