@@ -49,7 +49,7 @@ run: setup ## train the example model by reinforcement learning, and write a rep
 	@$(BIN)/drl run examples/colors-grpo.yaml
 
 # Stages, their order and what runs side by side: tests/suite.
-test: setup ## tests that need no root; long ones take turns after a first run, of half an hour on 2 cores
+test: setup ## tests that need no root; long files of them take turns after a first run (half an hour on 2 cores)
 	@PYTHONPATH=tests $(BIN)/python -m suite test
 
 test-cluster: setup ## end-to-end tests on a local cluster, with training in pods (root; builds images the first time)

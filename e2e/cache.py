@@ -29,7 +29,7 @@ KINDS = {
     "prometheus": "Prometheus",
     "docker-registry": "a container registry",
     "skopeo-with-libraries": "skopeo",
-    "long_tests.json": "when long tests passed last",
+    "long_tests.json": "when long files of tests passed last",
 }
 
 
