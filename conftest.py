@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -9,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import settings
 
 # Tests assert no seconds, and on a busy machine an example that is slow once is then shrunk for minutes.
 settings.register_profile("without-deadline", settings(), deadline=None)
 settings.load_profile("without-deadline")
+
+# `CliRunner.invoke` makes all commands of the application again, which takes longer than most tests.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -76,6 +76,8 @@ class FakeServer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: FakeServer
     protocol_version = "HTTP/1.1"
+    # Head and body are two writes; the second would wait for the client's delayed acknowledgement of the first.
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
