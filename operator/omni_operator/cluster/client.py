@@ -32,7 +32,7 @@ JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
 KEPT = ("namespace", "name", "uid")
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE, SMALL_PAGE = 500, 100
+PAGE = 100  # objects, of which a user's annotations may take 256 KiB each
 UNDECLARED = "field not declared in schema"  # in the answer to an apply request, which has the code 500
 CONNECT_SECONDS = 10.0
 UNFENCED = (LEASES, TOKEN_REVIEWS)  # Leases decide who leads; a TokenReview changes nothing
@@ -134,18 +134,16 @@ class ApiServer(AuthenticatedClient):
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         found: list[Meta] = []
         version = 0
-        async for page in self._pages(kind, namespace, selector, METADATA, PAGE):
+        async for page in self._pages(kind, namespace, selector):
             # Only what tells objects apart: managedFields of thousands of objects take much memory.
             found.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
             version = int(page["metadata"].get("resourceVersion") or 0)
         return Listing(found, version)
 
-    async def _pages(
-        self, kind: Kind, namespace: str | None, selector: str, accept: str, size: int
-    ) -> AsyncIterator[Body]:
-        parameters = {"labelSelector": selector, "limit": str(size)}
+    async def _pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[Body]:
+        parameters = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
-            page = await self._send("list", kind, "GET", kind.path(namespace), parameters=parameters, accept=accept)
+            page = await self._send("list", kind, "GET", kind.path(namespace), parameters=parameters, accept=METADATA)
             yield page
             token = page["metadata"].get("continue")
             if not token:

@@ -21,6 +21,8 @@ from .nested_json import load_json
 SILENCE_SECONDS, CONNECT_SECONDS = 70.0, 10.0
 WATCH_SECONDS = 300, 600  # after which the API server ends a watch
 PAGE = 250  # objects; they are in memory with their managedFields
+# Of a page with several objects. One job may have 1.5 MB, so that a full page of them would not fit in the memory.
+PAGE_BYTES = 16 * 1024**2
 PAGE_TRIES, PAGE_PAUSE = 6, 0.2
 
 
@@ -67,13 +69,21 @@ class WatchClient(AuthenticatedClient):
     async def pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncGenerator[tuple[list[Body], str]]:
         """All objects page by page, each page with the version of the list. A failed page is requested again.
 
+        A page that is longer than `PAGE_BYTES` is not read to its end, but requested again with fewer objects.
+
         Raises:
             Expired: the list took too long.
             ClusterError: a page failed several times.
         """
-        parameters = {"labelSelector": selector, "limit": str(PAGE)}
+        parameters, size = {"labelSelector": selector}, PAGE
         while True:
-            page = await self._page(kind, namespace, parameters)
+            page = await self._page(
+                kind, namespace, {**parameters, "limit": str(size)}, PAGE_BYTES if size > 1 else None
+            )
+            if page is None:
+                size = max(1, size // 8)
+                continue
+            size = min(PAGE, 2 * size)
             names = {"apiVersion": kind.api_version, "kind": kind.kind}  # items of a list have neither
             yield [{**names, **item} for item in page.get("items") or ()], str(page["metadata"]["resourceVersion"])
             token = page["metadata"].get("continue")
@@ -81,14 +91,18 @@ class WatchClient(AuthenticatedClient):
                 return
             parameters = {**parameters, "continue": token}
 
-    async def _page(self, kind: Kind, namespace: str | None, parameters: dict[str, str]) -> Body:
+    async def _page(
+        self, kind: Kind, namespace: str | None, parameters: dict[str, str], most: int | None
+    ) -> Body | None:
+        """A page of a list; None: it has more than `most` bytes."""
         what, tries = f"list {kind.plural}", 0
         while True:
             tries += 1
             try:
                 response = await self._open("list", kind, namespace, parameters, what)
                 try:
-                    return load_json(await response.read())  # type: ignore[no-any-return]
+                    text = await _read(response, most)
+                    return None if text is None else load_json(text)
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                     raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
                 finally:
@@ -130,6 +144,16 @@ def is_end_of_list(bookmark: Body) -> bool:
     """Whether a bookmark follows the last object of a streamed list."""
     annotations = bookmark["metadata"].get("annotations") or {}
     return annotations.get("k8s.io/initial-events-end") == "true"
+
+
+async def _read(response: aiohttp.ClientResponse, most: int | None) -> bytes | None:
+    """The body of an answer; None: it has more than `most` bytes."""
+    text = bytearray()
+    async for part in response.content.iter_any():
+        text += part
+        if most is not None and len(text) > most:
+            return None
+    return bytes(text)
 
 
 async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncIterator[bytes]:

@@ -154,6 +154,32 @@ async def test_a_failed_page_is_requested_again_and_not_the_list(server: Server)
     assert tokens == [None, "first", "first", "first", "second", "second"]
 
 
+async def test_a_page_of_large_objects_is_requested_with_fewer_of_them(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full page of jobs of the largest size would take more memory than the operator has."""
+    monkeypatch.setattr(module, "PAGE", 16)
+    monkeypatch.setattr(module, "PAGE_BYTES", 3000)
+    names = [f"o-{number}" for number in range(40)]
+    large = range(10, 14)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        begin = int(request.query.get("continue", 0))
+        end = min(len(names), begin + int(request.query["limit"]))
+        items = [{"metadata": {"name": name}, "text": "x" * 5000 * (number in large)}
+                 for number, name in enumerate(names[begin:end], begin)]  # fmt: skip
+        rest = str(end) if end < len(names) else ""
+        return web.json_response({"metadata": {"resourceVersion": "9", "continue": rest}, "items": items})
+
+    server.answers = [answer]
+    async with server.client() as client:
+        found = [body["metadata"]["name"] async for page, _ in client.pages(PODS, "ns", "") for body in page]
+    assert found == names
+    sizes = [int(request.query["limit"]) for request in server.requests]
+    assert sizes[:3] == [16, 2, 4]
+    assert sizes[-1] == 16
+
+
 async def test_every_watch_has_a_connection_whatever_limits_other_requests(server: Server) -> None:
     """Eight kinds in each of several namespaces need more connections than requests may use."""
     watches, done = CONNECTIONS + 8, asyncio.Event()
