@@ -26,16 +26,24 @@ class QueueHistory:
         """The number in the last report."""
         return self.peaks[-1][1]
 
+    @property
+    def at(self) -> datetime:
+        """The last report."""
+        return self.peaks[-1][0]
+
     def most(self, since: datetime) -> int:
         """The largest number from a time on; the last one if none is that new."""
         return max((number for at, number in self.peaks if at > since), default=self.last)
 
 
 def add_peak(history: QueueHistory | None, waiting: int, now: datetime) -> QueueHistory:
-    """The history with one more report. Of too many peaks, the oldest become one, the largest at the later time."""
+    """The history with one more report. Of too many peaks, the oldest become one, the largest at the later time.
+
+    A time after `now` is from before the clock was set back: it is taken as now.
+    """
     earlier = history.peaks if history else ()
-    kept = [(at, number) for at, number in earlier if number > waiting and at > now - LONGEST]
+    kept = [(min(at, now), number) for at, number in earlier if number > waiting and at > now - LONGEST]
     if len(kept) >= PEAKS_KEPT:
         (_, largest), (later, _), *rest = kept
         kept = [(later, largest), *rest]
-    return QueueHistory(history.since if history else now, (*kept, (now, waiting)))
+    return QueueHistory(min(history.since, now) if history else now, (*kept, (now, waiting)))

@@ -88,7 +88,9 @@ def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now
     if (needed := policy.pods_for(queue.last)) > kept:
         return needed
     begin = now - policy.window
-    return kept if queue.since > begin else min(kept, policy.pods_for(queue.most(begin)))
+    if queue.since > begin or queue.at <= begin:
+        return kept
+    return min(kept, policy.pods_for(queue.most(begin)))
 
 
 def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -64,6 +65,22 @@ def test_pods_of_a_peak_stay_for_exactly_one_window() -> None:
 
 def test_without_reports_the_number_stays_but_the_limits_hold() -> None:
     assert [recommend(POLICY, None, pods, START) for pods in (1, 4, 9)] == [2, 4, 6]
+
+
+def test_a_trainer_whose_reports_stop_keeps_its_pods() -> None:
+    history = add_peak(add_peak(None, 60, START), 0, START + timedelta(seconds=30))
+    found = [recommend(POLICY, history, 6, START + timedelta(seconds=seconds)) for seconds in (59, 60, 89, 90, 9000)]
+    assert found == [6, 2, 2, 6, 6], "the last report is as old as a window, so it does not say what waits"
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=-20), timedelta(seconds=-70), timedelta(seconds=-1)])
+def test_pods_are_removed_one_window_after_the_peak_when_the_clock_was_set_back(jump: timedelta) -> None:
+    history = add_peak(add_peak(None, 60, START), 60, START + 2 * WINDOW)
+    begin, found = START + 2 * WINDOW + jump, []
+    for seconds in range(1, 122, 20):
+        history = add_peak(history, 0, begin + timedelta(seconds=seconds))
+        found.append(recommend(POLICY, history, 6, begin + timedelta(seconds=seconds)))
+    assert found == [6, 6, 6, 2, 2, 2, 2]
 
 
 @given(reports)
