@@ -26,6 +26,7 @@ from verl_omni.weight_sync.network.sender import WeightStream
 
 KEY, HOST, BUCKET = b"token", "127.0.0.1", 4096
 SHORT = 1.0  # seconds; a deadline that a test waits for
+AT_ONCE = -1
 FULL = HeaderMessage(3, None)
 LORA = HeaderMessage(3, {"r": 4, "target_modules": ["to_q"], "lora_alpha": 8.0, "layers_pattern": None})
 Weights = dict[str, torch.Tensor]
@@ -156,21 +157,25 @@ def test_receivers_wait_for_weights_that_take_longer_than_the_deadline() -> None
 
 
 class Held:
-    """A receiver that takes a bucket when the test says so."""
+    """A receiver that takes a bucket when the test says so, or at once, as one whose socket has room for it."""
 
-    def __init__(self) -> None:
-        self.delay, self.taken = 0.0, asyncio.Event()
+    def __init__(self, at_once: bool) -> None:
+        self.delay, self.taken, self._at_once = 0.0, asyncio.Event(), at_once
         self.connection = SimpleNamespace(close=lambda: None)
 
     async def send(self, message: BucketMessage, contents: list[memoryview]) -> None:
-        await self.taken.wait()
+        if not self._at_once:
+            await self.taken.wait()
 
 
 @pytest.mark.parametrize(
     ("seconds", "failed"),
-    [([0, 7], [1]), ([0, 0, 7], [2]), ([7, 7], []), ([7], []), ([0, 1], [])],
-    ids=["one of two", "one of three", "slow for all", "the only one", "as fast as the least rate"],
-)
+    [([0, 7], [1]), ([0, 0, 7], [2]), ([AT_ONCE, 7], [1]), ([AT_ONCE, AT_ONCE, 7], [2]), ([7, AT_ONCE], [0]),
+     ([7, 7], []), ([7], []), ([0, 1], []), ([AT_ONCE, 1], [])],
+    ids=["one of two", "one of three", "one of two, after the other", "one of three, after the others",
+         "one of two, before the other", "slow for all", "the only one", "as fast as the least rate",
+         "as fast as the least rate, after the other"],
+)  # fmt: skip
 async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_in_all_fails(
     seconds: list[int], failed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +184,7 @@ async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
     stream: Any = WeightStream(HOST, KEY, 10.0)
-    stream._peers = {number: Held() for number in range(len(seconds))}
+    stream._peers = {number: Held(each == AT_ONCE) for number, each in enumerate(seconds)}
     content = memoryview(bytes(sending.LEAST_RATE))
     for _ in range(3):
         bucket = asyncio.ensure_future(stream._send_bucket(BucketMessage({}), [content]))

@@ -242,10 +242,14 @@ class WeightStream:
         usual, half, done = sum(map(len, contents)) / LEAST_RATE, (len(alive) + 1) // 2, 0
         since = 0.0
 
+        def latest(number: int) -> float:
+            return since + usual + self._deadline - self._peers[number].delay
+
         async def limited(number: int, peer: _Peer) -> None:
             nonlocal done, since
             try:
-                async with asyncio.timeout(None) as waits[number]:
+                # Others may be done before this one starts: what fits into the buffer of a socket is sent at once.
+                async with asyncio.timeout_at(latest(number) if done >= half else None) as waits[number]:
                     await peer.send(message, contents)
             except TimeoutError as error:
                 raise DeadlineExceeded(
@@ -257,7 +261,7 @@ class WeightStream:
                 if done == half:
                     since = clock()
                     for other, wait in waits.items():
-                        wait.reschedule(since + usual + self._deadline - self._peers[other].delay)
+                        wait.reschedule(latest(other))
                 elif done > half:
                     peer.delay += max(0.0, clock() - since - usual)
 
