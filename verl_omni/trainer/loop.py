@@ -338,11 +338,11 @@ class DiffusionTrainer:
         return line | metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
-        self.folder.step(line, eta_s, samples=self._drawn)
+        new = self.folder.step(line, eta_s, samples=self._drawn)  # each number counts once
         if self.tracking is not None:
-            self.tracking.log(data=line, step=line["step"])
-        self._collapse, warning = collapse.observe(self._collapse, line)
-        self.exported.step(line, collapsed=self._collapse.collapsed)
+            self.tracking.log(data=new, step=line["step"])
+        self._collapse, warning = collapse.observe(self._collapse, new)
+        self.exported.step(new, collapsed=self._collapse.collapsed)
         if warning is not None:
             self.folder.event("warning", reason=collapse.REASON, message=warning, step=line["step"])
 

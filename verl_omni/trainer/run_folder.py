@@ -116,22 +116,28 @@ class RunFolder:
         """Append an event; docs/run-folder.md lists them with their fields."""
         self._record({"event": event, **fields})
 
-    def step(self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None) -> None:
+    def step(
+        self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None
+    ) -> dict[str, float]:
         """Append the metrics of a step, with `step` among them, and an event; they replace those of the same step.
 
         A step has metrics twice if a checkpoint was saved before its evaluation.
 
         Args:
             eta_s: estimated seconds to the end. samples: number of training samples since this process started.
+
+        Returns:
+            The metrics that the step did not have before.
         """
-        line = {name: _plain(value) for name, value in metrics.items()}
+        line, before = {name: _plain(value) for name, value in metrics.items()}, {}
         if line["step"] == self._newest:
-            lines = [*self.metrics()[:-1], line]
-            self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in lines))
+            *earlier, before = self.metrics()
+            self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in [*earlier, line]))
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
         self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples})
+        return {name: value for name, value in metrics.items() if name not in before}
 
     def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:
         """Save samples of an evaluation as PNG files, with an index; videos also as files of `fps` frames a second."""

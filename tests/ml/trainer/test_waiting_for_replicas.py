@@ -15,7 +15,9 @@ from verl import DataProto
 
 from tests.ml.trainer.replicas_in_memory import Memory, Recorded, Replica
 from tests.ml.trainer.runs_in_memory import Trained, trainer
+from tests.ml.trainer.test_exported import Recorder
 from verl_omni.trainer import checkpoints, replica_updates, watched_call
+from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
 from verl_omni.trainer.replica_reports import JoinTimes
 from verl_omni.trainer.replica_updates import ReplicaUpdates
@@ -92,6 +94,8 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
     made, updates = waiting_run(tmp_path, stack := Trained(), "false", patience=1000.0)
     wanted = once(lambda: waits(updates))
     made.checkpoint_wanted = wanted
+    made.exported, logged = TrainerMetrics(exported := Recorder()), Logged()
+    made.tracking = logged  # type: ignore[assignment]
     poll = updates.waited
 
     def poll_and_join() -> None:
@@ -105,6 +109,28 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
     lines = (tmp_path / "progress.jsonl").read_text().splitlines()
     assert [each["step"] for each in map(json.loads, lines) if each["event"] == "checkpoint"] == [LOST, STEPS]
+    assert exported.values["omni_optimizer_steps_total"] == STEPS, "the saved step was counted twice"
+    for phase in ("generate", "update", "sync", "eval"):
+        spent = sum(line.get(f"timing_s/{phase}") or 0 for line in made.folder.metrics())
+        assert exported.values.get(f"omni_phase_seconds_total/{phase}", 0) == pytest.approx(spent)
+    assert [step for step, _ in logged.lines] == [1, LOST, LOST, 3, STEPS]
+    (_, first), (_, second) = logged.lines[1:3]
+    assert "reward/mean" in first and "val/reward/mean" in second and not first & second
+
+
+class Logged:
+    """What a tracker gets: steps, and the names of their metrics."""
+
+    pictures = 0
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, set[str]]] = []
+
+    def log(self, data: dict[str, float], step: int) -> None:
+        self.lines.append((step, set(data)))
+
+    def show(self, step: int, samples: list[Any]) -> None:
+        """Pictures are not looked at."""
 
 
 def waits(updates: ReplicaUpdates) -> bool:
