@@ -100,7 +100,7 @@ def _find_step(
     known = _known_pods(observed, cluster.attempt, group)
     if known is None:
         return None, []
-    step = next_step(cluster, group, known, policy, now)
+    step = next_step(cluster, group, known, policy, _known_at(observed, cluster.attempt, group, known, now))
     if isinstance(step, ReplacePods):
         leaving = {pod.name for pod in pods if pod.group == group.name and (pod.deleting or pod.name in group.removed)}
         step = replace(step, removed=tuple(sorted({*step.removed, *leaving})))
@@ -114,7 +114,11 @@ def _find_step(
 def next_step(
     cluster: ObservedRayCluster, group: PodGroup, pods: Sequence[ServingPod], policy: RollingUpdate, now: datetime
 ) -> ReplacementStep | None:
-    """The next step towards pods that all have the template of `policy`; None: wait, or there is nothing to do."""
+    """The next step towards pods that all have the template of `policy`; None: wait, or there is nothing to do.
+
+    Args:
+        now: the time for which it is known which pods serve.
+    """
     if policy.paused:
         return None
     if policy.template not in (group.template, group.refused):
@@ -206,6 +210,16 @@ def _known_pods(observed: Observation, attempt: int, group: PodGroup) -> list[Se
         )
         for pod in _live(observed.pods_of(attempt), group)
     ]
+
+
+def _known_at(
+    observed: Observation, attempt: int, group: PodGroup, known: Iterable[ServingPod], now: datetime
+) -> datetime:
+    """The time for which it is known which pods serve: of one that is ready, only the trainer's report says it."""
+    ready = {pod.name for pod in _live(observed.pods_of(attempt), group) if pod.ready}
+    report = observed.report_of(attempt)
+    unsaid = any(pod.name in ready and pod.version is None for pod in known)
+    return min(now, report.at) if report and unsaid else now
 
 
 def _live(pods: Iterable[ObservedPod], group: PodGroup, *, outdated: bool = False) -> list[ObservedPod]:

@@ -102,6 +102,23 @@ def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -
     assert {pod.template for pod in world.pods.values()} == {"b"}
 
 
+def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> None:
+    """The trainer's reports do not arrive: whether the new pod serves is not known, unless it is not even ready."""
+    world = World(2, 1, target="b")
+    for _ in range(2):
+        world.step()
+    world.kuberay()
+    world.gone("pod-1")
+    before, late = world.observed, world.now + DEADLINE
+    (step,), _ = find_steps(world.facts, before, 1, late)
+    assert isinstance(step, GiveUpTemplate), "the pod is not ready"
+    world.pods["pod-3"] = replace(world.pods["pod-3"], ready=True)
+    before = world.observed
+    assert find_steps(world.facts, before, 1, late) == ((), None)
+    (step,), _ = find_steps(world.facts, replace(before, report=replace(before.report, at=late)), 1, late)
+    assert isinstance(step, GiveUpTemplate)
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_pods_without_a_node_do_not_count_where_others_with_the_spec_serve(served: bool) -> None:
     """More pods than there is room for, in the middle of a replacement."""
