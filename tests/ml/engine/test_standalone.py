@@ -203,6 +203,7 @@ def test_a_start_that_waits_for_a_node_ends_when_it_is_given_up() -> None:
     while group() is None:
         time.sleep(0.1)
     assert group()["state"] == "PENDING" and thread.is_alive()
+    assert group()["strategy"] == "STRICT_PACK", "a replica that needs two accelerators waits for both on one node"
     launcher.give_up()
     thread.join(30)
     assert not thread.is_alive() and len(errors) == 1

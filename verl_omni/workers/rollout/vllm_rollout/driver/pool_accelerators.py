@@ -33,7 +33,7 @@ class PoolAccelerators:
     server_environment: Mapping[str, str]
 
     def reserve(self, name: str, nodes: list[int], node_resource: str | None) -> list[PlacementGroup]:
-        """Reserve accelerators; waits until there are nodes that have them.
+        """Reserve accelerators; waits until there are nodes each of which has as many as one of `nodes`.
 
         Args:
             name: prefix of the names of the placement groups, one for each node.
@@ -42,7 +42,7 @@ class PoolAccelerators:
         """
         bundle = {"CPU": 1, self.resource: 1, **({node_resource: SOME} if node_resource else {})}
         groups = [
-            placement_group([dict(bundle) for _ in range(count)], strategy="PACK", name=f"{name}:{place}")
+            placement_group([dict(bundle) for _ in range(count)], strategy="STRICT_PACK", name=f"{name}:{place}")
             for place, count in enumerate(nodes)
         ]
         ray.get([group.ready() for group in groups])
