@@ -69,7 +69,7 @@ class RayLauncher:
             hosts[node["NodeManagerAddress"]] += self.places([node["Resources"]])
         return Room(
             self.places([node["Resources"] for node in staying]),
-            frozenset(rank for rank, node in places.items() if node not in alive),
+            frozenset(rank for rank, node in places.items() if node is not None and node not in alive),
             frozenset(rank for rank, node in places.items() if node in draining and node in alive),
             hosts,
         )
@@ -81,13 +81,23 @@ class RayLauncher:
         try:
             replica.place()
             placed = time.monotonic()
-            asyncio.run(asyncio.wait_for(replica.launch_servers(), self.deadline))
+            asyncio.run(self._launch(replica))
         except BaseException:
             self.stop(replica)
             raise
         finally:
             del self._starting[rank]
         return StartedReplica(replica, JoinTimes(placed - begun, time.monotonic() - placed))
+
+    async def _launch(self, replica: Any) -> None:
+        waiting = asyncio.timeout(self.deadline)
+        try:
+            async with waiting:
+                await replica.launch_servers()
+        except TimeoutError as error:
+            if waiting.expired():
+                raise TimeoutError(f"its engine was not ready within {self.deadline:g} s") from error
+            raise
 
     def idle(self, replica: Any) -> bool:
         """See `Launcher`."""
@@ -111,14 +121,16 @@ class RayLauncher:
         for replica in list(self._starting.values()):
             self.stop(replica)
 
-    def _node_of(self, replica: Any) -> str:
-        """Id of the replica's node; empty if it is gone before that was known."""
+    def _node_of(self, replica: Any) -> str | None:
+        """Id of the replica's node; empty if it is gone before that was known, None if it does not answer."""
         import ray
 
         if replica.replica_rank not in self._nodes:
             asked = replica.workers[0].__ray_call__.remote(_own_node)
             try:
-                self._nodes[replica.replica_rank] = ray.get(asked, timeout=self.deadline)
+                self._nodes[replica.replica_rank] = ray.get(asked, timeout=ANSWER_SECONDS)
+            except ray.exceptions.GetTimeoutError:  # others are not to wait for it
+                return None
             except ray.exceptions.RayError:
                 return ""
         return self._nodes[replica.replica_rank]

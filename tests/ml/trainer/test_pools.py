@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -361,6 +362,53 @@ def test_a_killed_node_has_no_room_for_another_replica_while_ray_takes_it_for_al
         assert launcher.room([]).replicas == 2
         nodes[1] |= {"Alive": False, "NodeManagerPort": 0}
         assert launcher.room([]).replicas == 1
+
+
+def test_a_look_does_not_wait_long_for_a_replica_that_says_not_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped, before the pool has asked for its node; the other replicas go on."""
+    import sys
+
+    import ray
+
+    from verl_omni.trainer import replica_launcher
+
+    waited: list[float] = []
+
+    def get(asked: Any, timeout: float) -> Any:
+        if asked is None:
+            waited.append(timeout)
+            raise ray.exceptions.GetTimeoutError
+        return asked
+
+    nodes = [{"NodeID": "a", "Alive": True, "NodeManagerAddress": "127.0.0.1", "Resources": {}}]
+    fake = SimpleNamespace(nodes=lambda: nodes, get=get, exceptions=ray.exceptions)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(replica_launcher, "draining_nodes", set)
+    launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1800.0)
+    stopped, gone = (
+        SimpleNamespace(
+            replica_rank=rank,
+            workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
+        )
+        for rank, node in enumerate([None, "b"])
+    )
+    assert launcher.room([stopped, gone]).gone == {1}, "one that does not answer may be well again soon"
+    assert waited == [replica_launcher.ANSWER_SECONDS]
+
+
+def test_a_replica_that_does_not_start_in_time_says_so() -> None:
+    from verl_omni.trainer.replica_launcher import RayLauncher
+
+    stops: list[int] = []
+
+    def make(rank: int) -> Any:
+        return SimpleNamespace(
+            replica_rank=rank, place=lambda: None, stop=lambda: stops.append(rank), launch_servers=asyncio.Event().wait
+        )
+
+    with pytest.raises(TimeoutError, match=r"its engine was not ready within 0\.01 s"):
+        RayLauncher(make, len, lambda replica: [], 0.01).start(3)
+    assert stops == [3]
 
 
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:
