@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -281,6 +282,28 @@ def test_a_stranger_that_sends_garbage_does_not_disturb_the_update() -> None:
     failed, (result,) = update(with_a_stranger)
     assert failed == {}
     check_taken(result)
+
+
+class Refusing(socket.socket):
+    """A listener that has no file descriptor for the first connections."""
+
+    left = 2
+
+    def accept(self) -> Any:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+async def test_a_receiver_is_accepted_when_file_descriptors_are_free_again() -> None:
+    stream = WeightStream(HOST, KEY, 10.0)
+    stream._listener = Refusing(fileno=stream._listener.detach())
+    stream._listener.setblocking(False)
+    with ThreadPoolExecutor(1) as threads:
+        taken = threads.submit(take, stream.address, 0)
+        assert await stream.send(iter(make_weights().items()), FULL, 1, BUCKET) == {}
+        check_taken(taken.result(30))
 
 
 def test_only_loopback_needs_no_token() -> None:

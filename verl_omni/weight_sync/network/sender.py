@@ -40,7 +40,7 @@ from verl_omni.weight_sync.network.messages import (
 )
 
 logger = logging.getLogger(__name__)
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS, ACCEPT_AGAIN_SECONDS = 10.0, 0.1
 # Bytes a second. A receiver that is at least so fast may make the others wait; a slower one, for the deadline in a
 # whole update. Half of the receivers are the measure: a large model over a network that is slow for all does not fail.
 LEAST_RATE = 8 << 20
@@ -198,7 +198,12 @@ class WeightStream:
         async def listen() -> None:
             async with asyncio.TaskGroup() as greeting:
                 while True:
-                    connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                    try:
+                        connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                    except OSError as error:  # it has ended, or strangers have taken all file descriptors
+                        logger.warning("a connection for a weight update was not accepted: %s", error)
+                        await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
+                        continue
                     greeting.create_task(greet(connection))
 
         listening = asyncio.create_task(listen())
