@@ -9,6 +9,7 @@ from typing import Any
 from verl_omni.utils.root_cause import describe_error
 
 ROUTER_SECONDS = 120.0
+REASON_SECONDS = 2.0  # for the own error of a replica that the trainer has waited for already
 
 
 @dataclass
@@ -45,9 +46,14 @@ class RayTransport:
         failed: dict[int, str] = {}
         for number, reason in unconfirmed.items():
             failed.setdefault(targets[number][0], reason)
-        # An error of the replica itself says more than what the trainer saw of it.
-        for number, reason in self._errors(receiving).items():
-            failed[targets[number][0]] = reason
+        answers = [(rank, answer) for (rank, _), answer in zip(targets, receiving, strict=True)]
+        lost = [(rank, answer) for rank, answer in answers if rank in failed]
+        others = [(rank, answer) for rank, answer in answers if rank not in failed]
+        # An error of the replica itself says more than what the trainer saw of it, if there is one.
+        for number, reason in self._errors([answer for _, answer in lost], REASON_SECONDS).items():
+            failed[lost[number][0]] = reason
+        for number, reason in self._errors([answer for _, answer in others]).items():
+            failed[others[number][0]] = reason
         return failed
 
     def versions(self, replicas: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
@@ -91,17 +97,23 @@ class RayTransport:
                 f"{ROUTER_SECONDS:g} s"
             ) from None
 
-    def _errors(self, answers: list[Any]) -> dict[int, str]:
-        """Why the answers that failed, or did not arrive within the deadline, did; by their place."""
+    def _errors(self, answers: list[Any], seconds: float | None = None) -> dict[int, str]:
+        """Why the answers that failed, or did not arrive within the deadline, did; by their place.
+
+        Args:
+            seconds: wait no longer than so, and leave out what has not arrived then.
+        """
         import ray
 
         if not answers:
             return {}
-        arrived, _ = ray.wait(answers, num_returns=len(answers), timeout=self.deadline)
+        limit = self.deadline if seconds is None else min(self.deadline, seconds)
+        arrived, _ = ray.wait(answers, num_returns=len(answers), timeout=limit)
         found = {}
         for number, answer in enumerate(answers):
             if answer not in arrived:
-                found[number] = f"no answer within {self.deadline:g} s"
+                if seconds is None:
+                    found[number] = f"no answer within {self.deadline:g} s"
                 continue
             try:
                 ray.get(answer)

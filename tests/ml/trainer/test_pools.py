@@ -12,7 +12,7 @@ import pytest
 
 from verl_omni.trainer import pool_nodes, pools, settings
 from verl_omni.trainer.replica_reports import ReplicaReports
-from verl_omni.trainer.replica_transport import RayTransport
+from verl_omni.trainer.replica_transport import REASON_SECONDS, RayTransport
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -171,8 +171,12 @@ class FakeRay:
             raise answers.value
         return answers.value
 
+    def __init__(self) -> None:
+        self.waits: list[float] = []  # for answers that do not come
+
     def wait(self, answers: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         silent = [each for each in answers if each.value is None]
+        self.waits += [timeout] if silent else []
         return [each for each in answers if each not in silent], silent
 
 
@@ -253,6 +257,16 @@ def test_replicas_that_fail_in_any_way_leave_the_router_and_the_others_go_on(mon
         for rank, reason in enumerate(reasons, start=1)
     ]
     assert [each.replica_rank for each in updates.take_left()] == [1, 2, 3, 4, 5] and updates.take_left() == []
+
+
+def test_an_update_does_not_wait_twice_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    updates = manager(monkeypatch, ("ok", "ok"), ("ok", None), ("ok", GONE), unconfirmed={1: "too slow", 2: "it left"})
+    updates.transport.deadline = 120.0
+    updates.update_weights(4)
+    assert ranks(updates) == [0] and sys.modules["ray"].waits == [REASON_SECONDS]  # type: ignore[attr-defined]
+    assert [line.partition("did not reach it: ")[2] for line in updates.reports.lines] == ["too slow", "the actor died"]
 
 
 def test_a_replica_whose_engine_ended_while_it_was_idle_gets_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
