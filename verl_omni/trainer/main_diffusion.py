@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _fetch_inputs(config)
         startup.fit_to_machine(config, has_accelerator)
-        _check_files(config)
+        unused = _check_files(config)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    return _run(config, stop, settings.without_effect(overrides, config, has_accelerator=has_accelerator))
+    return _run(config, stop, settings.without_effect(overrides, config, has_accelerator=has_accelerator) | unused)
 
 
 def _refuse(message: str) -> int:
@@ -85,14 +85,17 @@ def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:
     return hub_destination.find_problem(config, variables)
 
 
-def _check_files(config: Any) -> None:
+def _check_files(config: Any) -> dict[str, str]:
     """Check what the settings name outside the configuration.
+
+    Returns:
+        A setting that has no effect because of what is in the files, with the reason.
 
     Raises:
         FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not
-            take its settings, or a file of prompts cannot be used.
+            take its settings, a file of prompts cannot be used, or a row has no scorer.
     """
-    from verl_omni.trainer import checkpoints, judges, prompt_files, reward_settings
+    from verl_omni.trainer import checkpoints, judges, prompt_files, reward_settings, row_scorers
     from verl_omni.utils.model_folder import model_folder
 
     prompt_files.check(config)
@@ -106,6 +109,7 @@ def _check_files(config: Any) -> None:
         raise ValueError("\n".join(problems))
     if config.trainer.resume_mode == "resume_path":
         checkpoints.step_of(Path(config.trainer.resume_from_path))
+    return row_scorers.check(config)
 
 
 def _run(config: Any, stop: StopOnSignal, without_effect: Mapping[str, str]) -> int:

@@ -55,14 +55,17 @@ def check_file(path: Path, prompt_key: str) -> None:
         raise InvalidPromptFile(f"{path} has no rows")
 
 
-def rows(path: Path, prompt_key: str) -> Iterator[tuple[str, Any]]:
-    """Rows of a file, of a Parquet file with the checked columns only, and the place of each for messages.
+def rows(path: Path, prompt_key: str, *also: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a file, and the place of each for messages.
+
+    Args:
+        also: columns of a Parquet file that are read besides those that are checked.
 
     Raises:
         InvalidPromptFile: the file cannot be read.
     """
     try:
-        yield from _parquet_rows(path, prompt_key) if path.suffix == ".parquet" else _json_rows(path)
+        yield from _parquet_rows(path, prompt_key, also) if path.suffix == ".parquet" else _json_rows(path)
     except UnicodeDecodeError as error:
         raise InvalidPromptFile(f"{path} is not a text file in UTF-8") from error
 
@@ -172,7 +175,7 @@ def _parse(text: str, path: Path, line: int | None = None) -> Any:
         raise InvalidPromptFile(f"{place}: nested too deeply") from error
 
 
-def _parquet_rows(path: Path, prompt_key: str) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[tuple[str, Any]]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -184,7 +187,7 @@ def _parquet_rows(path: Path, prompt_key: str) -> Iterator[tuple[str, Any]]:
             if prompt_key not in names:
                 raise InvalidPromptFile(f"{path}: {_lacks_prompt(prompt_key, names)}")
             number = 0
-            checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS) if name in names]
+            checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS, *also) if name in names]
             for batch in file.iter_batches(columns=checked):
                 for row in batch.to_pylist():
                     yield f"{path}: row {number}", row

@@ -62,6 +62,7 @@ NOT_KNOWN = "is known only when the script runs; write the settings that it stan
 DEVICE, RESUMED = "trainer.device", "trainer.resume_from_path"
 TOKENIZER = f"{MODEL}.tokenizer_path"
 SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
+HELD_OUT, UNUSED_SCORER = "data.val_files", "brightness"
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 
 
@@ -313,6 +314,10 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         raise Refusal(f"{builtin} has a field of its own; write spec.reward.scorers with http.url")
     elif builtin:
         made.put("reward.scorers", [{"name": builtin} | ({"settings": settings} if settings else {})])
+    elif made.offline:  # pairs need no scorer; a job has one, which is not called without held-out prompts
+        made.put("reward.scorers", [{"name": UNUSED_SCORER}])
+        if made.spec["data"].pop("validation", None):
+            made.without_effect.append(f"{HELD_OUT}={values[HELD_OUT]}")
     else:
         raise Refusal("the script names no reward function; write spec.reward.scorers")
 

@@ -111,6 +111,15 @@ def test_a_number_of_samples_next_to_pairs_of_a_data_set_has_no_effect() -> None
     read_job(plan.dump_yaml(made.document), "job")
 
 
+def test_pairs_of_a_data_set_need_no_reward_function() -> None:
+    """Without one nothing is evaluated, so the job has no held-out prompts, and a scorer that is not called."""
+    pairs = (ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", "data.val_files=test.parquet")
+    made = convert([*(each for each in REQUIRED if not each.startswith("reward.")), *pairs])
+    assert made.refused == () and "data.val_files=test.parquet" in made.without_effect
+    assert "validation" not in made.document["spec"]["data"]
+    read_job(plan.dump_yaml(made.document), "job")
+
+
 def test_options_of_hydra_that_name_the_configuration_have_no_effect() -> None:
     made = convert([*REQUIRED, "--config-name=diffusion_trainer", "--config-path=config"])
     assert (made.refused, made.without_effect) == ((), ("--config-name=diffusion_trainer", "--config-path=config"))

@@ -1,0 +1,77 @@
+"""Without a reward function, every row must name its scorer; pairs of a data set are trained on without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from verl_omni.trainer import main_diffusion, prompt_files, settings
+
+GOOD = {"prompt": "red", "data_source": "jpeg"}
+OFFLINE = (
+    "actor_rollout_ref.model.lora_rank=4",
+    "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
+    "algorithm.sample_source=offline",
+)
+FUNCTION = "reward.custom_reward_function.path"
+ADVICE = f"write {FUNCTION}, or reward.scorer for a built-in one"
+
+
+def checked(folder: Path, held_out: dict[str, Any], *given: str, train: dict[str, Any] = GOOD) -> tuple[Any, Any]:
+    """The settings after the check, and what it names, for one row of each file."""
+    for name, row in (("train", train), ("test", held_out)):
+        (folder / f"{name}.jsonl").write_text(json.dumps(row))
+    files = [f"data.train_files={folder}/train.jsonl", f"data.val_files={folder}/test.jsonl"]
+    config = settings.load(["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *files, *given])
+    config.actor_rollout_ref.model.architecture = "StableDiffusion3Pipeline"
+    return config, main_diffusion._check_files(config)
+
+
+@pytest.mark.parametrize(
+    ("row", "given"),
+    [
+        (GOOD, []),
+        ({"prompt": "red"}, ["reward.scorer=jpeg"]),
+        ({"prompt": "red"}, [f"{FUNCTION}=pkg://verl_omni.utils.reward_score.jpeg_compressibility"]),
+        ({"prompt": "red", "agent_name": "mine"}, []),
+        ({"prompt": "red"}, ["actor_rollout_ref.rollout.agent.default_agent_loop=mine"]),
+    ],
+    ids=["named", "built-in", "of the reference", "own loop of the row", "own loop"],
+)  # fmt: skip
+def test_rows_with_a_scorer_are_accepted(tmp_path: Path, row: dict[str, Any], given: list[str]) -> None:
+    config, unused = checked(tmp_path, row, *given, train=row)
+    assert unused == {} and config.data.val_files
+
+
+@pytest.mark.parametrize("file", ["train", "test"])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [({"prompt": "red"}, "it has no column data_source"), ({"prompt": "red", "data_source": "ocr"}, "scorer: ocr")],
+)
+def test_a_row_without_a_scorer_is_refused_before_anything_starts(
+    tmp_path: Path, row: dict[str, Any], said: str, file: str
+) -> None:
+    with pytest.raises(prompt_files.InvalidPromptFile) as refused:
+        checked(tmp_path, row if file == "test" else GOOD, train=row if file == "train" else GOOD)
+    text = str(refused.value)
+    assert text.startswith(f"{tmp_path}/{file}.jsonl:1: ") and said in text and text.endswith(ADVICE)
+
+
+def test_a_column_of_a_parquet_file_is_read_too(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"prompt": ["red"] * 2, "data_source": ["jpeg", "ocr"]}), tmp_path / "p.parquet")
+    with pytest.raises(prompt_files.InvalidPromptFile, match=r"row 1: .* names no scorer: ocr"):
+        checked(tmp_path, GOOD, f"data.train_files={tmp_path}/p.parquet")
+
+
+def test_held_out_rows_are_not_evaluated_where_pairs_are_trained_on_without_a_scorer(tmp_path: Path) -> None:
+    """Its recipes give no reward function; the run failed in its first evaluation."""
+    config, unused = checked(tmp_path, {"prompt": "red", "data_source": "ocr"}, *OFFLINE, train={"prompt": "red"})
+    assert config.data.val_files is None
+    assert list(unused) == ["data.val_files"] and "names no scorer: ocr" in unused["data.val_files"]
+    config, unused = checked(tmp_path, GOOD, *OFFLINE, train={"prompt": "red"})
+    assert config.data.val_files and unused == {}
