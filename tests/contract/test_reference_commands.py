@@ -10,6 +10,7 @@ import pytest
 from contract.recipes import ALGO, FSDP, LOSS, MODEL, PIPELINE, RECIPES, RM, ROLLOUT, VAL
 from omni_operator.recipes import convert
 
+AGENT_LOOP = "diffusion_single_turn_agent"
 CORRECTION, V1 = "algorithm.rollout_correction", "trainer.v1"
 SEPARATE = (
     "trainer.use_v1=true", f"{V1}.trainer_mode=separate_async", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=4",
@@ -76,6 +77,9 @@ REFUSED = (
     ("#113", "sd35_ocr_lora", (f"+{ROLLOUT}.engine_kwargs.vllm_omni.output_mode=ar",), "write diffusion or null: "),
     ("#203", "sd35_ocr_lora", (f"{FSDP}.full_determinism=true",), "write false: "),
     ("#104", "sd35_ocr_lora", ("diffusion/model_engine=veomni",), "models are trained with FSDP2"),
+    ("#113", "sd35_ocr_lora", (f"{MODEL}.architecture=OmniBagelForConditionalGeneration",), "WanPipeline"),
+    ("#383", "sd35_nft_lora", (f"{MODEL}.architecture=MiniMaxH3Pipeline",), "WanPipeline"),
+    ("#414", "sd35_ocr_lora", (f"{ROLLOUT}.agent.default_agent_loop=ltx2_diffusion_single_turn_agent",), AGENT_LOOP),
 )  # fmt: skip
 
 

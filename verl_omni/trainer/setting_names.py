@@ -16,11 +16,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.trainer.generated_file import write_or_check
+from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.trainer.unused_values import LOG_PROBS
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
+from verl_omni.verl_names import AGENT_LOOP
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/setting_names.py")
@@ -59,6 +62,9 @@ def render() -> str:
         "}\n",
         "# Groups whose keys the user chooses.\n",
         _tuple("OPEN", OPEN),
+        "# What this project registers, by the setting that names one of them.\n",
+        f'REGISTERED = {{\n    "{ARCHITECTURE}": {tuple(sorted(FAMILIES))!r},\n',
+        f'    "{DEFAULT_LOOP}": {(AGENT_LOOP,)!r},\n}}\n',
         *_required(),
         *_reference(),
     ]

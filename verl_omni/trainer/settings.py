@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_omni.trainer import cpu_values, reference_scorers, supported_values, unused_values
+from verl_omni.trainer import cpu_values, reference_scorers, registered_names, supported_values, unused_values
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
 from verl_omni.workers.algorithms import registry
@@ -81,7 +81,7 @@ def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
     packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
     installed = frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]
-    if wrong := [*_differing_copies(config, own.copies), *wrong]:
+    if wrong := [*registered_names.find_problems(config), *_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
 
 

@@ -165,6 +165,11 @@ OPEN = (
     "actor_rollout_ref.rollout.val_kwargs.pipeline", "data.apply_chat_template_kwargs", "data.mm_processor_kwargs",
     "ray_kwargs.ray_init", "reward.reward_functions", "reward.scorer_kwargs",
 )
+# What this project registers, by the setting that names one of them.
+REGISTERED = {
+    "actor_rollout_ref.model.architecture": ('QwenImageEditPipeline', 'QwenImageEditPlusPipeline', 'QwenImagePipeline', 'StableDiffusion3Pipeline', 'WanPipeline'),
+    "actor_rollout_ref.rollout.agent.default_agent_loop": ('diffusion_single_turn_agent',),
+}
 # Settings that must have one value with some algorithms, and why.
 REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('flow_grpo', 'diffusion_dpo', 'grpo_guard', 'flow_dppo')),

@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
-from omni_operator.api.setting_names import ELSEWHERE
+from omni_operator.api.setting_names import ELSEWHERE, REGISTERED
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
 from .fields import (
@@ -62,6 +62,7 @@ NOT_KNOWN = "is known only when the script runs; write the settings that it stan
 DEVICE, RESUMED = "trainer.device", "trainer.resume_from_path"
 TOKENIZER = f"{MODEL}.tokenizer_path"
 SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
+EXTENSIONS = (f"{MODEL}.external_lib", f"{ROLLOUT}.agent.agent_loop_config_path")
 HELD_OUT, UNUSED_SCORER = "data.val_files", "brightness"
 BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 
@@ -87,9 +88,11 @@ class _Made:
 
     Attributes:
         offline: whether pairs of a data set are trained on, so that nothing is sampled in training.
+        extended: whether the script names modules or loops of the user's, which may register more names.
     """
 
     offline: bool = False
+    extended: bool = False
     spec: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
@@ -132,6 +135,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
             (given.pop(EPOCHS), f"with {FILTER}=true the number of prompts is known only after the start")
         )
     made.offline = own.get(SOURCE) == "offline"
+    made.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
     algorithm = _algorithm(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
@@ -228,6 +232,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         or (name == LOG_PROBS and value is False and (algorithm or "FlowGRPO") in ESTIMATORS)
     ):
         made.without_effect.append(f"{name}={text}")
+    elif name in REGISTERED and not made.extended and value not in (None, *REGISTERED[name]):
+        raise Refusal(f"{value} is not supported; write {' or '.join(REGISTERED[name])}")
     elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES.get(algorithm or "")):
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} ").removeprefix(f"{name}: "))
     else:

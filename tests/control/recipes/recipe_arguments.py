@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni_operator.recipes import convert
 
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 REQUIRED = (
     "data.train_files=train.parquet", "actor_rollout_ref.model.path=Qwen/Qwen-Image", f"{ROLLOUT}.n=16",
     "trainer.total_training_steps=300", "reward.custom_reward_function.path=score.py", "trainer.n_gpus_per_node=4",

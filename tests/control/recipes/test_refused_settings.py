@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
+from control.recipes.recipe_arguments import ACTOR, MODEL, REQUIRED, ROLLOUT, refused
 from omni_operator.recipes import Conversion, convert
 
 
@@ -34,6 +34,15 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
 def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: str) -> None:
     adapter = "actor_rollout_ref.model.lora_rank=8"
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
+
+
+def test_names_that_are_not_registered_are_left_out_unless_a_module_of_the_users_may_have_them() -> None:
+    names = (f"{MODEL}.architecture=MiniMaxH3Pipeline", f"{ROLLOUT}.agent.default_agent_loop=mine")
+    for given in ((), (f"{MODEL}.external_lib=verl_omni.pipelines.sd3_dpo",)):
+        assert list(refused(*names, *given)) == list(names)
+    assert refused(*names, f"{MODEL}.external_lib=my_family") == {}
+    own = (f"{MODEL}.architecture=WanPipeline", f"{ROLLOUT}.agent.default_agent_loop=diffusion_single_turn_agent")
+    assert refused(*own) == {}
 
 
 def test_epochs_of_prompts_that_are_dropped_are_left_out() -> None:
