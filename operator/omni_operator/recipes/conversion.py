@@ -37,6 +37,7 @@ from .fields import (
     defaults,
     interval,
     job_name,
+    joined_options,
     number,
     settings_in,
     texts,
@@ -113,7 +114,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
     Of several assignments to one setting, the last counts. Settings that are not given get the reference's defaults
     where a job has others.
     """
-    made = _Made()
+    arguments, made = list(joined_options(arguments)), _Made()
     given: dict[str, str] = {}
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
@@ -236,6 +237,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         raise Refusal(f"{value} is not supported; write {' or '.join(REGISTERED[name])}")
     elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES.get(algorithm or "")):
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} ").removeprefix(f"{name}: "))
+    elif "\n" in text:
+        raise Refusal("a job's override is one line; write the value as one")
     else:
         made.overrides.append(f"{name}={text}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,6 +180,17 @@ def defaults(algorithm: str | None, source: Any) -> dict[str, str]:
     noise = {} if (algorithm or "FlowGRPO") in ESTIMATORS else {f"{ALGO}.noise_level": "0.0"}
     unused = f"{ROLLOUT}.n" if source == "offline" else ""
     return {name: text for name, text in (REFERENCE_DEFAULTS | noise).items() if name != unused}
+
+
+SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra
+
+
+def joined_options(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments, with a value of Hydra's own options that is an argument of its own after a `=`."""
+    rest = iter(arguments)
+    for each in rest:
+        option = SHORT_OPTIONS.get(each, each)
+        yield f"{option}={next(rest, '')}" if option in SHORT_OPTIONS.values() else each
 
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")

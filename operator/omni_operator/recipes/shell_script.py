@@ -69,8 +69,13 @@ def read_script(text: str) -> TrainerCall:
         tuple(word.replace(MARK, "") for word in script.calls[0]),
         tuple(name for name in names if name not in conditional),
         tuple((name, conditional[name]) for name in names if name in conditional),
-        tuple(name for name in script.environment if not re.search(rf"\$\{{?{name}\b", text)),
+        tuple(name for name in script.environment if not _is_read(name, text)),
     )
+
+
+def _is_read(name: str, text: str) -> bool:
+    """Whether a script reads a variable, other than for its own default: `export NAME=${NAME:-value}`."""
+    return bool(re.search(rf"\$\{{?{name}\b", re.sub(rf"\b{name}=\S*", "", text)))
 
 
 class _Script:

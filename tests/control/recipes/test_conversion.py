@@ -123,6 +123,8 @@ def test_pairs_of_a_data_set_need_no_reward_function() -> None:
 def test_options_of_hydra_that_name_the_configuration_have_no_effect() -> None:
     made = convert([*REQUIRED, "--config-name=diffusion_trainer", "--config-path=config"])
     assert (made.refused, made.without_effect) == ((), ("--config-name=diffusion_trainer", "--config-path=config"))
+    apart = convert([*REQUIRED, "--config-name", "diffusion_trainer", "-cp", "config"])
+    assert (apart.refused, apart.without_effect) == ((), made.without_effect)
     ((argument, said),) = convert([*REQUIRED, "--config-name=another"]).refused
     assert argument == "--config-name=another" and said.startswith("is not supported; write diffusion_trainer or ")
 

@@ -27,6 +27,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),
         ("actor_rollout_ref.model.target_modules=all-linear", "spec.model.lora.targetModules takes suffixes"),
         ("data.train_batch_size=$N", "$N is not a number"),
+        (f'{MODEL}.custom_chat_template="{{{{ a }}}}\n"', "a job's override is one line"),
         ("nonsense", "is not an assignment name=value"),
         ("~data.seed", "is not an assignment name=value"),
     ],

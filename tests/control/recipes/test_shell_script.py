@@ -249,7 +249,8 @@ def test_another_script_is_refused(script: str, said: str) -> None:
 def test_environment_variables_of_the_trainer_are_named() -> None:
     script = "\n".join([
         "export DIFFUSION_ATTENTION_BACKEND=TORCH_SDPA WANDB_MODE",
-        "export DATA=/data",
+        "export HF_HOME=${HF_HOME:-/cache}",
+        "export DATA=${DATA:-/data}",
         "ROLLOUT_TP=1",
         "unused() { export NEVER=1; }",
         "if [ gpu = npu ]; then export ASCEND=1; fi",
@@ -258,5 +259,5 @@ def test_environment_variables_of_the_trainer_are_named() -> None:
         "export LATER=1",
     ])  # fmt: skip
     call = read_script(script)
-    assert call.environment == ("DIFFUSION_ATTENTION_BACKEND", "WANDB_MODE", "RAY_ADDRESS")
+    assert call.environment == ("DIFFUSION_ATTENTION_BACKEND", "WANDB_MODE", "HF_HOME", "RAY_ADDRESS")
     assert call.arguments == ("data.train_files=/data/x.parquet", "a=1")
