@@ -202,9 +202,15 @@ def job_name(experiment: str, limit: int) -> str:
     return (name if name[:1].isalpha() else f"run-{name}".rstrip("-"))[:limit].rstrip("-")
 
 
+# Hydra needs no blank behind the colon of a mapping, and YAML does.
+_KEY = re.compile(r"""'(?:\\.|[^'])*'|"(?:\\.|[^"])*"|(?P<key>[{,]\s*[\w./-]+:)(?=\S)""")
+
+
 def settings_in(name: str, text: str) -> Iterator[tuple[str, str]]:
     """The settings of a group that is given as a whole, `group={setting: value}`; another setting as it is."""
-    values = parse_value(text)
+    is_mapping = text.lstrip().startswith("{")
+    spaced = _KEY.sub(lambda found: f"{found['key']} " if found["key"] else found[0], text)
+    values = parse_value(spaced if is_mapping else text)
     above = any(each.startswith(f"{name}.") for each in (*FIELDS, *TOGETHER, *IMPLIED))
     is_group = above or f"{name}.".startswith((f"{SCORERS}.", f"{SETTINGS}."))
     if not (is_group and isinstance(values, dict) and values):

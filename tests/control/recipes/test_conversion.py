@@ -137,6 +137,14 @@ def test_the_tokenizer_of_the_model_follows_the_model() -> None:
     assert f"{name}=/other/tokenizer" in spec(f"{name}=/other/tokenizer")["algorithm"]["overrides"]
 
 
+def test_a_mapping_needs_no_blanks() -> None:
+    algo = "{noise_level:1.2,sde_type:sde,sde_window_size:2,sde_window_range:[0,4]}"
+    assert spec(f"{ROLLOUT}.algo={algo}") == spec(f"{ROLLOUT}.algo={algo.replace(':', ': ')}")
+    functions = "{a:{path:pkg://my.ocr,weight:0.5,text:'a,b:c'}}"
+    (scorer,) = spec(f"reward.reward_functions={functions}")["reward"]["scorers"]
+    assert scorer["function"]["path"] == "pkg://my.ocr" and scorer["settings"] == {"text": "a,b:c"}
+
+
 def test_a_group_that_is_given_as_a_whole_is_its_settings() -> None:
     algo = "{noise_level: 1.2, sde_type: sde, sde_window_size: 2, sde_window_range: [0, 4]}"
     found = spec(f"{ROLLOUT}.algo={algo}", "actor_rollout_ref.actor.optim={lr: 3e-4, betas: [0.9, 0.99]}")
