@@ -183,20 +183,42 @@ class _Script:
         self._succeeds = None
 
     def _case(self) -> None:
+        first = self._at
         while self._next() not in ("in", ""):
             pass
+        word = next((token for token in self._tokens[first : self._at] if isinstance(token, Word)), None)
+        text = MARK if word is None else self.variables.text(word.parts)
         before, ends, complete = dict(self.variables.values), [], False
         while True:
             self._skip("\n", "(", ";;", ";&", ";;&")
             if self._next() in ("esac", ""):
                 break
             self._at -= 1
-            while (pattern := self._next()) not in (")", ""):
-                complete = complete or pattern == "*"
+            first = self._at
+            while self._next() not in (")", ""):
+                pass
+            chosen = self._matches(text, self._tokens[first : self._at - 1])
             self.variables.values = dict(before)
-            self.run(";;", ";&", ";;&", "esac")
-            ends.append(self.variables.values)
+            if complete or chosen is False:
+                self._without_effect(";;", ";&", ";;&", "esac")
+            else:
+                self.run(";;", ";&", ";;&", "esac")
+                ends.append(self.variables.values)
+                # What falls through to the next commands is not followed.
+                complete = chosen is True and self._tokens[min(self._at, len(self._tokens) - 1)].source in (
+                    ";;",
+                    "esac",
+                )
         self.variables.values, self._succeeds = merged(ends if complete else [before, *ends]), None
+
+    def _matches(self, text: str, patterns: Sequence[Word | Operator]) -> bool | None:
+        """Whether a text matches one of the patterns; None if that is not known."""
+        if any(pattern.source == "*" for pattern in patterns):
+            return True
+        words = [self.variables.text(pattern.parts) for pattern in patterns if isinstance(pattern, Word)]
+        if MARK in text or any(MARK in each or _PATTERN.search(each) for each in words):
+            return None
+        return text in words
 
     def _condition(self, end: str) -> bool | None:
         """Run a condition. Returns whether it succeeds; None if that is not known."""

@@ -14,6 +14,11 @@ from .shell_words import Arithmetic, Output, Parameter, Part, Text, Word
 ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<index>\[[^\]]*\])?(?P<add>\+?)=")
 MARK = "\0"  # around an expansion that is not known; the script has none
 _SPLIT = re.compile(r"[ \t\n]+(?=(?:[^\0]*\0[^\0]*\0)*[^\0]*\Z)")  # not inside marks
+# `${NAME#pattern}`, `${NAME/old/new}` and `${NAME,,}`, without quotes and expansions inside; of patterns, `*` only.
+_CHANGE = re.compile(
+    r"\$\{(?P<name>\w+)(?:(?P<sign>##?|%%?)(?P<pattern>[\w./*:=,@ -]+)"
+    r"|(?P<first>//?)(?P<old>[\w.:=,@-]+)(?:/(?P<new>[\w./:=,@-]*))?|(?P<case>,,|\^\^))\}"
+)
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)")
 
 
@@ -97,8 +102,11 @@ class Variables:
             yield from (part,) if argument is None else self._chosen(argument)
 
     def _argument(self, part: Parameter) -> Sequence[Part] | None:
-        operator, value = part.operator.lstrip(":"), self._found(part)
-        if operator not in ("-", "=", "+") or not (value is None or value.certain):
+        operator = part.operator.lstrip(":")
+        if operator not in ("-", "=", "+"):
+            return None
+        value = self._found(part)
+        if not (value is None or value.certain):
             return None
         is_missing = value is None or not (any(value.elements) if ":" in part.operator else value.elements)
         if operator == "+":
@@ -133,7 +141,10 @@ class Variables:
                 if part.name == "#" and part.source in ("$#", "${#}"):
                     arguments = self.values.get("@", Value((), self.line))
                     return [str(len(arguments.elements)) if arguments.certain else unknown]
-                value = None if part.operator == "other" else self._found(part)
+                if part.operator == "other":
+                    changed = self._changed(part.source)
+                    return [unknown if changed is None else changed]
+                value = self._found(part)
                 if value is None:
                     return [] if part.name in ("@", "*") and "@" not in self.values else [unknown]
                 if not value.certain:
@@ -144,6 +155,25 @@ class Variables:
                     return [unknown]
                 joined = not part.is_array or (part.quoted and "*" in (part.name, part.index))
                 return [" ".join(value.elements)] if joined else list(value.elements)
+
+    def _changed(self, source: str) -> str | None:
+        """The text of `${NAME##*/}` and the like; None where it is not known, or needs more than a simple pattern."""
+        match = _CHANGE.fullmatch(source)
+        value = self.values.get(match["name"]) if match else None
+        if match is None or value is None or not value.certain:
+            return None
+        text = "".join(value.elements[:1])
+        if sign := match["case"]:
+            return text.lower() if sign == ",," else text.upper()
+        if first := match["first"]:
+            return text.replace(match["old"], match["new"] or "", 1 if first == "/" else -1)
+        pattern = re.compile(".*".join(map(re.escape, match["pattern"].split("*"))), re.DOTALL)
+        sign, places = match["sign"], range(len(text) + 1)
+        if sign in ("#", "##"):
+            ends = (place for place in (places if sign == "#" else reversed(places)) if pattern.fullmatch(text[:place]))
+            return text[next(ends, 0) :]
+        starts = (place for place in (reversed(places) if sign == "%" else places) if pattern.fullmatch(text[place:]))
+        return text[: next(starts, len(text))]
 
 
 def merged(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:

@@ -74,6 +74,11 @@ SCRIPTS = {
     "what succeeds after loops and groups": "while [ 1 -gt 2 ]; do A=1; done && B=2\nfor i in; do A=1; done && C=3\n"
     f"! {{ [ 1 = 2 ]; [ 1 = 1 ]; }}\n[ 1 = 2 ] || [ 1 = 1 ] && D=4\n{CALL} a=${{A:-0}} d=$D",
     "a call that a test chooses": f"D=gpu\nif [ $D = npu ]; then {CALL} a=1; else {CALL} a=2; fi",
+    "a case": "D=${D:-gpu}\ncase $D in\n npu|ascend) N=16 ;;\n gpu|cuda) N=4; case x$N in x5) N=5;; x4) M=3;; esac ;;\n"
+    f" *) exit 1 ;;\nesac\ncase no in a) N=1 ;; esac\ncase $N in (*) O=2;; 4) O=3;; esac\n{CALL} a=$N b=$M c=$O",
+    "changed texts": "P=/data/ocr.v2/train.parquet M=Qwen/Qwen-Image\n"
+    f"{CALL} a=${{M##*/}} b=${{P%/*}}/test.parquet c=${{M#*/}} d=${{P%%.*}} e=${{P/train/test}} f=${{P//a/o}} "
+    "g=${M,,} h=${M^^} i=${M#none} j=${P%.parquet} k=${P//data} l=${M%%none*}",
     "unset": f"N=1\nunset N\n{CALL} a=${{N:-2}}",
     "messages": f"echo {CALL} a=2\nprintf '%s' {CALL}\n{CALL} a=1",
 }
@@ -244,6 +249,12 @@ def test_another_script_is_refused(script: str, said: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read_script(script)
     assert str(caught.value).startswith(said)
+
+
+def test_an_element_with_a_name_stays_as_it_is_written() -> None:
+    call = read_script(f"declare -A M=([a]=1)\n{CALL} a=${{M[a]}} b=${{M[a]:-2}}")
+    assert call.arguments == ("a=${M[a]}", "b=${M[a]:-2}")
+    assert call.unknown == ("${M[a]}", "${M[a]:-2}")
 
 
 def test_environment_variables_of_the_trainer_are_named() -> None:
