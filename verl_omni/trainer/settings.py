@@ -20,7 +20,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_omni.trainer import cpu_values, reference_scorers, registered_names, supported_values, unused_values
+from verl_omni.trainer import (
+    cpu_values,
+    reference_scorers,
+    registered_names,
+    supported_values,
+    unused_values,
+    value_types,
+)
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
 from verl_omni.workers.algorithms import registry
@@ -40,6 +47,7 @@ OPEN = (
     "actor_rollout_ref.model.extra_tokenizers",
     "ray_kwargs.ray_init",
 )
+_SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}
 _KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=(?P<value>.*)|$)", re.DOTALL)
 
 
@@ -54,7 +62,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
         SettingsError: a name is unknown, a value cannot be parsed or is not supported, a required setting is missing,
             or one does not go with the algorithm.
     """
-    loss, others = _loss(overrides)
+    loss, others = _loss(_joined(overrides))
     config = defaults(loss)
     known = tuple(_names(config))
     own = _translate(others, known, loss)
@@ -62,10 +70,22 @@ def load(overrides: Sequence[str]) -> DictConfig:
         raise SettingsError("\n".join(unknown))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
+        given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
+        if wrong := list(value_types.find_problems(config, _kinds(registry.ALGORITHMS[loss].like or loss), given)):
+            raise SettingsError("\n".join(wrong))
         _check(config, known, own)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(str(error)) from error
     return config
+
+
+def _joined(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with a value of Hydra's own options that is an argument of its own after a `=`."""
+    found, rest = [], iter(overrides)
+    for each in rest:
+        option = _SHORT_OPTIONS.get(each, each)
+        found.append(f"{option}={next(rest, '')}" if option in _SHORT_OPTIONS.values() else each)
+    return found
 
 
 def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
@@ -98,6 +118,13 @@ def defaults(loss: str) -> DictConfig:
 def _files(loss: str) -> bytes:
     """The settings of an algorithm of this package, pickled: reading them is six times as fast as a deep copy."""
     return pickle.dumps(_compose(loss))
+
+
+@cache
+def _kinds(loss: str) -> dict[str, type]:
+    """Types of the settings of an algorithm of this package; `SUPPORTED` has all values of the others."""
+    config = defaults(loss)
+    return value_types.kinds(config, (name for name in _names(config) if name not in supported_values.SUPPORTED))
 
 
 def _compose(loss: str) -> DictConfig:

@@ -18,6 +18,7 @@ OFFLINE = (
     "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
     "algorithm.sample_source=offline",
 )
+AGENT = "actor_rollout_ref.rollout.agent"
 FUNCTION = "reward.custom_reward_function.path"
 ADVICE = f"write {FUNCTION}, or reward.scorer for a built-in one"
 
@@ -39,7 +40,7 @@ def checked(folder: Path, held_out: dict[str, Any], *given: str, train: dict[str
         ({"prompt": "red"}, ["reward.scorer=jpeg"]),
         ({"prompt": "red"}, [f"{FUNCTION}=pkg://verl_omni.utils.reward_score.jpeg_compressibility"]),
         ({"prompt": "red", "agent_name": "mine"}, []),
-        ({"prompt": "red"}, ["actor_rollout_ref.rollout.agent.default_agent_loop=mine"]),
+        ({"prompt": "red"}, [f"{AGENT}.default_agent_loop=mine", f"{AGENT}.agent_loop_config_path=loops.yaml"]),
     ],
     ids=["named", "built-in", "of the reference", "own loop of the row", "own loop"],
 )  # fmt: skip

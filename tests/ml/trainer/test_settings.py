@@ -86,6 +86,7 @@ def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> No
     given = [*REQUIRED, "hydra.run.dir=.", "hydra.output_subdir=null", *nothing]
     config = settings.load(given)
     assert config == settings.load(REQUIRED)
+    assert settings.load([*REQUIRED, "--config-name", "diffusion_trainer", "-cp", "config"]) == settings.load(REQUIRED)
     assert list(settings.without_effect(given, config)) == ["hydra.run.dir", "hydra.output_subdir"]
 
 
@@ -94,6 +95,7 @@ def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> No
     [
         ("hydra.job.chdir=true", "hydra.job.chdir: true is not supported; write false or null: a run stays"),
         ("--config-name=mine", "--config-name: mine is not supported; write diffusion_trainer"),
+        ("-cn", "--config-name:  is not supported; write diffusion_trainer"),
         ("--config-path=/mine", "--config-path: /mine is not supported; write config"),
     ],
 )

@@ -1,0 +1,70 @@
+"""Values of another type than their setting's are refused in words, whatever would have read them first."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_omni.trainer import settings, value_types
+from verl_omni.workers.algorithms.registry import DEFAULT
+
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+NEEDED = [f"{MODEL}.path=m", "data.train_files=t", "trainer.total_training_steps=1"]
+EMPTY = "; a variable of the script may be empty"
+
+
+def problem(*given: str) -> str:
+    with pytest.raises(settings.SettingsError) as refused:
+        settings.load([*NEEDED, *given])
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("trainer.n_gpus_per_node=", f"has no value; write a number{EMPTY}"),
+        (f"{MODEL}.path=", f"has no value; write a path{EMPTY}"),
+        ("trainer.n_gpus_per_node='4'", "the text '4' is not supported; write a number"),
+        (f"{ACTOR}.ppo_mini_batch_size=null", "null is not supported; write a number"),
+        ("trainer.save_freq=null", "null is not supported; write a number"),
+        ("trainer.total_training_steps=many", "the text 'many' is not supported; write a number"),
+        ("trainer.val_before_train=no", "the text 'no' is not supported; write true or false"),
+        (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not supported; write two numbers, such as [0,5]"),
+        (f"{MODEL}.lora_rank=true", "True is not supported; write a number"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_what_to_write(given: str, said: str) -> None:
+    assert problem(given) == f"{given.partition('=')[0]}: {said}"
+
+
+def test_a_setting_of_a_group_that_is_given_as_a_whole_is_checked() -> None:
+    said = problem(f"{ROLLOUT}.algo={{noise_level: much, sde_type: sde}}")
+    assert said == f"{ROLLOUT}.algo.noise_level: the text 'much' is not supported; write a number"
+
+
+@pytest.mark.parametrize("value", ["", "text", "null"])
+def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
+    """Every setting whose values are checked; those that may be null load."""
+    config = settings.defaults(DEFAULT)
+    known = value_types.kinds(config, settings._names(config))
+    assert len(known) > 120
+    for name, kind in known.items():
+        if value == "null" and (kind is tuple or name in value_types.NUMBERS or name.startswith(value_types.NULLABLE)):
+            continue
+        if kind is str and value == "text":
+            continue
+        OmegaConf.update(config := settings.defaults(DEFAULT), name, {"text": "text", "": "", "null": None}[value])
+        (said,) = value_types.find_problems(config, {name: kind}, [name])
+        assert said.startswith(f"{name}: ") and "; write " in said
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "trainer.val_before_train=0", "trainer.total_epochs=15.0", "data.seed=null", f"{ROLLOUT}.seed=${{data.seed}}",
+        f"{ROLLOUT}.algo.sde_window_size=null", f"{ROLLOUT}.algo.sde_window_range=null", f"{ACTOR}.optim.lr=1.e-4",
+        "data.val_max_samples=-1", "trainer.experiment_name=2024", "trainer.max_actor_ckpt_to_keep=null",
+    ],
+)  # fmt: skip
+def test_usual_values_are_accepted(given: str) -> None:
+    settings.load([*NEEDED, given])
