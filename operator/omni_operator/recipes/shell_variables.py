@@ -141,10 +141,9 @@ class Variables:
                 if part.name == "#" and part.source in ("$#", "${#}"):
                     arguments = self.values.get("@", Value((), self.line))
                     return [str(len(arguments.elements)) if arguments.certain else unknown]
-                if part.operator == "other":
-                    changed = self._changed(part.source)
-                    return [unknown if changed is None else changed]
-                value = self._found(part)
+                if part.operator == "other" and (changed := self._changed(part.source)) is not None:
+                    return [changed]
+                value = None if part.operator == "other" else self._found(part)
                 if value is None:
                     return [] if part.name in ("@", "*") and "@" not in self.values else [unknown]
                 if not value.certain:

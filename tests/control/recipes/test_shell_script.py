@@ -23,6 +23,7 @@ SCRIPTS = {
     "the default of a default": f"N=3\n{CALL} a=${{MISSING_HERE:-$N}}",
     "arrays": f"DATA=(\n    a=1   # one\n    'b=[1, 2]'\n)\nMORE=(c=3)\n{CALL} \"${{DATA[@]}}\" d=4 ${{MORE[@]}}",
     "the script's own arguments": f'{CALL} a=1 "$@"\n',
+    "the script's arguments from the second": f'{CALL} a=1 "${{@:2}}"\n',
     "variables of the environment": f"CUDA_VISIBLE_DEVICES=0,1 PYTHONUNBUFFERED=1 {CALL} a=1",
     "other statements": f"set -x\nif [ -d . ]; then\n    mkdir -p x && cd x\nfi\n{CALL} a=1 2>&1 | cat\necho b=2",
     "interpolation of Hydra": f"{CALL} 'a=${{trainer.seed}}' b=1",
