@@ -40,10 +40,20 @@ class CheckpointSaver:
         may_write: Callable[[], None],
     ) -> None:
         self.folder, self.run_number = folder, 1
-        self.newest: int | None = None  # step of the last checkpoint that is complete
+        self.newest: int | None = None  # step of the last checkpoint of this run that is complete
         self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
         self._event, self._may_write = event, may_write
         self._writing: int | None = None  # step
+
+    def start(self, resumed_from: Path | None) -> None:
+        """Begin or continue a run; of the checkpoints in the folder, those of other runs are not this run's.
+
+        Args:
+            resumed_from: checkpoint that the run starts from.
+        """
+        self.run_number = checkpoints.run_number(self.folder, resumed_from)
+        if resumed_from is not None and resumed_from == checkpoints.latest(self.folder):
+            self.newest = checkpoints.step_of(resumed_from)
 
     def save(self, step: int) -> None:
         """Save a checkpoint, after the one that is being written.

@@ -109,7 +109,7 @@ class DiffusionTrainer:
             StaleSample, StaleReplica, LogProbMismatch: samples and weights have different versions.
         """
         step = 0
-        self.saver.run_number = checkpoints.run_number(self.checkpoints, checkpoint)
+        self.saver.start(checkpoint)
         if checkpoint is not None:
             step = checkpoints.step_of(checkpoint)
             self.stack.workers.load_checkpoint(str(checkpoint))
@@ -118,7 +118,7 @@ class DiffusionTrainer:
             self._train_from(step)
         except BaseException as error:
             try:
-                if is_loss_of_replicas(error) and self._complete not in (0, *checkpoints.steps(self.checkpoints)):
+                if is_loss_of_replicas(error) and self._complete not in (0, self.saver.newest):
                     self._save_complete()
             finally:
                 self.saver.drop()
@@ -147,7 +147,7 @@ class DiffusionTrainer:
         if self._seconds and not self._optimizer_steps:
             raise FloatingPointError("no optimizer step of this run was taken: none of its gradients was finite")
         self.saver.wait()
-        if step not in checkpoints.steps(self.checkpoints):
+        if step != self.saver.newest:
             self._save_and_wait(step)
 
     def _step(self, step: int) -> None:

@@ -244,6 +244,20 @@ def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path) 
     assert saved == [1, 2]
 
 
+def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that_step(tmp_path: Path) -> None:
+    """As a run that starts from an earlier checkpoint of its own folder (`trainer.resume_mode=resume_path`)."""
+    folder = tmp_path / "checkpoints"
+    trainer(tmp_path, "trainer.save_freq=1").fit(None)
+    again = trainer(tmp_path, "trainer.save_freq=0")
+    again.stack.workers.load_checkpoint = lambda path: None
+    again.stack.workers.save_checkpoint = lambda path: (Path(path) / "others").write_text("w")
+    again.fit(folder / "step_000001")
+    newest = checkpoints.latest(folder)
+    assert newest == folder / "step_000002" and (newest / "others").is_file()
+    again.stack.workers.save_checkpoint = lambda path: pytest.fail("it has its checkpoint")
+    again.fit(newest)
+
+
 @pytest.mark.parametrize("settings", [(), BACKGROUND], ids=["at once", "in the background"])
 def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
     made = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
