@@ -113,12 +113,22 @@ def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int, r
         raise
 
 
+def recover(folder: Path) -> None:
+    """Give a step whose checkpoint a killed run was replacing its checkpoint again: the new one if it is complete."""
+    for replaced in folder.glob(f"{_REPLACED}*"):
+        step = int(replaced.name.removeprefix(_REPLACED))
+        if not path_of(folder, step).exists():
+            written = _aside(folder, step)
+            (written if _read(written) is not None else replaced).rename(path_of(folder, step))
+
+
 def begin(folder: Path, step: int) -> Path:
     """An empty folder to write the checkpoint of `step` into; it is none until `complete`.
 
     Deletes what killed runs left, so only one checkpoint of a folder may be written at a time.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    recover(folder)
     for left in [*folder.glob(f"{_WRITING}*"), *folder.glob(f"{_REPLACED}*")]:
         shutil.rmtree(left, ignore_errors=True)
     aside = _aside(folder, step)

@@ -205,6 +205,7 @@ def _begin(config: Any, folder: Any, without_effect: Mapping[str, str]) -> Path 
 
     folder.take()
     own = folder.path / "checkpoints"
+    checkpoints.recover(own)
     aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
     by_path = config.trainer.resume_mode == "resume_path"
     checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)

@@ -91,6 +91,12 @@ def test_resume_path_starts_from_a_checkpoint_of_another_run(tmp_path: Path) -> 
     assert events[0]["resumed_from"] == 6
 
 
+def test_a_run_that_is_killed_while_it_replaces_its_checkpoint_resumes_from_it(tmp_path: Path) -> None:
+    own = checkpoint(tmp_path / "checkpoints", 4)
+    own.rename(own.with_name(".replaced_step_000004"))
+    assert started(tmp_path, "auto")[0] == own
+
+
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*step_000009; write the path of a folder step_NNNNNN"):
         checkpoints.step_of(tmp_path / "step_000009")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,29 @@ def test_a_checkpoint_can_be_written_again(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, 1, lambda folder: (folder / "other").touch(), keep=1, run=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert (tmp_path / "step_000001" / "other").is_file()
+
+
+@pytest.mark.parametrize(("renames", "expected"), [(1, "weights"), (2, "other"), (3, "other")])
+def test_a_run_that_is_killed_while_it_replaces_a_checkpoint_loses_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int, expected: str
+) -> None:
+    """Killed before the replaced one is renamed, before the new one is, or at the end."""
+    checkpoints.save(tmp_path, 1, write_weights, keep=1, run=1)
+    left, rename = iter(range(1, renames)), os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    (checkpoints.begin(tmp_path, 1) / "other").touch()
+    with contextlib.suppress(KeyboardInterrupt):
+        checkpoints.complete(tmp_path, 1, keep=1, run=1)
+    monkeypatch.undo()
+    checkpoints.recover(tmp_path)
+    found = checkpoints.latest(tmp_path)
+    assert found is not None and (found / expected).is_file()
 
 
 def test_a_stale_sample_stops_the_run() -> None:
