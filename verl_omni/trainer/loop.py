@@ -287,9 +287,9 @@ class DiffusionTrainer:
                 arguments = self.algorithm.for_older_samples(arguments)
             request = sample_generation.update_request(batch, samples.stored, arguments)
             count = sample_generation.samples_in(batch)
-        found = metrics.over_ranks(self.stack.workers.update_actor(request).meta_info["metrics"])
+        found = self.stack.workers.update_actor(request).meta_info["metrics"]
         self.exported.trained(count)
-        return found
+        return self.algorithm.metrics(metrics.over_ranks(found))
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""

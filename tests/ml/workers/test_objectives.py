@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.trainer import metrics
 from verl_omni.utils.sample_store import SharedRows
 from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
 from verl_omni.workers.config import (
@@ -44,7 +46,8 @@ def make(
         lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
         attn_backend="native", enable_gradient_checkpointing=False,
     )  # fmt: skip
-    config = DiffusionActorConfig(ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2), **changes)
+    settings = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
+    config = DiffusionActorConfig(**settings)
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
@@ -212,6 +215,23 @@ def test_dpo_has_no_gradient_without_a_preference(model_folder: Path) -> None:
     assert found["actor/grad_norm"] == 0 and found["actor/preferred_fraction"] == 0
     one_of_two = actor.update(compared() | {"preferred": torch.tensor([0.0, 1.0])})
     assert one_of_two["actor/grad_norm"] > 0 and one_of_two["actor/preferred_fraction"] == 0.5
+
+
+def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> None:
+    """Whatever mini-batches and ranks they are in."""
+    algorithm = training_algorithm("diffusion_dpo")
+    actor = make(model_folder, diffusion_loss=DPO, ppo_mini_batch_size=1)
+    for _ in range(6):
+        actor.update(compared())
+    none, one = ({"preferred": torch.tensor([0.0, preferred])} for preferred in (0.0, 1.0))
+    found = algorithm.metrics(actor.update(compared() | one))
+    assert found["actor/accuracy"] == 1 and found["actor/preferred_fraction"] == 0.5
+    ranks = [actor.update(compared() | given) for given in (none, one)]
+    over_ranks = algorithm.metrics(metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
+    assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
+    alone = algorithm.metrics(ranks[1])
+    assert over_ranks["actor/margin"] == pytest.approx(alone["actor/margin"])
+    assert not {"actor/accuracy", "actor/margin"} & algorithm.metrics(ranks[0]).keys(), "there is nothing to measure"
 
 
 def test_dpo_trains_when_both_samples_of_a_pair_are_the_same(model_folder: Path) -> None:

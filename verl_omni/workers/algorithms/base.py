@@ -122,6 +122,10 @@ class TrainingAlgorithm(ABC, Generic[Loss]):
         """Arguments of `objective` for the update of training step `step`, from 1; plain values."""
         return {}
 
+    def metrics(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of a training step from means over its mini-batches and ranks."""
+        return dict(found)
+
     def for_older_samples(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments for samples of earlier weights than those that the update starts from."""
         return arguments

@@ -17,6 +17,7 @@ from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgori
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 from verl_omni.workers.config.diffusion.actor import require_positive
 
+MARGIN, ACCURACY, PREFERRED = "actor/margin", "actor/accuracy", "actor/preferred_fraction"
 OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors with one entry per pair; others have two
 
 
@@ -75,12 +76,9 @@ class DPOObjective:
         return dpo.loss(margin, beta=self.config.dpo_beta) * preferred, {**measured, "preferred": preferred}
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        compared = max(1.0, measured["preferred"].sum().item())
-        return {
-            "actor/margin": measured["margin"].sum().item() / compared,
-            "actor/accuracy": measured["right"].sum().item() / compared,
-            "actor/preferred_fraction": torch.count_nonzero(measured["preferred"]).item() / count,
-        }
+        # Of all pairs, which every rank has as many of; `metrics` makes them those of the pairs with a preference.
+        of_all = {MARGIN: measured["margin"], ACCURACY: measured["right"], PREFERRED: measured["preferred"]}
+        return {name: values.sum().item() / count for name, values in of_all.items()}
 
     def finish(self) -> None:
         pass
@@ -101,6 +99,16 @@ class DiffusionDPO(TrainingAlgorithm[DiffusionDPOLossConfig]):
         pairs = {name: torch.stack([tensor[best], tensor[worst]], dim=1) for name, tensor in samples.tensors.items()}
         preferred = (samples.scores[best] > samples.scores[worst]).float()
         return {**pairs, "preferred": preferred, "draw_seeds": draw_seeds(len(best), seed)}
+
+    @override
+    def metrics(self, found: Mapping[str, float]) -> dict[str, float]:
+        # Ranks and mini-batches have different numbers of pairs with a preference: a mean of means would count those
+        # without any.
+        preferred = found.get(PREFERRED)
+        if preferred is None:
+            return dict(found)
+        compared = {name: found[name] / preferred for name in (MARGIN, ACCURACY)} if preferred > 0 else {}
+        return {name: value for name, value in found.items() if name not in (MARGIN, ACCURACY)} | compared
 
     @override
     def objective(
