@@ -24,6 +24,7 @@ from .devices import Device
 from .options import Assignments, JobFile, Json, job_folder
 
 PROGRAM = "verl_omni.trainer.memory_estimate"
+ANY_DEVICE = (None, "CPU", "Mock")  # vendors of jobs that compute on the CPU, or anywhere: any device may be checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,10 @@ def fit(
 
 def _target(job: DiffusionRLJob, device: Device | None) -> Target:
     """The named device, or what `drl run` would use here."""
-    if device is not None:
-        return Target(device.value, devices.vendor(device), devices.memory(device))
     vendor = job.spec.trainer.accelerator.vendor
+    if device is not None:
+        _check_vendor("--device", device, "spec.trainer.accelerator.vendor", vendor)
+        return Target(device.value, devices.vendor(device), devices.memory(device))
     here = () if vendor in ("CPU", "Mock") else machine.find_accelerators()
     mine = next((found for found in here if vendor in (None, found.vendor)), None)
     if mine is None and vendor not in (None, "CPU", "Mock"):
@@ -100,7 +102,10 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
 
 def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None) -> Target:
     """The named device for rollout pods, or that of the trainer."""
+    own = job.spec.rollout_accelerator.vendor
     if device is None:
+        if job.spec.rollout.separate and trainer.vendor and own not in (*ANY_DEVICE, trainer.vendor):
+            console.refuse(f"the rollout pods have accelerators of {own}: name the one to check for: --rollout-device")
         return trainer
     if not job.spec.rollout.separate:
         console.refuse(
@@ -109,7 +114,19 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
         )
     if trainer.vendor is None:
         console.refuse("--rollout-device: name the accelerator of the trainer too, with --device")
+    _check_vendor("--rollout-device", device, "spec.rollout.accelerator.vendor", own)
     return Target(device.value, devices.vendor(device), devices.memory(device))
+
+
+def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -> None:
+    """Refuse a device of another vendor than that of the job's pods."""
+    vendor = devices.vendor(device)
+    if wanted not in (*ANY_DEVICE, vendor):
+        known = ", ".join(each.value for each in Device if devices.vendor(each) == wanted)
+        console.refuse(
+            f"{option}: {device.value} is of {vendor}, and {field} is {wanted}: name one of {known}, or change the "
+            f"job (--set {field}={vendor})"
+        )
 
 
 def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones(job: Path) -> None:
     assert [each.value for each in devices.Device if f"'{each.value}'" not in result.stderr] == []
 
 
+ASCEND = ("--set", "spec.trainer.accelerator.vendor=Ascend")
 SEPARATE = ("--set", "spec.rollout.placement=Separate")
 
 
@@ -124,9 +125,31 @@ def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_
 
 
 def test_rollout_pods_have_the_device_of_the_trainer_by_default(job: Path, two_pools: list[list[str]]) -> None:
-    assert drl_fit(job, "--device", "910b-64g", *SEPARATE).exit_code == 0
+    assert drl_fit(job, "--device", "910b-64g", *ASCEND, *SEPARATE).exit_code == 0
     (command,) = two_pools
     assert option(command, "--capacity") == option(command, "--rollout-capacity") == 64 * GIB
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--device", "910b-64g"), "--device: 910b-64g is of Ascend, and spec.trainer.accelerator.vendor is NVIDIA: "),
+        (
+            ("--device", "h100-80g", "--rollout-device", "910b-32g", *SEPARATE),
+            "910b-32g is of Ascend, and spec.rollout.accelerator.vendor is NVIDIA: name one of a100-40g, a100-80g, ",
+        ),
+        (
+            ("--device", "h100-80g", "--set", "spec.rollout.accelerator.vendor=Ascend", *SEPARATE),
+            "the rollout pods have accelerators of Ascend: name the one to check for: --rollout-device",
+        ),
+    ],
+)
+def test_a_device_of_another_vendor_than_the_jobs_is_refused(
+    job: Path, two_pools: list[list[str]], arguments: tuple[str, ...], said: str
+) -> None:
+    result = drl_fit(job, *arguments)
+    assert (result.exit_code, result.stdout, two_pools) == (2, "", [])
+    assert said in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -224,7 +247,15 @@ def test_without_the_accelerator_of_the_job_the_device_must_be_named(job: Path) 
 def test_the_estimate_gets_the_memory_of_the_device_and_the_settings_of_the_job(
     job: Path, commands: list[list[str]]
 ) -> None:
-    arguments = ("--device", "910b-64g", "--set", "spec.trainer.replicas=2", "--set", "spec.rollout.replicas=2")
+    arguments = (
+        "--device",
+        "910b-64g",
+        *ASCEND,
+        "--set",
+        "spec.trainer.replicas=2",
+        "--set",
+        "spec.rollout.replicas=2",
+    )
     assert drl_fit(job, *arguments).exit_code == 0
     (command,) = commands
     assert command[:3] == [sys.executable, "-m", fit.PROGRAM]
