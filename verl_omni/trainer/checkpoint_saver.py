@@ -21,7 +21,7 @@ class CheckpointSaver:
         folder: of the run's checkpoints.
         workers: the trainer's ranks: `save_checkpoint(folder)`, or in the background `start_checkpoint(folder)` and
             `finish_checkpoint(wait_s)`, which returns for each rank whether its write has ended.
-        keep: number of checkpoints of this run to keep; 0 keeps all.
+        keep: number of checkpoints of this run to keep; all if it is not positive.
         background: whether to write in the background.
         deadline_s: seconds that `wait` waits for a write.
         event: records an event of the run.

@@ -97,7 +97,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int, r
 
     Args:
         write: writes the checkpoint into the folder that it gets.
-        keep: number of checkpoints of this run to keep; 0 keeps all.
+        keep: number of checkpoints of this run to keep; all if it is not positive.
         run: `run_number` of this run.
 
     Raises:
@@ -156,7 +156,7 @@ def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     own = sorted(each.step for each in _manifests(folder) if each.run == run)
-    for old in own[:-keep] if keep else []:
+    for old in own[:-keep] if keep > 0 else []:
         shutil.rmtree(path_of(folder, old))
     return final
 

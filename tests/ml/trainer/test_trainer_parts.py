@@ -42,6 +42,13 @@ def write_weights(folder: Path) -> None:
     (folder / "weights").write_text("w" * 10)
 
 
+@pytest.mark.parametrize("keep", [0, -1])
+def test_all_checkpoints_are_kept_unless_a_number_is_given(tmp_path: Path, keep: int) -> None:
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path, step, write_weights, keep=keep, run=1)
+    assert checkpoints.steps(tmp_path) == [1, 2, 3]
+
+
 def test_an_incomplete_folder_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="step 3 has no files"):
         checkpoints.save(tmp_path, 3, lambda folder: None, keep=0, run=1)
