@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import generation_ahead, judges, pools, run_length
+from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, run_length
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
@@ -92,6 +92,7 @@ SUPPORTED = {
     f"{FSDP}.mixed_precision.reduce_dtype": SupportedValues(FLOAT32, "sums of gradients in 16 bits lose terms"),
     f"{FSDP}.mixed_precision.buffer_dtype": SupportedValues((None, *DTYPES), "the model runs in no other dtype"),
     "actor_rollout_ref.actor.strategy": SupportedValues(("fsdp2", "fsdp"), "both mean FSDP2"),
+    f"{OPTIM}.lr_scheduler_type": SupportedValues(("constant", "cosine"), "both begin with lr_warmup_steps"),
     f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
@@ -133,6 +134,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     """
     trackers = [*_trackers(config.trainer.logger, installed), *_pictures(config.trainer)]
     own = [
+        *number_ranges.find_problems(config),
         *run_length.find_problems(config),
         *pools.find_problems(config),
         *judges.find_problems(config),

@@ -360,6 +360,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     (('float32', 'fp32'), "sums of gradients in 16 bits lose terms", (
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
     )),
+    (('constant', 'cosine'), "both begin with lr_warmup_steps", ("actor_rollout_ref.actor.optim.lr_scheduler_type",)),
     (('fsdp2', 'fsdp'), "both mean FSDP2", ("actor_rollout_ref.actor.strategy",)),
     ((True, False), "false is for engines with accelerators of their own (actor_rollout_ref.rollout.nnodes > 0)", (
         "actor_rollout_ref.hybrid_engine",

@@ -31,6 +31,7 @@ OTHERS = {
     "data.truncation": "left", "actor_rollout_ref.model.lora": "{rank: 8}",
     "actor_rollout_ref.model.lora_dtype": "bfloat16", f"{FSDP}.model_dtype": "float16",
     f"{FSDP}.mixed_precision.param_dtype": "float16", f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear",
     f"{FSDP}.mixed_precision.buffer_dtype": "float64", f"{ROLLOUT}.dtype": "float16",
     "actor_rollout_ref.actor.strategy": "megatron", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.mode": "sync",
     f"{ROLLOUT}.pipeline.output_type": "video",
@@ -40,6 +41,35 @@ OTHERS = {
     "reward.aggregation": "product", "trainer.resume_mode": "never",
     "trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.max_off_policy_strategy": "discard",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "range_"),
+    [
+        ("data.train_batch_size=0", "positive"),
+        ("actor_rollout_ref.actor.grad_clip=-1", "positive: -1; for gradients that are not clipped, write inf"),
+        ("actor_rollout_ref.actor.grad_clip=0", "positive: 0; for gradients"),
+        ("actor_rollout_ref.actor.ppo_epochs=0", "positive: 0"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "positive: 0"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=-2", "not be negative: -2"),
+        ("actor_rollout_ref.actor.diffusion_loss.clip_ratio=-1", "positive: -1"),
+        ("actor_rollout_ref.actor.diffusion_loss.adv_clip_max=nan", "positive: nan"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "not be negative: nan"),
+        ("actor_rollout_ref.actor.kl_loss_coef=-0.1", "not be negative: -0.1"),
+        ("actor_rollout_ref.model.lora_rank=-1", "not be negative: -1; 0 trains all weights"),
+        (f"{ROLLOUT}.n=0", "positive: 0"),
+        (f"{ROLLOUT}.pipeline.num_inference_steps=0", "positive: 0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(override: str, range_: str) -> None:
+    assert f"{override.partition('=')[0]}: must {'be ' if range_[0] == 'p' else ''}{range_}" in refusal(override)
+
+
+def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -> None:
+    given = ["actor_rollout_ref.model.lora_alpha=0", "actor_rollout_ref.actor.grad_clip=inf"]
+    found = settings.load([*REQUIRED, *given])
+    assert found.actor_rollout_ref.actor.grad_clip == float("inf")
+    assert "lora_alpha: must be positive: 0" in refusal(*given, "actor_rollout_ref.model.lora_rank=8")
 
 
 @pytest.mark.parametrize(

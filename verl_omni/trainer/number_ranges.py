@@ -1,0 +1,52 @@
+"""PURE: ranges of settings that are numbers. Outside of them, a run would fail late, or train something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+POSITIVE = (
+    "data.train_batch_size",
+    f"{ACTOR}.diffusion_loss.adv_clip_max",
+    f"{ACTOR}.diffusion_loss.clip_ratio",
+    f"{ACTOR}.grad_clip",  # at 0 nothing would be learned, and a negative one would turn the gradient round
+    f"{ACTOR}.optim.clip_grad",
+    f"{ACTOR}.ppo_epochs",
+    f"{ACTOR}.ppo_mini_batch_size",
+    f"{ROLLOUT}.n",
+    f"{ROLLOUT}.pipeline.num_inference_steps",
+)
+NOT_NEGATIVE = (
+    f"{ACTOR}.kl_loss_coef",
+    f"{ACTOR}.optim.eps",
+    f"{ACTOR}.optim.lr",
+    f"{ACTOR}.optim.weight_decay",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+    f"{MODEL}.lora_rank",
+    "trainer.max_log_prob_difference",
+)
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """Numbers out of their range, a line for each; a setting that is not given or null has none."""
+    for names, least, range_ in ((POSITIVE, False, "must be positive"), (NOT_NEGATIVE, True, "must not be negative")):
+        for name in names:
+            value = OmegaConf.select(config, name)
+            if _is_number(value) and not (value > 0 or (least and value == 0)):
+                yield f"{name}: {range_}: {value}{_ADVICE.get(name, '')}"
+    model = config.actor_rollout_ref.model
+    if _is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
+        yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
+
+
+_ADVICE = {
+    f"{ACTOR}.grad_clip": "; for gradients that are not clipped, write inf",
+    f"{MODEL}.lora_rank": "; 0 trains all weights",
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
