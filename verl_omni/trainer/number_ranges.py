@@ -7,6 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.workers.algorithms import registry
+
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 POSITIVE = (
     "data.train_batch_size",
@@ -37,11 +39,15 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             value = OmegaConf.select(config, name)
             if _is_number(value) and not (value > 0 or (least and value == 0)):
                 yield f"{name}: {range_}: {value}{_ADVICE.get(name, '')}"
+    algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
+    if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
+        yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
     model = config.actor_rollout_ref.model
     if _is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
         yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
 
 
+_OWN = ("flow_grpo", "dance_grpo", "mix_grpo")  # estimators of advantages; those of users may take one sample
 _ADVICE = {
     f"{ACTOR}.grad_clip": "; for gradients that are not clipped, write inf",
     f"{MODEL}.lora_rank": "; 0 trains all weights",

@@ -60,13 +60,20 @@ def test_a_scorer_without_scores_is_named() -> None:
             [SEVERAL, FUNCTIONS, "reward.reward_manager.module.path=pkg://mine"],
             ["write reward.reward_manager.name=MultiVisualRewardManager"],
         ),
-        ([SEVERAL, FUNCTIONS, "actor_rollout_ref.rollout.n=1"], ["write at least 2 as actor_rollout_ref.rollout.n"]),
     ],
 )
 def test_where_it_cannot_work_it_is_refused(overrides: list[str], said: list[str]) -> None:
     found = list(reward_settings.normalization_problems(load(NORMALIZED, *overrides)))
     assert len(found) == len(said) and all(words in line for line, words in zip(found, said, strict=True))
     assert list(reward_settings.normalization_problems(load(*overrides))) == []
+
+
+def test_one_sample_of_a_prompt_is_refused() -> None:
+    """An estimator of the user may take it; the normalization cannot."""
+    config = load(NORMALIZED, SEVERAL, FUNCTIONS)
+    config.actor_rollout_ref.rollout.n = 1
+    (line,) = reward_settings.normalization_problems(config)
+    assert "write at least 2 as actor_rollout_ref.rollout.n" in line
 
 
 def test_preferences_of_a_data_set_are_refused() -> None:

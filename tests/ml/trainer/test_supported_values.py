@@ -65,6 +65,15 @@ def test_a_number_out_of_its_range_is_refused(override: str, range_: str) -> Non
     assert f"{override.partition('=')[0]}: must {'be ' if range_[0] == 'p' else ''}{range_}" in refusal(override)
 
 
+@pytest.mark.parametrize(("loss", "refused"), [("flow_grpo", True), ("diffusion_nft", True), ("diffusion_dpo", False)])
+def test_one_sample_of_a_prompt_has_nothing_to_be_compared_with(loss: str, refused: bool) -> None:
+    given = ["actor_rollout_ref.model.lora_rank=8", f"actor_rollout_ref.actor.diffusion_loss.loss_mode={loss}"]
+    if refused:
+        assert f"{ROLLOUT}.n: must be at least 2: an advantage compares" in refusal(*given, f"{ROLLOUT}.n=1")
+    else:
+        settings.load([*REQUIRED, *given, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
+
+
 def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -> None:
     given = ["actor_rollout_ref.model.lora_alpha=0", "actor_rollout_ref.actor.grad_clip=inf"]
     found = settings.load([*REQUIRED, *given])
