@@ -95,6 +95,9 @@ class TrainingAdapter(Protocol):
         LAYERS: name prefixes of the layers that FSDP2 shards one by one (`<prefix><index>`).
         LORA_TARGETS: suffixes of the linear layers to adapt unless the settings list others, e.g. `attn.to_q`.
         CHAT_TEMPLATE: Jinja chat template of prompts; None for the tokenizer's own, or for plain text.
+
+    It may have `NOT_ADAPTED`, a regular expression of the linear layers that the engine's LoRA does not reach:
+    `target_modules=all-linear` leaves them out.
     """
 
     CONDITIONS: tuple[str, ...]

@@ -168,6 +168,8 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
         model.custom_chat_template = adapter.CHAT_TEMPLATE
     if model.target_modules is None:
         model.target_modules = list(adapter.LORA_TARGETS)
+    if model.target_modules == "all-linear" and model.exclude_modules is None:
+        model.exclude_modules = getattr(adapter, "NOT_ADAPTED", None)
     if model.fsdp_layer_prefixes is None:
         model.fsdp_layer_prefixes = list(adapter.LAYERS)
     if rollout.max_prompt_embed_length is None:

@@ -120,7 +120,8 @@ def check_loras(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> No
     """
     if missing := [name for name in loras if name not in known]:
         raise BindingIncomplete(
-            f"{len(missing)} of {len(loras)} LoRA modules are not in the engine: {summarize_names(missing)}"
+            f"{len(missing)} of {len(loras)} LoRA modules are not in the engine: {summarize_names(missing)}; leave "
+            "them out with actor_rollout_ref.model.exclude_modules, or list others in target_modules"
         )
     for name, weights in loras.items():
         for _, a, b, rows, columns in _parts(name, known[name], weights):

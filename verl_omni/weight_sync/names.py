@@ -85,18 +85,13 @@ def replace_parts(name: str, table: Sequence[tuple[str, str]]) -> str:
 def to_engine_adapter(
     tensors: Mapping[str, Tensor], peft_config: Mapping[str, Any], checkpoint_names: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Rename an adapter's tensors and its list of target modules to the engine's names.
-
-    A target that is a pattern is unchanged; if it matches no layer of the engine, the adapter is refused later.
+    """Rename an adapter's tensors to the engine's names; the engine adapts their modules, whatever the settings list.
 
     Args:
         checkpoint_names: pairs (part of the engine's names, the same part in checkpoints).
     """
     table = [(theirs, ours) for ours, theirs in checkpoint_names]
-    settings = dict(peft_config)
-    if not isinstance(settings.get("target_modules"), (str, type(None))):
-        settings["target_modules"] = [replace_parts(target, table) for target in settings["target_modules"]]
-    return {replace_parts(name, table): tensor for name, tensor in tensors.items()}, settings
+    return {replace_parts(name, table): tensor for name, tensor in tensors.items()}, dict(peft_config)
 
 
 def part_names(name: str, fused_modules: dict[str, list[str]]) -> list[str]:

@@ -281,6 +281,22 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 
+# --- all linear layers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "overrides"),
+    [("sd3", 23, ["data.max_prompt_length=16"]),
+     ("qwen_image", 34, ["data.max_prompt_length=160"]),
+     ("wan", 20, VIDEOS)],
+)  # fmt: skip
+def test_all_linear_layers_that_the_engine_adapts_have_an_effect(
+    family: Any, name: str, modules: int, overrides: list[str]
+) -> None:
+    running = family(name, "actor_rollout_ref.model.target_modules=all-linear", *overrides)
+    assert running.publish(0)["bound"] == modules
+    running.check_agreement(running.samples(version=0), running.evaluate(), modules)
+
 
 def test_a_run_uses_the_algorithm_advantages_family_and_reward_of_a_users_module(
     shared_ray: SharedRay, tmp_path: Path

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from verl_omni.pipelines.qwen_image import training as qwen_image
+from verl_omni.pipelines.wan import training as wan
 from verl_omni.trainer import settings, startup
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +56,15 @@ def test_the_model_family_fills_in_settings_that_are_null(tmp_path: Path) -> Non
     assert made.model.fsdp_layer_prefixes == ["transformer_blocks."]
     assert made.rollout.max_prompt_embed_length == 100
     assert qwen_image.guidance(made.rollout.pipeline) == 2.5, "one setting of guidance for all families"
+
+
+def test_all_linear_leaves_out_what_the_engine_cannot_adapt_unless_others_are_left_out(tmp_path: Path) -> None:
+    targets, left_out = (f"actor_rollout_ref.model.{name}_modules" for name in ("target", "exclude"))
+    found = []
+    for number, given in enumerate(([], [f"{targets}=all-linear"], [f"{targets}=all-linear", f"{left_out}=[ffn]"])):
+        (tmp_path / str(number)).mkdir()
+        found.append(fitted(tmp_path / str(number), "WanPipeline", *given).model.exclude_modules)
+    assert found == [None, wan.NOT_ADAPTED, ["ffn"]]
 
 
 def test_a_tokenizer_below_a_hub_id_is_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def make(
         lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
         attn_backend="native", enable_gradient_checkpointing=False,
     )  # fmt: skip
-    settings = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
+    settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(**settings)
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 

@@ -43,7 +43,9 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "bfloat16 on 2": (2, 4, HALF),
     COMPILED: (2, 4, {"use_torch_compile": True, "use_kl_loss": True, **HALF}),
     "all weights in bfloat16 with a KL on 2": (2, 0, {"use_kl_loss": True, **HALF}),
+    "whole layers with a KL on 2": (2, 0, {"use_kl_loss": True, "reshard_after_forward": False}),
     "all weights on 4": (4, 0, {}),
+    "two copies with a KL on 4": (4, 0, {"use_kl_loss": True, "fsdp_size": 2}),
     "two copies on 4": (4, 0, {"fsdp_size": 2}),
     "two copies in bfloat16 on 4": (4, 4, {"fsdp_size": 2, **HALF}),
 }

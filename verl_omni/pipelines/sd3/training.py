@@ -13,6 +13,7 @@ from verl_omni.pipelines.guided_batch import guide, twice, with_negative
 CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 LAYERS = ("transformer_blocks.",)
 LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+NOT_ADAPTED = r".*(norm|time_text_embed).*"
 CHAT_TEMPLATE = None
 
 

@@ -15,6 +15,7 @@ LAYERS = ("blocks.",)
 LORA_TARGETS = tuple(
     f"{attention}.{layer}" for attention in ("attn1", "attn2") for layer in ("to_q", "to_k", "to_v", "to_out.0")
 )
+NOT_ADAPTED = r"condition_embedder\..*|proj_out"
 CHAT_TEMPLATE = None
 ENGINE_GUIDANCE = 4.0  # the engine's default
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -42,8 +44,6 @@ def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, 
     from vllm.lora.peft_helper import PEFTHelper
 
     helper = PEFTHelper.from_dict(lora_request.peft_config)
-    if isinstance(helper.target_modules, list) and helper.target_modules:
-        helper.target_modules = _to_pattern(helper.target_modules)
     model = LoRAModel.from_lora_tensors(
         tensors={name: tensor.clone() if ".lora_B." in name else tensor for name, tensor in tensors.items()},
         peft_helper=helper,
@@ -51,12 +51,16 @@ def load_tensor_adapter(lora_request: Any, *, dtype: torch.dtype) -> tuple[Any, 
         device="cpu",
         dtype=dtype,
     )
+    helper.target_modules = _to_pattern(model.loras)
     return model, helper
 
 
-def _to_pattern(suffixes: list[str]) -> str:
-    """One pattern that matches the same modules as a list, which vLLM-Omni would compile again for each module."""
-    return rf"^(.*\.)?({'|'.join(suffixes)})$"
+def _to_pattern(modules: Iterable[str]) -> str:
+    """One pattern that matches exactly these modules, with or without the component that they are in.
+
+    The settings' own targets are of checkpoints' names, which peft compares in another way than vLLM-Omni.
+    """
+    return rf"^(.*\.)?({'|'.join(map(re.escape, modules))})$"
 
 
 class VLLMOmniHijack:

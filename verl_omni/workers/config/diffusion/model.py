@@ -37,7 +37,7 @@ class DiffusionModelConfig(BaseConfig):
         lora_rank: rank of the LoRA adapter; 0 trains all weights of the transformer.
         lora_alpha, lora_init_weights, exclude_modules: as in peft's `LoraConfig`.
         lora_dtype: dtype of the adapter in memory; None: float32, the only one.
-        target_modules: suffixes of the linear layers to adapt, e.g. `attn.to_q`, or a regular expression.
+        target_modules: suffixes of the linear layers to adapt, e.g. `attn.to_q`, a regular expression, or `all-linear`.
         lora: read by verl's server.
         policy_state_adapters: `default`, and `old` to keep an old policy.
         fsdp_layer_prefixes: name prefixes of the layers that FSDP2 shards one by one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ def swap_adapter(
         manager.remove_adapter(VLLM_LORA_INT_ID)
         if not worker.add_lora(request):
             raise WeightSyncError("the engine refused the adapter: add_lora returned False")
+        share_layers(manager.pipeline, manager._lora_modules)
         loras = manager._registered_adapters[VLLM_LORA_INT_ID].loras
         # A pipeline may rename modules while it loads them. If it did not, none may be missing.
         if set(loras) <= modules and (lost := modules - set(loras)):
@@ -60,6 +62,26 @@ def swap_adapter(
     # No file can reload the policy's adapter, so the cache must not evict it for another adapter.
     manager.pin_adapter(VLLM_LORA_INT_ID)
     return bound
+
+
+def share_layers(pipeline: Any, layers: Mapping[str, Any]) -> None:
+    """Put each LoRA layer in all places that its base layer has in the model.
+
+    vLLM-Omni puts it in one of them. What computes Qwen-Image's `img_in` has it in another one, and would go on without
+    the adapter.
+
+    Args:
+        layers: `<component>.<module path>` -> LoRA layer.
+    """
+    by_base = {id(layer.base_layer): layer for layer in layers.values()}
+    wrappers = {id(layer) for layer in layers.values()}
+    for component in {name.partition(".")[0] for name in layers}:
+        for parent in getattr(pipeline, component).modules():
+            if id(parent) in wrappers:
+                continue
+            for name, child in parent._modules.items():
+                if id(child) in by_base:
+                    parent._modules[name] = by_base[id(child)]
 
 
 def _restore_adapter(manager: Any, previous: Any, request: OmniTensorLoRARequest) -> None:
