@@ -138,6 +138,19 @@ def test_only_what_is_needed_is_recomputed(
     assert passes.count(True) == ROWS * STEPS * changes.get("ppo_epochs", 1)
 
 
+@pytest.mark.parametrize("objective", [GRPOObjective, GuardObjective])
+def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
+    """Several ranks compute such rows, and one process does not: the share of clipped ratios is the same."""
+    made = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
+    part = {
+        "advantages": torch.tensor([1.0, 0.0, -1.0]), "all_timesteps": torch.zeros(3, 1),
+        "all_sigmas": torch.tensor([[0.9, 0.6]] * 3),
+    }  # fmt: skip
+    far, mean = torch.full((3,), 0.1), torch.zeros(3, 1)
+    _, measured = made.policy_loss(part, 0, far, mean, torch.ones(3, 1))
+    assert measured["clip_fraction"].tolist() == [1, 0, 1]
+
+
 def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
     actor = make(model_folder, prompts=1, ppo_micro_batch_size_per_gpu=1)
     data, passes = batch(actor), []

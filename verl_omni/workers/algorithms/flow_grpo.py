@@ -256,7 +256,8 @@ class GRPOObjective(StepObjective[GRPOLossConfig]):
         clip, limit = self.config.clip_ratio, self.config.adv_clip_max
         loss = grpo.clipped(log_ratio, part["advantages"], clip_ratio=clip, adv_clip_max=limit)
         difference = log_ratio.detach()
-        clipped = ((difference.exp() - 1).abs() > clip).float()
+        # Without an advantage there is nothing to clip, and one process may not even compute the row.
+        clipped = (((difference.exp() - 1).abs() > clip) & (part["advantages"] != 0)).float()
         return loss, {"difference": difference, "clip_fraction": clipped}
 
 
