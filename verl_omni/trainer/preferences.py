@@ -82,5 +82,6 @@ class PreferencePairs:
         """Pixels, uint8 [3, H, W]."""
         path = self._path(value)
         with Image.open(io.BytesIO(value["bytes"]) if path is None else path) as file:
-            image = ImageOps.fit(file.convert("RGB"), self._size, Image.Resampling.LANCZOS)
+            upright = ImageOps.exif_transpose(file)  # as viewers show it to those who prefer it
+            image = ImageOps.fit(upright.convert("RGB"), self._size, Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -48,6 +48,21 @@ def test_a_request_has_the_images_in_their_order_at_the_size_of_samples(tmp_path
     assert not torch.equal(request.batch["draw_seeds"], pairs.update_request([1, 0], seed=4).batch["draw_seeds"])
 
 
+def test_photographs_are_upright(tmp_path: Path) -> None:
+    """A camera stores how it was held (EXIF), and not the picture turned."""
+    stored = Image.new("RGB", (16, 8), RED)
+    stored.paste(BLUE, (8, 0, 16, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # its top is at the right
+    stored.save(tmp_path / "photo.png", exif=exif)
+    rows = [{"prompt": "a", "chosen": "photo.png", "rejected": "photo.png"}]
+    (pixels,) = (
+        PreferencePairs(dataset(tmp_path, rows), tmp_path, height=16, width=8).update_request([0], 1).batch["pixels"]
+    )
+    assert pixels[0, :, 0, 0].tolist() == [255, 0, 0] and pixels[0, :, 15, 7].tolist() == [0, 0, 255]
+    assert pixels[0, :, 0, 7].tolist() == [255, 0, 0], "turned, not cropped"
+
+
 def encoded(color: tuple[int, int, int]) -> dict[str, Any]:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), color).save(file, format="PNG")
