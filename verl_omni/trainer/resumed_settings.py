@@ -13,10 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 # What decides what is learned; not where and how fast, which may differ between attempts.
 LEARNED = (
     "actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
-    "actor_rollout_ref.model.target_modules", "actor_rollout_ref.model.algorithm", "actor_rollout_ref.actor.optim",
-    "actor_rollout_ref.actor.diffusion_loss", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.algo",
-    "actor_rollout_ref.rollout.pipeline", "algorithm", "data.train_files", "data.train_batch_size",
-    "reward.reward_functions", "reward.custom_reward_function", "trainer.seed",
+    "actor_rollout_ref.model.target_modules", "actor_rollout_ref.model.exclude_modules",
+    "actor_rollout_ref.model.algorithm", "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.diffusion_loss",
+    "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.ema_decay", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.algo",
+    "actor_rollout_ref.rollout.pipeline", "actor_rollout_ref.rollout.seed", "algorithm", "data.train_files",
+    "data.train_batch_size", "data.train_max_samples", "data.shuffle", "data.seed", "reward.reward_functions",
+    "reward.aggregation", "reward.custom_reward_function", "trainer.seed",
 )  # fmt: skip
 SHOWN = 8  # of the settings that differ
 

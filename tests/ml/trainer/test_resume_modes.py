@@ -71,6 +71,21 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
     assert "betas" not in warning["message"]
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("actor_rollout_ref", "actor.kl_loss_coef", 0.1), ("actor_rollout_ref", "actor.ppo_epochs", 2),
+     ("data", "shuffle", False), ("reward", "aggregation", "weighted_sum")],
+)  # fmt: skip
+def test_what_else_decides_what_is_learned_is_said_too(tmp_path: Path, section: str, name: str, value: Any) -> None:
+    checkpoint(tmp_path / "checkpoints", 4)
+    started(tmp_path, "auto")
+    changed = OmegaConf.create({})
+    OmegaConf.update(changed, name, value)
+    _, events = started(tmp_path, "auto", **{section: OmegaConf.to_container(changed)})
+    (warning,) = [event for event in events if event["event"] == "warning"]
+    assert f"{section}.{name} was None, is {value}" in warning["message"]
+
+
 def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_path: Path) -> None:
     for number in (1, 2):
         checkpoint(tmp_path / "checkpoints", 8)
