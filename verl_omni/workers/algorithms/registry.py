@@ -82,13 +82,6 @@ def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
     found, name = [], config.actor_rollout_ref.actor.diffusion_loss.loss_mode
     if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
         found.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
-    algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
-    last = algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] >= steps
-    if last and config.actor_rollout_ref.actor.use_kl_loss:
-        found.append(
-            f"{ROLLOUT}.algo.sde_window_range: {list(algo.sde_window_range)} contains the last of {steps} steps, where "
-            "cps adds no noise, so that use_kl_loss would divide by 0; end the range before it"
-        )
     if config.trainer.max_log_prob_difference is None:
         found.append(f"trainer.max_log_prob_difference: {name} needs a number")
     velocities = config.trainer.max_velocity_difference
@@ -180,13 +173,20 @@ def _window_conflicts(config: DictConfig) -> Sequence[str]:
     if algo.sample_strategy == "progressive" and not algo.sde_contiguous:
         return [f"{ROLLOUT}.algo.sde_contiguous: {window_bounds.SCATTERED_PROGRESSIVE}"]
     if algo.sde_window_size is None and algo.sde_window_range is None:
-        name = f"{ROLLOUT}.algo.sde_window_size"
-        text = f"{name}: mix_grpo trains on a window of the steps; write how many it has"
-        return [text] if config.algorithm.adv_estimator == "mix_grpo" else []
+        if config.algorithm.adv_estimator == "mix_grpo":
+            return [f"{ROLLOUT}.algo.sde_window_size: mix_grpo trains on a window of the steps; write how many it has"]
+        if steps == 1:
+            name = f"{ROLLOUT}.pipeline.num_inference_steps"
+            return [f"{name}: must be at least 2: noise is in all steps but the last (algo.sde_window_range: [0, 1])"]
     try:
         window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
     except ValueError as error:
         return [f"{ROLLOUT}.algo.sde_window_size: {error}"]
+    if algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] == steps:
+        return [
+            f"{ROLLOUT}.algo.sde_window_range: {list(algo.sde_window_range)} contains the last of {steps} steps, where "
+            "cps adds no noise; end the range before it"
+        ]
     return []
 
 
