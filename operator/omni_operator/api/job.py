@@ -43,6 +43,7 @@ NO_NOISE = f"must be more than 0: {', '.join(ESTIMATORS)} learn from the sampler
 NO_WINDOW = "must be given: MixGRPO trains on a window of the steps"
 NOT_DANCE = "must be dance_sde, or absent: DanceGRPO is trained on that sampler; write FlowGRPO with another"
 GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each step, and cps does not"
+CPS_AT_END = "must be less than spec.rollout.pipeline.steps with cps, which adds no noise in the last step"
 NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
 
@@ -177,6 +178,13 @@ class Spec(StrictModel):
             ".rollout.sampler.type",
         ),
         Cel(
+            "self.algorithm.name == 'Custom' || self.rollout.sampler.noiseLevel == 0.0 || "
+            "!has(self.rollout.sampler.type) || self.rollout.sampler.type != 'cps' || "
+            "!has(self.rollout.sampler.window) || self.rollout.sampler.window.end < self.rollout.pipeline.steps",
+            CPS_AT_END,
+            ".rollout.sampler.window",
+        ),
+        Cel(
             "self.algorithm.name != 'DiffusionDPO' || self.model.lora.enabled",
             NO_BASE,
             ".model.lora.enabled",
@@ -266,6 +274,9 @@ class Spec(StrictModel):
             yield Violation(("rollout", "sampler", "type"), NOT_DANCE)
         if name == "GRPOGuard" and sampler.type == "cps":
             yield Violation(("rollout", "sampler", "type"), GUARD_CPS)
+        at_end = sampler.window is not None and sampler.window.end == self.rollout.pipeline.steps
+        if name != "Custom" and sampler.noise_level > 0 and sampler.type == "cps" and at_end:
+            yield Violation(("rollout", "sampler", "window", "end"), CPS_AT_END)
         if name == "DiffusionDPO":
             if not self.model.lora.enabled:
                 yield Violation(("model", "lora", "enabled"), NO_BASE)

@@ -125,14 +125,6 @@ def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iter
     name = f"{ROLLOUT}.algo.sde_contiguous"
     if window and window.placement_with(algorithm) == "Progressive" and _value(given, name) is False:
         yield name, "a progressive window is contiguous: write true, or spec.rollout.sampler.window.placement Random"
-    name, steps = f"{ACTOR}.use_kl_loss", rollout.pipeline.steps
-    at_end = sampler.type == "cps" and window is not None and window.end == steps
-    if at_end and algorithm in ESTIMATORS and _value(given, name) is True:
-        yield (
-            name,
-            f"would divide by 0: spec.rollout.sampler.window contains the last of {steps} steps, where cps adds no "
-            "noise; end the window before it",
-        )
 
 
 def _pools(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:

@@ -117,6 +117,11 @@ def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> No
             "must be sde or dance_sde: GRPOGuard divides by the noise",
         ),
         (
+            ["spec.rollout.sampler={type: cps, window: {size: 2, start: 0, end: 10}}"],
+            "spec.rollout.sampler.window.end",
+            "must be less than spec.rollout.pipeline.steps with cps",
+        ),
+        (
             ["spec.algorithm.name=DanceGRPO", "spec.rollout.sampler.type=sde"],
             "spec.rollout.sampler.type",
             "must be dance_sde, or absent",
