@@ -11,10 +11,11 @@ from torch import Tensor
 def clipped(log_ratio: Tensor, advantage: Tensor, *, clip_ratio: float, adv_clip_max: float) -> Tensor:
     """PPO's clipped loss of each row, [B] (Flow-GRPO, arXiv:2505.05470, eq. 6).
 
-    max(-A ratio, -A clip(ratio, 1 - c, 1 + c)) with ratio = exp(log_ratio) and |A| <= adv_clip_max.
+    max(-A ratio, -A clip(ratio, 1 - c, 1 + c)) with ratio = exp(log_ratio) and |A| <= adv_clip_max. Log-ratios are
+    at most 20, as in verl: a ratio that overflows would make 0 * inf of the gradient of a row that is clipped.
     """
     advantage = advantage.clamp(-adv_clip_max, adv_clip_max)
-    ratio = torch.exp(log_ratio)
+    ratio = torch.exp(log_ratio.clamp(max=20))
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_ratio, 1 + clip_ratio))
 
 

@@ -77,6 +77,15 @@ def test_bad_rewards_are_refused() -> None:
         advantages.group_advantages(torch.tensor([1.0, 1.0]), ["a"])
 
 
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_a_clipped_ratio_that_overflows_has_a_finite_loss_and_gradient(advantage: float) -> None:
+    log_ratio = torch.tensor([100.0], requires_grad=True)
+    loss = grpo.clipped(log_ratio, torch.tensor([advantage]), clip_ratio=1e-4, adv_clip_max=5.0)
+    loss.sum().backward()
+    assert log_ratio.grad is not None and log_ratio.grad.item() == 0
+    assert loss.item() == pytest.approx({1.0: -1.0001, 0.0: 0.0, -1.0: math.exp(20)}[advantage])
+
+
 @given(st.floats(-0.5, 0.5), st.floats(-8, 8), st.floats(1e-4, 0.3))
 @settings(max_examples=80, deadline=None)
 def test_clipped_loss_against_float64(difference: float, advantage: float, clip: float) -> None:
