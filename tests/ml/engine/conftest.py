@@ -21,8 +21,14 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 @pytest.hookimpl(trylast=True)  # after marks have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a second file: its engines would never start (docs/adr/0007)."""
-    files = sorted({item.path.name for item in items if item.get_closest_marker("engine")})
+    """Refuse a second file: its engines would never start (docs/adr/0007).
+
+    Processes that are forked from this one have its filters of warnings, and the engine's imports cause warnings.
+    """
+    own = [item for item in items if item.get_closest_marker("engine")]
+    for item in own:
+        item.add_marker(pytest.mark.filterwarnings("default"))
+    files = sorted({item.path.name for item in own})
     if len(files) > 1:
         raise pytest.UsageError(f"each file on the engine needs a pytest of its own (`make test`): {', '.join(files)}")
 
