@@ -77,7 +77,7 @@ def scores(answer: Any, count: int) -> list[float]:
     """The numbers of `scores`, one for each image.
 
     Raises:
-        ValueError: there are not `count` of them, or one is no number.
+        ValueError: there are not `count` of them, or one is no number, or too large for a float.
     """
     found = answer.get("scores") if isinstance(answer, dict) else None
     values = found.tolist() if isinstance(found, np.ndarray) else found
@@ -88,7 +88,10 @@ def scores(answer: Any, count: int) -> list[float]:
     ]
     if not all(isinstance(each, (int, float)) for each in numbers):
         raise ValueError(f"a score is no number: {str(values)[:200]}")
-    return [float(each) for each in numbers]
+    try:
+        return [float(each) for each in numbers]
+    except OverflowError as error:
+        raise ValueError(f"a score is too large: {str(values)[:200]}") from error
 
 
 def error_in(body: bytes) -> str | None:

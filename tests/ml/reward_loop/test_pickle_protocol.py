@@ -135,6 +135,8 @@ def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
         (200, pickle.dumps({"outputs": [1.0]}), r"the answer has no 1 'scores': \{'outputs': \[1.0\]\}"),
         (200, pickle.dumps([1.0]), "the answer has no 1 'scores'"),
         (200, pickle.dumps({"scores": ["high"]}), "a score is no number"),
+        (200, pickle.dumps({"scores": [float("nan")]}), "has the score nan, which is not finite in fp32"),
+        (200, pickle.dumps({"scores": [10**400]}), "a score is too large: "),
         (404, b"not here", "status 404: not here"),
     ],
 )

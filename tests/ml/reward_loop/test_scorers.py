@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,6 +241,11 @@ def test_a_response_without_a_score_for_each_sample_is_an_error(serve: Callable[
         batch_of([CONSTANT] * 2, url=url(server))
 
 
+def test_a_number_that_no_float_can_hold_is_infinite(serve: Callable[..., Server]) -> None:
+    server = serve((200, f'{{"score": 1, "detail": -1{"0" * 400}}}'))
+    assert score("http", CONSTANT, url=url(server)) == {"score": 1.0, "detail": -math.inf}
+
+
 def test_a_busy_server_is_retried_and_a_refusal_is_not(serve: Callable[..., Server]) -> None:
     busy = serve((503, ""), (200, '{"score": 1}'))
     assert score("http", CONSTANT, url=url(busy)) == {"score": 1.0}
@@ -258,6 +264,9 @@ def test_a_busy_server_is_retried_and_a_refusal_is_not(serve: Callable[..., Serv
         ((200, '{"value": 1}'), "has no number 'score'"),
         ((200, '{"score": "high"}'), "has no number 'score'"),
         ((200, "[1]"), "has no number 'score'"),
+        ((200, '{"score": NaN}'), "has the score nan, which is not finite in fp32"),
+        ((200, '{"score": -1e999}'), "has the score -inf, which is not finite in fp32"),
+        ((200, f'{{"score": 1{"0" * 400}}}'), "has the score inf, which is not finite in fp32"),
     ],
 )
 def test_an_unusable_response_names_the_server_and_the_fault(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ from torch import Tensor
 from verl_omni.reward_loop import pickled_messages
 from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
 from verl_omni.reward_loop.pickled_messages import JSON, PICKLE, PROTOCOLS
-from verl_omni.reward_loop.scorer_results import error_text
+from verl_omni.reward_loop.scorer_results import LARGEST_SCORE, error_text
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
@@ -70,7 +71,7 @@ def pickled_scores(
     body = pickled_messages.encode(images, prompts)
     answer = _exchange(url, {"content": body}, _read_pickle, timeout, attempts)
     try:
-        return pickled_messages.scores(answer, len(images))
+        return [_finite(url, score) for score in pickled_messages.scores(answer, len(images))]
     except ValueError as error:
         raise RewardServerError(f"{url}: {error}") from error
 
@@ -113,11 +114,29 @@ def score_fields(url: str, answer: Any) -> dict[str, float]:
     """The numbers of a response for one sample.
 
     Raises:
-        RewardServerError: it has no number `score`.
+        RewardServerError: it has no number `score`, or one that is not finite in fp32.
     """
-    if not isinstance(answer, dict) or not isinstance(answer.get("score"), (int, float)):
+    found = {name: _number(value) for name, value in answer.items()} if isinstance(answer, dict) else {}
+    if (score := found.get("score")) is None:
         raise RewardServerError(f"{url}: the response has no number 'score': {str(answer)[:200]}")
-    return {name: float(value) for name, value in answer.items() if isinstance(value, (int, float))}
+    _finite(url, score)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _finite(url: str, score: float) -> float:
+    if not abs(score) <= LARGEST_SCORE:
+        raise RewardServerError(f"{url}: the response has the score {score}, which is not finite in fp32")
+    return score
+
+
+def _number(value: Any) -> float | None:
+    """A number of JSON, infinite if it is too large; None for any other value."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # Python's integers have no limit
+        return math.inf if value > 0 else -math.inf
 
 
 @lru_cache(maxsize=1)
