@@ -22,6 +22,11 @@ REQUEST = (
     "prompt_ids", "sampling_params", "request_id", "image_data", "video_data", "negative_prompt_ids", "prompt_mask",
     "priority",
 )  # fmt: skip
+# The last three as verl passes them to a scorer.
+JUDGE = (
+    "data_source", "solution_image", "ground_truth", "extra_info", "reward_router_address", "reward_model_tokenizer",
+    "model_name",
+)  # fmt: skip
 # Path, name, and arguments in order; None for what is not called.
 LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     (AGENT, "DiffusionAgentLoopOutput", None),
@@ -71,8 +76,8 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
         ("data_source", "solution_image", "ground_truth", "extra_info", "kwargs"),
     ),
     (f"{SCORES}.jpeg_compressibility", "compute_score", ("solution_image",)),
-    (f"{SCORES}.genrm_ocr", "compute_score_ocr", ("data_source", "solution_image", "ground_truth", "extra_info")),
-    (f"{SCORES}.unified_reward", "compute_score_unified_reward", None),
+    (f"{SCORES}.genrm_ocr", "compute_score_ocr", JUDGE),
+    (f"{SCORES}.unified_reward", "compute_score_unified_reward", JUDGE),
     (f"{SCORES}.http_scorer_client", "compute_score", ("data_source", "solution_image", "ground_truth", "server_url")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.__init__", ("config", "tokenizer", "compute_score")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.run_single", ("data",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 from tests.ml.reward_loop.stub_server import start, stop
 from tests.ml.reward_loop.test_clip_scorers import write_clip
 from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.rewards import genrm_ocr, http, unified_reward
+from verl_omni.reward_loop.judge_client import disconnect
+from verl_omni.reward_loop.rewards import http
 from verl_omni.utils.reward_score import default_compute_score_image, http_scorer_client
 from verl_omni.utils.reward_score.genrm_ocr import compute_score_ocr
 from verl_omni.utils.reward_score.jpeg_compressibility import compute_score as jpeg
@@ -50,9 +52,48 @@ def test_the_data_source_chooses_the_scorer(tmp_path: Path) -> None:
         default_compute_score_image("my_data", IMAGE, "")
 
 
-def test_judges_are_the_built_in_scorers() -> None:
-    assert compute_score_ocr is genrm_ocr.compute_score
-    assert compute_score_unified_reward is unified_reward.compute_score
+def test_the_data_source_of_a_missing_scorer_or_setting_is_told_what_to_do() -> None:
+    with pytest.raises(NotImplementedError, match="the scorer imagebind is not available: the package imagebind of"):
+        default_compute_score_image("imagebind", IMAGE, "")
+    with pytest.raises(TypeError, match="the scorer http: url: must be given"):
+        default_compute_score_image("http", IMAGE, "", server_url="http://x")
+
+
+def test_one_image_may_have_a_batch_dimension() -> None:
+    assert default_compute_score_image("jpeg", IMAGE[None], "") == jpeg(IMAGE)
+    several = torch.stack([IMAGE, torch.zeros_like(IMAGE)])
+    assert default_compute_score_image("jpeg_compressibility", several, "") == jpeg(several) == jpeg(IMAGE)
+    with pytest.raises(ValueError, match="the scorer jpeg takes images"):
+        default_compute_score_image("jpeg", several, "")
+
+
+@pytest.mark.parametrize(
+    ("judge", "said", "wanted"),
+    [
+        (compute_score_ocr, "HELLO", {"score": 1.0, "exact": 1.0}),
+        (compute_score_unified_reward, "Final Score: 3", {"score": 0.5, "rating": 3.0}),
+    ],
+)
+def test_a_judge_takes_the_arguments_that_verl_passes(judge: Any, said: str, wanted: dict[str, float]) -> None:
+    answer = 200, json.dumps({"choices": [{"message": {"content": said}}]})
+    server, thread = start(answer, answer)
+
+    async def scores() -> list[Any]:
+        by_name = {"reward_router_address": server.address, "reward_model_tokenizer": object(), "model_name": "vlm"}
+        found = [
+            await judge("d", IMAGE.float() / 255, "hello", None, *by_name.values()),
+            await judge("d", IMAGE, "hello", {}, **by_name, max_tokens=7),
+        ]
+        await disconnect()
+        return found
+
+    try:
+        assert asyncio.run(scores()) == [wanted, wanted]
+        first, second = server.received
+        assert first["messages"] == second["messages"] and server.paths == ["/v1/chat/completions"] * 2
+        assert (first["model"], second["max_tokens"]) == ("vlm", 7)
+    finally:
+        stop(server, thread)
 
 
 def test_the_http_client_speaks_pickle() -> None:
