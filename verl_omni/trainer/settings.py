@@ -24,6 +24,7 @@ from verl_omni.trainer import (
     cpu_values,
     reference_scorers,
     registered_names,
+    setting_groups,
     supported_values,
     unused_values,
     value_types,
@@ -59,17 +60,19 @@ def load(overrides: Sequence[str]) -> DictConfig:
     """Compose the defaults with `overrides`.
 
     Raises:
-        SettingsError: a name is unknown, a value cannot be parsed or is not supported, a required setting is missing,
-            or one does not go with the algorithm.
+        SettingsError: a name is unknown, a value cannot be parsed, is of another kind or is not supported, a required
+            setting is missing, or one does not go with the algorithm.
     """
     loss, others = _loss(_joined(overrides))
     config = defaults(loss)
-    known = tuple(_names(config))
+    known, groups = tuple(_names(config)), dict(setting_groups.groups(config))
     own = _translate(others, known, loss)
     if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
         raise SettingsError("\n".join(unknown))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
+        if wrong := setting_groups.find_problems(config, groups):
+            raise SettingsError("\n".join(wrong))
         given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
         if wrong := list(value_types.find_problems(config, _kinds(registry.ALGORITHMS[loss].like or loss), given)):
             raise SettingsError("\n".join(wrong))

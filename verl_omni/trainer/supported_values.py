@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, run_length
+from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, reward_values, run_length
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
@@ -139,6 +139,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *pools.find_problems(config),
         *judges.find_problems(config),
         *generation_ahead.find_problems(config),
+        *reward_values.find_problems(config.reward),
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]
     return [
@@ -172,13 +173,20 @@ def _open_groups(config: DictConfig) -> Iterator[str]:
     for tokenizer, entry in config.actor_rollout_ref.model.extra_tokenizers.items():
         groups.append((f"{MODEL}.extra_tokenizers.{tokenizer}", entry, ["path", "max_length"]))
     for where, given, known in groups:
+        if not OmegaConf.is_dict(given):
+            yield f"{where}: must be a group of {' and '.join(known)}, not {given}"
+            continue
         for name in given:
             if name not in known:
                 yield f"{where}.{name}: unknown setting{nearest_name(name, known)}"
 
 
 def _optimizer(optim: DictConfig) -> Iterator[str]:
-    for name in optim.override_optimizer_config or ():
+    own = optim.override_optimizer_config
+    if not (own is None or OmegaConf.is_dict(own)):
+        yield f"{OPTIM}.override_optimizer_config: must be a group of arguments of AdamW, not {own}"
+        own = None
+    for name in own or ():
         if name not in ADAMW:
             yield f"{OPTIM}.override_optimizer_config.{name}: is not one of {', '.join(ADAMW)}"
     for name in ("lr_warmup_steps_ratio", "min_lr_ratio"):
@@ -226,7 +234,7 @@ def _pictures(trainer: DictConfig) -> Iterator[str]:
 
 
 def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) -> Iterator[str]:
-    for name in [loggers] if isinstance(loggers, str) else loggers or []:
+    for name in loggers or [] if loggers is None or OmegaConf.is_list(loggers) else [loggers]:
         if name not in TRACKER_PACKAGES:
             yield f"trainer.logger: unknown tracker {name}{nearest_name(str(name), TRACKER_PACKAGES)}"
         elif (package := TRACKER_PACKAGES[name]) is not None and package not in installed:

@@ -1,4 +1,4 @@
-"""Values of another type than their setting's are refused with what to write, before anything reads them."""
+"""Values of another type than their setting's are refused in words, whatever would have read them first."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
     [
         "trainer.val_before_train=0", "trainer.total_epochs=15.0", "data.seed=null", f"{ROLLOUT}.seed=${{data.seed}}",
         f"{ROLLOUT}.algo.sde_window_size=null", f"{ROLLOUT}.algo.sde_window_range=null", f"{ACTOR}.optim.lr=1.e-4",
+        f"{ACTOR}.optim.lr=${{actor_rollout_ref.actor.optim.eps}}", f"{ACTOR}.optim.lr=1",
         "data.val_max_samples=-1", "trainer.experiment_name=2024", "trainer.max_actor_ckpt_to_keep=null",
     ],
 )  # fmt: skip
