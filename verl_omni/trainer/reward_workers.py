@@ -16,6 +16,7 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from verl_omni.agent_loop.batching import check_reward_fields, reward_column
 from verl_omni.agent_loop.rows import run_rows, short_prompt
+from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.trainer import judges
 from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
@@ -28,6 +29,23 @@ if TYPE_CHECKING:
 
 class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
     """verl's worker. Its own asks a judge's classification route where there is no custom function."""
+
+    @override
+    def _init_reward_fn(self) -> None:
+        """Make the reward manager; the file of the user's function is loaded by this package's loader.
+
+        Raises:
+            ValueError: as of `package_of`; other errors inside the file are not translated.
+        """
+        function = self.config.reward.custom_reward_function
+        if (path := function.path) is None:
+            super()._init_reward_fn()
+            return
+        function.path = package_of(str(path), str(function.name))
+        try:
+            super()._init_reward_fn()
+        finally:
+            function.path = path  # errors name it
 
     @override
     async def compute_score(self, data: DataProto) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import ScorerFailed
 from verl_omni.trainer import reward_workers
 from verl_omni.trainer.reward_workers import RewardWorker, RewardWorkers
+
+MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 
 
 class Manager:
@@ -42,6 +45,46 @@ def worker() -> Any:
     made: Any = object.__new__(RewardWorker)
     made.reward_manager = Manager()
     return made
+
+
+def worker_with(path: Path, name: str = "compute_score") -> RewardWorker:
+    """A worker as Ray makes it, with the function of a user's file."""
+    module = {"path": "pkg://verl_omni.reward_loop.reward_manager"}
+    model = {"tokenizer_path": str(MODEL / "tokenizer"), "path": str(MODEL)}
+    reward = {
+        "reward_model": {"enable": False, "model_path": None},
+        "custom_reward_function": {"path": str(path), "name": name},
+        "reward_manager": {"source": "importlib", "name": "VisualRewardManager", "module": module},
+    }
+    return RewardWorker(OmegaConf.create({"reward": reward, "actor_rollout_ref": {"model": model}}))
+
+
+def test_the_file_of_a_users_function_is_a_module(tmp_path: Path) -> None:
+    """Without one, dataclasses whose annotations are texts fail, and so do objects that are pickled."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Verdict:\n"
+        "    score: float\n"
+        "def compute_score(data_source, solution_image, ground_truth, extra_info):\n"
+        "    return Verdict(0.5).score\n"
+    )
+    made = worker_with(path)
+    scorer, _ = made.reward_manager.select_scorer("any")
+    assert scorer(data_source="", solution_image=None, ground_truth="", extra_info={}) == 0.5
+    assert made.config.reward.custom_reward_function.path == str(path), "errors name the file"
+
+
+def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import no_such_package\n")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
+        worker_with(path)
+    path.write_text("def judge(): ...\n")
+    with pytest.raises(ValueError, match=r"mine\.py has no function 'compute_score'"):
+        worker_with(path)
 
 
 async def test_the_scores_of_a_batch_are_in_its_order() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+_PACKAGE = "pkg://"
 _LOADED: dict[str, Any] = {}
 _LOADING = threading.Lock()
 
@@ -51,10 +52,36 @@ def load(function: str) -> Any:
         return _LOADED[function]
 
 
+def package_of(path: str, name: str) -> str:
+    """Load a user's module, and return its path as verl's loader takes it without running it again.
+
+    verl's loader runs a file without making it a module, so that dataclasses in it fail, and hides the error of a file
+    that fails.
+
+    Args:
+        path: of a file, or `pkg://` and the name of a module. name: of the function in it.
+
+    Raises:
+        ValueError: as `load`; other errors inside the module are not translated.
+    """
+    if path.startswith(_PACKAGE):
+        return path
+    with _LOADING:
+        module, _ = _module_with(path.removeprefix("file://"), name)
+    return f"{_PACKAGE}{module.__name__}"
+
+
 def _find(function: str) -> Any:
     where, _, name = function.rpartition(":")
     if not (where and name.isidentifier()):
         raise ValueError(f"function {function!r}: write 'path/to/file.py:name' or 'package.module:name'")
+    _, found = _module_with(where, name)
+    if inspect.iscoroutinefunction(found):
+        raise ValueError(f"{function} is async: set it as reward.custom_reward_function instead")
+    return found
+
+
+def _module_with(where: str, name: str) -> tuple[ModuleType, Any]:
     try:
         module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
     except SystemExit as error:  # it would end the reward worker
@@ -65,9 +92,7 @@ def _find(function: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
         raise ValueError(f"{where} has no function {name!r}")
-    if inspect.iscoroutinefunction(found):
-        raise ValueError(f"{function} is async: set it as reward.custom_reward_function instead")
-    return found
+    return module, found
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -76,6 +101,8 @@ def _from_file(path: Path) -> ModuleType:
         raise ValueError(f"no file {path}")
     # Its name has the whole path, so that two files with the same name do not replace each other.
     name = f"verl_omni_user_scorer_{str(path).encode().hex()}"
+    if name in sys.modules:  # another function of the file has been loaded
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file")
