@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -95,6 +96,12 @@ def signature_in_source(text: str, name: str) -> Signature | None:
     keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     has_default |= {each.arg: default is not None for each, default in keyword_only}
     return _signature(has_default, open_ended=arguments.kwarg is not None)
+
+
+def may_define(text: str, name: str) -> bool:
+    """Whether running a module's text may make something called `name`: not if neither it nor `import *` is there."""
+    words = set(re.findall(r"\w+", text))
+    return name in words or bool(words & {"globals", "exec", "__getattr__"}) or "import *" in text
 
 
 def _signature(has_default: Mapping[str, bool], *, open_ended: bool) -> Signature:

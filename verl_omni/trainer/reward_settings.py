@@ -13,14 +13,20 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.judge_client import SERVED
+from verl_omni.reward_loop.part_settings import OWN_SETTINGS, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, setting_problems
-from verl_omni.reward_loop.scorer_signature import Signature, nearest_name, signature_in_source, signature_of
+from verl_omni.reward_loop.scorer_signature import (
+    Signature,
+    may_define,
+    nearest_name,
+    signature_in_source,
+    signature_of,
+)
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
 OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
-PART_SETTINGS = ("path", "name", "weight", "required")  # of a part itself; the others are its scorer's
 
 
 class ScorerNotFound(ValueError):
@@ -76,10 +82,15 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
     for name in ("scorer", "scorer_kwargs", "custom_reward_function.path"):
         if OmegaConf.select(reward, name):
             yield f"reward.{name}: is not read by {SEVERAL}; write the scorer into reward.reward_functions"
+    parts: dict[str, Any] = OmegaConf.to_container(reward.reward_functions, resolve=True)  # type: ignore[assignment]
+    if not parts:
+        yield f"reward.reward_functions: must have a scorer with {SEVERAL}"
+    elif problem := weight_problem([given.get("weight", 1.0) for given in parts.values()]):
+        yield problem
     served = bool(reward.reward_model.enable)
-    for key, part in reward.reward_functions.items():
-        where, given = f"reward.reward_functions.{key}", OmegaConf.to_container(part)
-        own = {name: value for name, value in given.items() if name not in PART_SETTINGS}
+    for key, given in parts.items():
+        where = f"reward.reward_functions.{key}"
+        own = {name: value for name, value in given.items() if name not in OWN_SETTINGS}
         if path := given.get("path"):
             yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own)
         else:
@@ -89,7 +100,7 @@ def _of_several(reward: DictConfig) -> Iterator[str]:
 def _of_one(reward: DictConfig) -> Iterator[str]:
     if reward.reward_functions:
         yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL}"
-    kwargs = OmegaConf.to_container(reward.scorer_kwargs)
+    kwargs = OmegaConf.to_container(reward.scorer_kwargs, resolve=True)
     function = reward.custom_reward_function
     if function.path is not None:
         for name in ("scorer", "scorer_kwargs"):
@@ -117,8 +128,11 @@ def _of_scorer(
         return
     if name == "python":
         file, _, function = str(given.get("function", "")).rpartition(":")
+        if not (file and function.isidentifier()):
+            yield f"{where}.{inside}function: must be given as path/to/file.py:name or package.module:name"
+            return
         own = {key: value for key, value in given.items() if key != "function"}
-        path = file if file.endswith(".py") or not file else f"pkg://{file}"
+        path = file if file.endswith(".py") else f"pkg://{file}"
         yield from _of_function(where, f"{inside}function", path, function, own, inside)
         return
     signature = signature_of(get_scorer(name))
@@ -149,17 +163,22 @@ def _signature(path: str, name: str) -> Signature | None:
         ScorerNotFound: there is no such file or module. SyntaxError: it is not Python.
     """
     if path.startswith("pkg://"):
-        module = path.removeprefix("pkg://")
+        module = path.removeprefix("pkg://").replace("/", ".")  # verl takes both
         try:
             spec = importlib.util.find_spec(module)
         except (ImportError, ValueError) as error:
             raise ScorerNotFound(f"no module {module}: {error}") from error
         if spec is None:
             raise ScorerNotFound(f"no module {module}; install it, or write the path of its file")
-        path = spec.origin or ""
+        if not (path := spec.origin or "").endswith(".py"):
+            return None
     file = Path(path.removeprefix("file://"))
-    if not path.endswith(".py"):
-        return None
     if not file.is_file():
         raise ScorerNotFound(f"no file {file}")
-    return signature_in_source(file.read_text(encoding="utf-8"), name)
+    if file.suffix != ".py":
+        raise ScorerNotFound(f"{file} is not a Python file (.py)")
+    text = file.read_text(encoding="utf-8")
+    signature = signature_in_source(text, name)
+    if signature is None and not may_define(text, name):
+        raise ScorerNotFound(f"{file} has no function {name}")
+    return signature

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import re
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +42,27 @@ def user_file(tmp_path: Path) -> Callable[[str], str]:
 async def test_without_a_function_the_data_source_names_the_scorer(settings: Settings, sample: Sample) -> None:
     found = await visual(settings()).run_single(sample())
     assert found == {"reward_score": DARK, "reward_extra_info": {"acc": DARK}}
+
+
+async def test_the_references_section_has_no_settings_of_scorers(settings: Settings, sample: Sample) -> None:
+    config = settings()
+    del config.reward["scorer_kwargs"]
+    assert (await visual(config).run_single(sample()))["reward_score"] == DARK
+    config.reward.scorer = "color"
+    assert (await visual(config).run_single(sample()))["reward_score"] == NOTHING
+
+
+async def test_a_file_of_several_functions_is_run_once(
+    settings: Settings, sample: Sample, user_file: Callable[[str], str]
+) -> None:
+    arguments = "(data_source, solution_image, ground_truth, extra_info)"
+    path = user_file(
+        "import sys\nsys.runs_of_the_test = getattr(sys, 'runs_of_the_test', 0) + 1\n"
+        f"def one{arguments}: return 1.0\ndef two{arguments}: return 2.0\n"
+    )
+    parts = {name: {"path": path, "name": name} for name in ("one", "two")}
+    found = await multi(settings(reward_functions=parts)).run_single(sample())
+    assert found["reward_score"] == 1.5 and sys.__dict__.pop("runs_of_the_test") == 1
 
 
 async def test_a_named_scorer_wins_over_the_data_source(settings: Settings, sample: Sample) -> None:
@@ -287,6 +310,15 @@ def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:
         ({"brightness": {"weight": 0}}, "more than 0, not 0"),
         ({"brightness": {"weight": 1}, "jpeg": {"weight": -2}}, "more than 0, not -1"),
         ({"sharpness": {}}, "Unknown scorer 'sharpness'"),
+        ({"jpeg": None}, r"reward\.reward_functions\.jpeg: must be a group of settings, such as .*, not null"),
+        ({"jpeg": "small"}, r"reward\.reward_functions\.jpeg: must be a group of settings, such as .*, not small"),
+        ({"jpeg": {"weight": "x"}}, r"reward\.reward_functions\.jpeg\.weight: must be a finite number, not x"),
+        ({"jpeg": {"weight": math.nan}}, r"reward\.reward_functions\.jpeg\.weight: must be a finite number, not nan"),
+        ({"jpeg": {"required": "no"}}, r"reward\.reward_functions\.jpeg\.required: must be true or false, not no"),
+        (
+            {"combined": {"name": "jpeg"}},
+            r"reward\.reward_functions\.combined: the reward of all scorers has this name",
+        ),
     ],
 )
 def test_reward_functions_without_a_usable_reward_are_refused(settings: Settings, functions: Any, message: str) -> None:

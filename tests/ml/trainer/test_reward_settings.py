@@ -12,7 +12,7 @@ from verl_omni.trainer import reward_settings, settings
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
-ONE = "reward.custom_reward_function"
+ONE, PARTS = "reward.custom_reward_function", "reward.reward_functions"
 
 
 @pytest.fixture
@@ -79,10 +79,93 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
         ([f"{ONE}.path=no.py"], f"{ONE}.path: no file no.py"),
         ([f"{ONE}.path=pkg://no_such"], f"{ONE}.path: no module no_such"),
         ([f"{ONE}.path=no.py", "reward.scorer=jpeg"], f"reward.scorer: is not read with {ONE}.path"),
+        ([f"{ONE}.path=no"], f"{ONE}.path: no file no"),
+        ([f"{ONE}.path=pyproject.toml"], f"{ONE}.path: pyproject.toml is not a Python file"),
+        ([f"{ONE}.path=conftest.py"], f"{ONE}.path: conftest.py has no function compute_score"),
+        (["reward.scorer=python"], "reward.scorer_kwargs.function: must be given as path/to/file.py:name or pack"),
+        (
+            ["reward.scorer=python", "reward.scorer_kwargs.function=mine"],
+            "reward.scorer_kwargs.function: must be given as",
+        ),
+        ([SEVERAL], "reward.reward_functions: must have a scorer with MultiVisualRewardManager"),
+        ([SEVERAL, "reward.reward_functions={jpeg: {weight: 0}}"], "reward.reward_functions: the weights must add up"),
+        (
+            ["reward.scorer=jpeg", "reward.scorer_kwargs.quality=101"],
+            "reward.scorer_kwargs.quality: 101 should be less than or equal to 100",
+        ),
+        (
+            ["reward.scorer=jpeg", "reward.scorer_kwargs.quality=high"],
+            "reward.scorer_kwargs.quality: high should be a valid integer",
+        ),
+        (
+            [SEVERAL, "reward.reward_functions={red: {name: color, color: pink}}"],
+            "reward.reward_functions.red.color: pink is not one of red, green, blue",
+        ),
+        (
+            ["reward.scorer=http", "reward.scorer_kwargs.url=host:80"],
+            "reward.scorer_kwargs.url: 'host:80' must start with http:// or https://, and have a host",
+        ),
+        (["reward.scorer=http", "reward.scorer_kwargs.url=null"], "reward.scorer_kwargs.url: null should be a valid"),
+        (
+            ["reward.scorer=http", "reward.scorer_kwargs.url='http://[::1'"],
+            "reward.scorer_kwargs.url: http://[::1 is no URL: Invalid port",
+        ),
+        (
+            ["reward.scorer=http_batch", "reward.scorer_kwargs={url: 'http://x', timeout: 0}"],
+            "reward.scorer_kwargs.timeout: 0 should be greater than 0",
+        ),
+        (
+            ["reward.scorer=latent_http", "reward.scorer_kwargs.server_url=x"],
+            "reward.scorer_kwargs.server_url: 'x' must start with http:// or https://",
+        ),
+        (
+            ["reward.scorer=unified_reward", "reward.scorer_kwargs={base_url: 'http://x', model: m, lowest: low}"],
+            "reward.scorer_kwargs.lowest: low should be a valid number",
+        ),
+        (
+            ["reward.scorer=pickscore", "reward.scorer_kwargs.score_scale=nan"],
+            "reward.scorer_kwargs.score_scale: nan should be a finite number",
+        ),
     ],
 )
 def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(overrides: list[str], said: str) -> None:
     assert any(problem.startswith(said) for problem in problems(*overrides)), problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward.batch_size=0", "reward.batch_size: must be an integer of at least 1, not 0"),
+        ("reward.batch_size=1.5", "reward.batch_size: must be an integer of at least 1, not 1.5"),
+        ("reward.deadline_seconds=0", "reward.deadline_seconds: must be a positive number of seconds, not 0"),
+        ("reward.deadline_seconds=null", "reward.deadline_seconds: null is not supported; write a number"),
+        ("reward.reward_model.deadline_seconds=nan", "reward.reward_model.deadline_seconds: must be a positive number"),
+        ("reward.reward_functions={jpeg: null}", "reward.reward_functions.jpeg: must be a group of settings, such as"),
+        ("reward.reward_functions.jpeg.weight=x", "reward.reward_functions.jpeg.weight: must be a finite number, not"),
+    ],
+)
+def test_numbers_and_parts_of_the_reward_are_checked_when_they_are_loaded(override: str, said: str) -> None:
+    with pytest.raises(settings.SettingsError) as caught:
+        problems(override)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_setting_of_a_scorer_may_refer_to_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def compute_score(solution_image, **_): ...\n")
+    (tmp_path / "mine").touch()
+    places = [f"trainer.project_name={tmp_path}", SEVERAL, f"{PARTS}.mine.path=${{trainer.project_name}}/mine.py"]
+    assert problems(*places) == []
+    quality = "reward.scorer_kwargs.quality=${data.train_batch_size}"
+    assert problems("reward.scorer=jpeg", quality, "data.train_batch_size=8") == []
+    assert problems("reward.scorer=jpeg", quality, "data.train_batch_size=800") == [
+        "reward.scorer_kwargs.quality: 800 should be less than or equal to 100"
+    ]
+
+
+def test_verls_name_of_a_module_may_have_slashes() -> None:
+    named = f"{ONE}.path=pkg://verl_omni/reward_loop/rewards/brightness"
+    assert problems(named, f"{ONE}.name=compute_score") == []
 
 
 def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 from typing_extensions import override
 from verl import DataProto
 
+from verl_omni.reward_loop.part_settings import COMBINED, OWN_SETTINGS, part_problems, weight_problem
 from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, resolve
 from verl_omni.reward_loop.rewards import get_scorer
+from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_results import parse_score, scorer_failed
 
 logger = logging.getLogger(__name__)
 AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
-OWN_SETTINGS = ("path", "name", "weight", "required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,9 @@ class MultiVisualRewardManager(VisualRewardManager):
     `reward/<key>/failed` is 1 instead of 0.
 
     Raises:
-        ValueError: there is no part, the weights do not add up to something positive, `aggregation` is unknown, a
-            scorer does not exist, or one does not take its settings.
+        ValueError: there is no part, one is no group of settings, a weight is no finite number, `required` is neither
+            true nor false, a part is called `combined`, the weights do not add up to something positive, `aggregation`
+            is unknown, a scorer does not exist, or one does not take its settings.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -49,14 +51,16 @@ class MultiVisualRewardManager(VisualRewardManager):
         functions = config.reward.get("reward_functions")
         if not functions:
             raise ValueError("reward.reward_functions must be non-empty for MultiVisualRewardManager")
+        if problems := [line for key, settings in functions.items() for line in part_problems(key, settings)]:
+            raise ValueError("\n".join(problems))
         self.parts = [_load_part(key, dict(settings)) for key, settings in functions.items()]
-        total = sum(part.weight for part in self.parts)
-        if total <= 0:
-            raise ValueError(f"the weights of reward.reward_functions must add up to more than 0, not {total}")
+        weights = [part.weight for part in self.parts]
+        if problem := weight_problem(weights):
+            raise ValueError(problem)
         aggregation = config.reward.get("aggregation", AGGREGATIONS[0])
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"reward.aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
-        self.divisor = 1.0 if aggregation == "weighted_sum" else total
+        self.divisor = 1.0 if aggregation == "weighted_sum" else sum(weights)
 
     @override
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class MultiVisualRewardManager(VisualRewardManager):
             extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
             combined += part.weight * score
         combined /= self.divisor
-        return {"reward_score": combined, "reward_extra_info": {**extra, "reward/combined": combined}}
+        return {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
 
     async def _score_part(self, part: Part, sample: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -96,7 +100,8 @@ def _load_part(key: str, settings: dict[str, Any]) -> Part:
     if path := settings.get("path"):
         from verl.utils.import_utils import load_extern_object
 
-        function = load_extern_object(module_path=path, object_name=settings.get("name") or "compute_score")
+        name = settings.get("name") or "compute_score"
+        function = load_extern_object(module_path=package_of(path, name), object_name=name)
     else:
         function = get_scorer(settings.get("name") or key)
     given = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}

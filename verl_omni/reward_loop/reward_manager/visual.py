@@ -55,7 +55,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         }
         self._queues: dict[str, ScoringQueue] = {}
         if self.custom is None and (name := config.reward.get("scorer")):
-            check_settings(get_scorer(name), config.reward.scorer_kwargs, "reward.scorer_kwargs")
+            check_settings(get_scorer(name), self._kwargs(), "reward.scorer_kwargs")
 
     @override
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -87,7 +87,10 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         """The function and its settings; without `reward.scorer`, the data source names the scorer."""
         if self.custom is not None:
             return self.custom, {}
-        return resolve(self.config.reward.get("scorer") or data_source, dict(self.config.reward.scorer_kwargs))
+        return resolve(self.config.reward.get("scorer") or data_source, self._kwargs())
+
+    def _kwargs(self) -> dict[str, Any]:
+        return dict(self.config.reward.get("scorer_kwargs") or {})  # the reference's section has none
 
     def arguments(self, data: DataProto) -> dict[str, Any]:
         """Arguments of every scorer for a sample. The data set's row is not changed."""

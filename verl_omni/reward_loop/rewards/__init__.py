@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from verl_omni.reward_loop.setting_types import value_problems
 from verl_omni.utils.registry import Registry, load
 
 Scorer = Callable[..., Any]
@@ -66,6 +67,9 @@ def setting_problems(name: str, given: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: the scorer does not exist.
     """
-    module = importlib.import_module(get_scorer(name).__module__)
+    scorer = get_scorer(name)
+    if name in _OWN and (problems := list(value_problems(scorer, given))):
+        return problems
+    module = importlib.import_module(scorer.__module__)
     check: Callable[[Mapping[str, Any]], list[str]] | None = getattr(module, "setting_problems", None)
     return check(given) if check else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,3 +23,9 @@ def compute_score(
     means = solution_image.float().movedim(-3, 0).flatten(1).mean(dim=1) / 255
     own = means[CHANNELS[color]]
     return float(own - (means.sum() - own) / 2)
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the values of settings, a phrase each."""
+    color = given.get("color", "red")
+    return [] if color in CHANNELS else [f"color: {color} is not one of {', '.join(CHANNELS)}"]

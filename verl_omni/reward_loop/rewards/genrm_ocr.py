@@ -10,6 +10,7 @@ from torch import Tensor
 
 from verl_omni.reward_loop.judge_client import connect, connection_problems
 from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.setting_types import Attempts, Seconds, Tokens
 
 QUESTION = (
     "Transcribe all text that is visible in this image, exactly as it is written. "
@@ -26,9 +27,9 @@ async def compute_score(
     base_url: str | None = None,
     model: str | None = None,
     api_key_env: str | None = None,
-    timeout: float = 60.0,
-    attempts: int = 3,
-    max_tokens: int = 256,
+    timeout: Seconds = 60.0,
+    attempts: Attempts = 3,
+    max_tokens: Tokens = 256,
     question: str | None = None,
     reward_router_address: str | None = None,
     model_name: str | None = None,

@@ -19,6 +19,7 @@ from verl_omni.reward_loop import pickled_messages
 from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
 from verl_omni.reward_loop.pickled_messages import JSON, PICKLE, PROTOCOLS
 from verl_omni.reward_loop.scorer_results import LARGEST_SCORE, error_text
+from verl_omni.reward_loop.setting_types import Attempts, Seconds
 
 KEPT_SECONDS = 60.0  # how long an idle connection is kept
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
@@ -34,8 +35,8 @@ def compute_score(
     ground_truth: Any,
     extra_info: dict[str, Any],
     url: str,
-    timeout: float = 60.0,
-    attempts: int = 3,
+    timeout: Seconds = 60.0,
+    attempts: Attempts = 3,
     protocol: str = JSON,
 ) -> dict[str, float]:
     """Request a score from the server at `url`.
@@ -61,7 +62,18 @@ def compute_score(
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
     """What is wrong with the values of settings, a phrase each."""
     protocol = given.get("protocol", JSON)
-    return [] if protocol in PROTOCOLS else [f"protocol: {protocol!r} is not one of {', '.join(PROTOCOLS)}"]
+    unknown = [] if protocol in PROTOCOLS else [f"protocol: {protocol!r} is not one of {', '.join(PROTOCOLS)}"]
+    return [*url_problems("url", given), *unknown]
+
+
+def url_problems(name: str, given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the setting `name`, if it is given: the URL of a reward server."""
+    try:
+        url = httpx.URL(given.get(name, "http://default"))
+    except httpx.InvalidURL as error:
+        return [f"{name}: {given[name]} is no URL: {error}"]
+    right = url.scheme in ("http", "https") and url.host
+    return [] if right else [f"{name}: {given[name]!r} must start with http:// or https://, and have a host"]
 
 
 def pickled_scores(

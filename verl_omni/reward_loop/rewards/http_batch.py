@@ -16,6 +16,7 @@ from verl_omni.reward_loop.rewards.http import (
     score_fields,
     setting_problems,
 )
+from verl_omni.reward_loop.setting_types import Attempts, Seconds
 
 __all__ = ["compute_score", "setting_problems"]
 
@@ -26,8 +27,8 @@ def compute_score(
     ground_truths: Sequence[Any],
     extra_infos: Sequence[dict[str, Any]],
     url: str,
-    timeout: float = 60.0,
-    attempts: int = 3,
+    timeout: Seconds = 60.0,
+    attempts: Attempts = 3,
     protocol: str = JSON,
 ) -> list[dict[str, float]]:
     """Request the scores of up to `reward.batch_size` samples from the server at `url`.

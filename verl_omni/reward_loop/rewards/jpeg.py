@@ -9,10 +9,11 @@ from PIL import Image
 from torch import Tensor
 
 from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.setting_types import Quality
 
 
 def compute_score(
-    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, quality: int = 95
+    data_source: str, solution_image: Tensor, ground_truth: Any, extra_info: Any, quality: Quality = 95
 ) -> float:
     """Negative size of the image as a JPEG, in kilobytes (1000 bytes)."""
     check_picture(solution_image, "jpeg")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from verl_omni.reward_loop.rewards.http import request, score_fields
+from verl_omni.reward_loop.rewards.http import request, score_fields, url_problems
+from verl_omni.reward_loop.setting_types import NotNegative, Retries, Seconds
 
 
 def compute_score(
@@ -16,9 +18,9 @@ def compute_score(
     ground_truth: Any,
     extra_info: dict[str, Any],
     server_url: str,
-    timeout: float = 60.0,
-    max_retries: int = 2,
-    noise_level: float = 0.0,
+    timeout: Seconds = 60.0,
+    max_retries: Retries = 2,
+    noise_level: NotNegative = 0.0,
     noise_seed: int | None = None,
     score_scale: float = 1.0,
     score_bias: float = 0.0,
@@ -54,3 +56,8 @@ def compute_score(
     }  # fmt: skip
     found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1))
     return {**found, "score": score_scale * found["score"] + score_bias, "server_score": found["score"]}
+
+
+def setting_problems(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the values of settings, a phrase each."""
+    return url_problems("server_url", given)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from verl_omni.models.shapes.checker import judge
 from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.setting_types import Share
 
 
 def compute_score(
-    data_source: str, solution_image: Tensor, ground_truth: str, extra_info: Any, correct_weight: float = 0.5
+    data_source: str, solution_image: Tensor, ground_truth: str, extra_info: Any, correct_weight: Share = 0.5
 ) -> dict[str, float]:
     """correct_weight * correct + (1 - correct_weight) * partial, in [0, 1].
 

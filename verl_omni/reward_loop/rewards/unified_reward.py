@@ -10,6 +10,7 @@ from torch import Tensor
 
 from verl_omni.reward_loop.judge_client import JudgeError, connect, connection_problems
 from verl_omni.reward_loop.rewards import check_picture
+from verl_omni.reward_loop.setting_types import Attempts, Seconds, Tokens
 
 TEMPLATE = """\
 Here are a caption and an image that was generated from it. Rate the image by two criteria:
@@ -30,9 +31,9 @@ async def compute_score(
     base_url: str | None = None,
     model: str | None = None,
     api_key_env: str | None = None,
-    timeout: float = 60.0,
-    attempts: int = 3,
-    max_tokens: int = 512,
+    timeout: Seconds = 60.0,
+    attempts: Attempts = 3,
+    max_tokens: Tokens = 512,
     template: str | None = None,
     lowest: float = 1.0,
     highest: float = 5.0,
