@@ -18,6 +18,7 @@ from .validation_messages import describe_errors
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
+COMBINED = "combined"  # the trainer's name of the reward of several scorers
 RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
 NO_JUDGE = "must be given: the judge's URL up to and with /v1; or give spec.reward.model, a judge that the job serves"
 NO_URL = "write the path of a Python file, or pkg://module"
@@ -151,6 +152,8 @@ class Scorer(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
+        if self.name == COMBINED:
+            yield Violation(("name",), "the reward of all scorers has this name; choose another one")
         given = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
         if len(given) > 1:
             yield Violation((given[1],), f"a scorer is one thing: remove all but one of {', '.join(given)}")

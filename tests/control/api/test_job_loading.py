@@ -61,6 +61,7 @@ def test_problems_are_in_the_order_of_the_file() -> None:
         (("- name: jpeg", "- {name: a, builtin: jpeg, http: {url: 'http://x'}}"), "a scorer is one thing"),
         (("- name: jpeg", "- {name: jpeg, weight: 0}"), "all weights are 0"),
         (("- name: jpeg", "- {name: jpeg}\n    - {name: jpeg}"), "2 scorers are called 'jpeg'"),
+        (("- name: jpeg", "- {name: combined, builtin: jpeg}"), "the reward of all scorers has this name"),
         (("- name: jpeg", "- {name: jpeg, settings: {quality: {a: 1}}}"), "a setting is a string, a number"),
         (("- name: jpeg", '- {name: jpeg, settings: {quality: ["a\\nb"]}}'), "must be one line"),
         (("- name: jpeg", "- {name: jpeg, settings: {quality: .inf}}"), "must be a finite number"),
