@@ -61,6 +61,10 @@ def use_built_in(reward: DictConfig) -> None:
         function.path = None
     elif function.path is not None and (name := scorer_name(str(function.path))) is not None:
         reward.scorer, function.path = name, None
+        with open_dict(reward.scorer_kwargs):
+            for there, value in function.reward_kwargs.items():
+                reward.scorer_kwargs[SETTINGS.get(name, {}).get(there, there)] = value
+        function.reward_kwargs = {}
         _imply(name, reward.scorer_kwargs)
     for part in reward.reward_functions.values():
         path = part.get("path") if OmegaConf.is_dict(part) else None

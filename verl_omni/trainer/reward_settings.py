@@ -24,6 +24,7 @@ from verl_omni.reward_loop.scorer_signature import (
 )
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
+FUNCTION = "reward.custom_reward_function"
 ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
 OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
@@ -79,7 +80,7 @@ def audio_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _of_several(reward: DictConfig) -> Iterator[str]:
-    for name in ("scorer", "scorer_kwargs", "custom_reward_function.path"):
+    for name in ("scorer", "scorer_kwargs", "custom_reward_function.path", "custom_reward_function.reward_kwargs"):
         if OmegaConf.select(reward, name):
             yield f"reward.{name}: is not read by {SEVERAL}; write the scorer into reward.reward_functions"
     parts: dict[str, Any] = OmegaConf.to_container(reward.reward_functions, resolve=True)  # type: ignore[assignment]
@@ -102,12 +103,16 @@ def _of_one(reward: DictConfig) -> Iterator[str]:
         yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL}"
     kwargs = OmegaConf.to_container(reward.scorer_kwargs, resolve=True)
     function = reward.custom_reward_function
+    given = OmegaConf.to_container(function.reward_kwargs, resolve=True)
     if function.path is not None:
         for name in ("scorer", "scorer_kwargs"):
             if reward[name]:
-                yield f"reward.{name}: is not read with reward.custom_reward_function.path; remove one of them"
-        yield from _of_function("reward.custom_reward_function", "path", str(function.path), function.name, {})
-    elif reward.scorer is not None:  # otherwise each row's data source names a scorer
+                yield f"reward.{name}: is not read with {FUNCTION}.path; remove one of them"
+        yield from _of_function(FUNCTION, "path", str(function.path), function.name, given, "reward_kwargs.")
+        return
+    if given:
+        yield f"{FUNCTION}.reward_kwargs: is not read without {FUNCTION}.path; write reward.scorer_kwargs"
+    if reward.scorer is not None:  # otherwise each row's data source names a scorer
         served = bool(reward.reward_model.enable)
         yield from _of_scorer("reward", "scorer", str(reward.scorer), kwargs, "scorer_kwargs.", served=served)
 

@@ -41,6 +41,7 @@ OPEN = (
     "data.mm_processor_kwargs",
     "reward.reward_functions",
     "reward.scorer_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
     "actor_rollout_ref.rollout.engine_kwargs.vllm_omni",
     "actor_rollout_ref.rollout.val_kwargs.pipeline",
     "actor_rollout_ref.rollout.val_kwargs.algo",

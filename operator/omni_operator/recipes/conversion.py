@@ -16,6 +16,7 @@ from .fields import (
     ACTOR,
     ALGO,
     ALGORITHM_NAMES,
+    ARGUMENTS,
     BUILTIN,
     ESTIMATOR,
     FIELDS,
@@ -218,7 +219,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif (
         name in TOGETHER
         or name in JUDGE_FIELDS
-        or name.startswith((f"{SCORERS}.", f"{SETTINGS}."))
+        or name.startswith((f"{SCORERS}.", f"{SETTINGS}.", f"{ARGUMENTS}."))
         or name in ("trainer.experiment_name", "trainer.seed")
     ):
         return
@@ -308,17 +309,21 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
             key, _, setting = name.removeprefix(f"{SCORERS}.").partition(".")
             several.setdefault(key, {})[setting] = value
     path, builtin = values.get(f"{SCORER}.path"), values.get(BUILTIN)
-    settings = {name.removeprefix(f"{SETTINGS}."): each for name, each in values.items() if name.startswith(SETTINGS)}
+    settings, arguments = (
+        {name.removeprefix(f"{group}."): each for name, each in values.items() if name.startswith(f"{group}.")}
+        for group in (SETTINGS, ARGUMENTS)
+    )
     if several:
         made.put("reward.scorers", [scorer_field(key, dict(settings)) for key, settings in several.items()])
         if path:  # a placeholder, or a function that is not called
             made.without_effect.append(f"{SCORER}.path={path}")
     elif path and (own := builtin_scorer(str(path))):
-        implied = {"settings": SCORER_SETTINGS[own]} if own in SCORER_SETTINGS else {}
-        made.put("reward.scorers", [{"name": own, **implied}])
+        arguments = SCORER_SETTINGS.get(own, {}) | arguments
+        made.put("reward.scorers", [{"name": own} | ({"settings": arguments} if arguments else {})])
     elif path:
         function = {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}
-        made.put("reward.scorers", [{"name": "reward", "function": function}])
+        scorer = {"name": "reward", "function": function}
+        made.put("reward.scorers", [scorer | ({"settings": arguments} if arguments else {})])
     elif builtin in ("http", "http_batch"):
         raise Refusal(f"{builtin} has a field of its own; write spec.reward.scorers with http.url")
     elif builtin:

@@ -23,6 +23,7 @@ ESTIMATOR, GLOBAL_STD = "algorithm.adv_estimator", "algorithm.global_std"
 LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
 SCORER, SCORERS = "reward.custom_reward_function", "reward.reward_functions"
+ARGUMENTS = f"{SCORER}.reward_kwargs"  # of verl
 BUILTIN, SETTINGS = "reward.scorer", "reward.scorer_kwargs"  # of this project
 POOL = (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
 V1 = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
@@ -212,7 +213,7 @@ def settings_in(name: str, text: str) -> Iterator[tuple[str, str]]:
     spaced = _KEY.sub(lambda found: f"{found['key']} " if found["key"] else found[0], text)
     values = parse_value(spaced if is_mapping else text)
     above = any(each.startswith(f"{name}.") for each in (*FIELDS, *TOGETHER, *IMPLIED))
-    is_group = above or f"{name}.".startswith((f"{SCORERS}.", f"{SETTINGS}."))
+    is_group = above or f"{name}.".startswith((f"{SCORERS}.", f"{SETTINGS}.", f"{ARGUMENTS}."))
     if not (is_group and isinstance(values, dict) and values):
         yield name, text
         return

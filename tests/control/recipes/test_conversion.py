@@ -261,6 +261,17 @@ REFERENCE_SCORERS = "verl_omni/utils/reward_score"
 PICKSCORE = {"score_scale": 1 / 26}  # the reference divides, this project does not
 
 
+def test_the_arguments_of_a_reward_function_are_its_settings() -> None:
+    function, arguments = "reward.custom_reward_function", ["depth=4", "color=red"]
+    given = [f"+{function}.reward_kwargs.{each}" for each in arguments]
+    (scorer,) = spec(*given)["reward"]["scorers"]
+    assert (scorer["function"]["path"], scorer["settings"]) == ("score.py", {"depth": 4, "color": "red"})
+    (one,) = spec(
+        f"{function}.path={REFERENCE_SCORERS}/jpeg_compressibility.py", f"{function}.reward_kwargs.quality=5"
+    )["reward"]["scorers"]
+    assert one == {"name": "jpeg_compressibility", "settings": {"quality": 5}}
+
+
 def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> None:
     path = f"reward.custom_reward_function.path=$HOME/verl-omni/{REFERENCE_SCORERS}/pickscore_reward.py"
     found = spec(path, "reward.custom_reward_function.name=compute_score_pickscore")

@@ -163,6 +163,10 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     given = [*REQUIRED, f"{MODEL}.path=m"]
     one = settings.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
     assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)
+    url = f"+{reward}.reward_kwargs.server_url=http://localhost:1"
+    with_settings = settings.load([*given, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
+    assert (with_settings.scorer, with_settings.custom_reward_function.reward_kwargs) == ("http", {})
+    assert with_settings.scorer_kwargs == {"url": "http://localhost:1", "protocol": "pickle"}
     parts = settings.load(
         [*given, f"{several}.a.path={path.format('http_scorer_client')}", f"{several}.a.name=compute_score",
          f"{several}.a.server_url=http://localhost:1", f"{several}.b.path={path.format('pickscore')}"]

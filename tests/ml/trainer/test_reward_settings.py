@@ -80,6 +80,7 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
         ([f"{ONE}.path=pkg://no_such"], f"{ONE}.path: no module no_such"),
         ([f"{ONE}.path=no.py", "reward.scorer=jpeg"], f"reward.scorer: is not read with {ONE}.path"),
         ([f"{ONE}.path=no"], f"{ONE}.path: no file no"),
+        ([f"+{ONE}.reward_kwargs.weight=2"], f"{ONE}.reward_kwargs: is not read without {ONE}.path; write reward.sc"),
         ([f"{ONE}.path=pyproject.toml"], f"{ONE}.path: pyproject.toml is not a Python file"),
         ([f"{ONE}.path=conftest.py"], f"{ONE}.path: conftest.py has no function compute_score"),
         (["reward.scorer=python"], "reward.scorer_kwargs.function: must be given as path/to/file.py:name or pack"),
@@ -174,6 +175,9 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
     assert problems(SEVERAL, f"reward.reward_functions={{a: {{{part}, g: 2}}}}") == [
         "reward.reward_functions.a.g: unknown setting; one of f"
     ]
+    own = [f"{ONE}.path={user_file}", f"{ONE}.name=strict", f"+{ONE}.reward_kwargs.f=2"]
+    assert problems(*own) == []
+    assert problems(*own, f"{ONE}.reward_kwargs.g=2") == [f"{ONE}.reward_kwargs.g: unknown setting; one of f"]
     function = f"reward.scorer_kwargs.function='{user_file}:strict'"
     assert problems("reward.scorer=python", function, "reward.scorer_kwargs.g=1") == [
         "reward.scorer_kwargs.g: unknown setting; one of f"

@@ -64,6 +64,7 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.rollout.pipeline": ("params", "extra"),
     "actor_rollout_ref.rollout.val_kwargs": ("chosen",),
     "ray_kwargs.ray_init": ("options",),
+    "reward.custom_reward_function": ("function", "reward_fn_config"),
     "reward.reward_manager": ("reward_manager_cfg",),
     "reward.reward_model": ("model",),
 }
