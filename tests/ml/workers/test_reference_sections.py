@@ -295,3 +295,37 @@ def test_no_request_carries_what_no_model_family_reads(validate: bool) -> None:
     (params,) = row_params(replace(rollout, seed=0), {"validate": validate, "global_steps": 1}, 1, {})
     assert {"height", "num_inference_steps"} < set(params)
     assert not {"aspect_ratio", "frame_rate", "video_flow_shift"} & set(params)
+
+
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [
+        (config.DiffusionModelConfig, {"path": str(MODEL), "lora_rank": 8, "external_lib": ["json"]}),
+        (config.DiffusionActorConfig, {"optim": {"lr": 0.5}, "diffusion_loss": {"loss_mode": "flow_grpo"}}),
+        (config.DiffusionRolloutConfig, {"n": 4, "pipeline": {"height": 64}, "algo": {"sde_window_range": [0, 5]}}),
+        (config.DiffusionPipelineConfig, {"height": 64, "output_type": "latent"}),
+        (config.DiffusionRolloutAlgoConfig, {"noise_level": 0.5}),
+        (config.DiffusionSamplingConfig, {"seed": 7}),
+    ],
+)
+def test_a_section_becomes_the_class_that_a_program_names(kind: Any, section: dict[str, Any]) -> None:
+    """As with verl's classes: `omega_conf_to_dataclass(config.actor_rollout_ref.rollout, DiffusionRolloutConfig)`."""
+    made = omega_conf_to_dataclass(OmegaConf.create(section), kind)
+    assert type(made) is kind
+    for name, value in section.items():
+        given = value if isinstance(value, dict) else {None: value}
+        for inner, wanted in given.items():
+            found = made[name] if inner is None else made[name][inner]
+            assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: config.DiffusionLossConfig(loss_mode=name),
+        lambda name: config.DiffusionModelConfig(path=str(MODEL), algorithm=name),
+    ],
+)
+def test_a_name_that_needs_other_settings_says_which(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"mix_grpo is flow_grpo with other settings: write flow_grpo, and .*progress"):
+        make("mix_grpo")

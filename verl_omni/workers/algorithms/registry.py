@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.algos import rejection_settings, window_bounds
 from verl_omni.utils.registry import Registry
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
+from verl_omni.workers.algorithms.other_names import OTHER_NAMES
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
@@ -272,10 +273,14 @@ def check_name(name: str) -> None:
     """Refuse an algorithm that is not registered.
 
     Raises:
-        ValueError: there is none of this name; the message lists the names.
+        ValueError: there is none of this name; the message lists the names, or says what the name stands for.
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"no algorithm {name!r}; one of {', '.join(ALGORITHMS)}")
+    if name in ALGORITHMS:
+        return
+    if meant := OTHER_NAMES.get(name):
+        others = " and ".join(meant.defaults)
+        raise ValueError(f"{name} is {meant.algorithm} with other settings: write {meant.algorithm}, and {others}")
+    raise ValueError(f"no algorithm {name!r}; one of {', '.join(ALGORITHMS)}")
 
 
 def _sampled_for(config: DictConfig, name: str, entry: RegisteredAlgorithm) -> tuple[RequiredSetting, ...]:

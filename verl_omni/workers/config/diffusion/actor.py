@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from verl.base_config import BaseConfig
@@ -108,7 +108,7 @@ class DiffusionOptimizerConfig(BaseConfig):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-4
-    lr_scheduler_type: Literal["constant", "cosine"] = "constant"
+    lr_scheduler_type: str = "constant"
     override_optimizer_config: dict[str, Any] | None = None
     lr_warmup_steps: int = 0
     lr_warmup_steps_ratio: float = 0.0

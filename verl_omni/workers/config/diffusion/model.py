@@ -71,7 +71,7 @@ class DiffusionModelConfig(BaseConfig):
     tokenizer_path: str | None = None
     local_path: str | None = None
     trust_remote_code: bool = False
-    external_lib: str | list[str] | None = None
+    external_lib: Any = None  # OmegaConf has no union with a list
     custom_chat_template: str | None = None
     extra_tokenizers: dict[str, dict[str, Any]] | None = field(default_factory=dict)
     attn_backend: str = "native"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from verl.base_config import BaseConfig
 from verl.workers.config import RolloutConfig
@@ -43,8 +43,8 @@ class DiffusionPipelineConfig(BaseConfig):
     max_sequence_length: int = 512
     guidance_scale: float | None = None
     num_frames: int = 1
-    output_type: Literal["image", "pt", "latent"] = "image"
-    pixel_dtype: Literal["uint8", "float32"] = "uint8"
+    output_type: str = "image"
+    pixel_dtype: str = "uint8"
     aspect_ratio: str | None = None
     frame_rate: float = 24.0
     video_flow_shift: float = 12.0
