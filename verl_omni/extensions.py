@@ -6,11 +6,13 @@ The setting `actor_rollout_ref.model.external_lib` names the module; the driver 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from verl_omni.utils.registry import path_of
 
+_IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+")
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 __all__ = ["register_advantage", "register_algorithm", "register_family", "register_loss", "register_reward"]
@@ -24,7 +26,13 @@ def register_algorithm(name: str, *, like: str = "flow_grpo") -> Callable[[Class
             the checks of what they need; settings of `diffusion_loss` are the fields of its own type `settings`.
     """
 
+    _check_name("register_algorithm", name)
+
     def decorate(algorithm: Class) -> Class:
+        if not hasattr(algorithm, "settings"):
+            raise TypeError(
+                f"register_algorithm({name!r}) takes a subclass of TrainingAlgorithm, and got {algorithm!r}"
+            )
         _add_algorithm(name, like, implementation=path_of(algorithm))
         return algorithm
 
@@ -39,7 +47,13 @@ def register_loss(name: str, *, like: str = "flow_grpo") -> Callable[[Function],
         like: an algorithm that trains on recorded steps; `settings` are those of its `diffusion_loss`.
     """
 
+    _check_name("register_loss", name)
+
     def decorate(loss: Function) -> Function:
+        if not hasattr(
+            loss, "validate_inputs"
+        ):  # a class in the reference's form, which register_diffusion_loss checks
+            _check_function(f"register_loss({name!r})", loss)
         _add_algorithm(name, like, loss=path_of(loss))
         return loss
 
@@ -53,9 +67,12 @@ def register_advantage(name: str) -> Callable[[Function], Function]:
     returns float32 [B].
     """
 
+    _check_name("register_advantage", name)
+
     def decorate(function: Function) -> Function:
         from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
+        _check_function(f"register_advantage({name!r})", function)
         ESTIMATORS.add(name, path_of(function))
         return function
 
@@ -82,6 +99,10 @@ def register_family(
         images: module about input images of prompts (`pipelines.input_images.InputImages`); None: prompts have none.
     """
 
+    _check_name("register_family", architecture)
+    if not _IMPORT_PATH.fullmatch(pipeline):
+        raise ValueError(f"register_family({architecture!r}): pipeline {pipeline!r} must be written as module:Class")
+
     def decorate(adapter: Class) -> Class:
         from verl_omni.pipelines.registry import FAMILIES, Family
 
@@ -94,13 +115,27 @@ def register_family(
 def register_reward(name: str) -> Callable[[Function], Function]:
     """Decorator of a scorer (docs/rewards.md); its name is a `reward.scorer`, or one of `reward.reward_functions`."""
 
+    _check_name("register_reward", name)
+
     def decorate(function: Function) -> Function:
         from verl_omni.reward_loop.rewards import SCORERS
 
+        _check_function(f"register_reward({name!r})", function)
         SCORERS.add(name, path_of(function))
         return function
 
     return decorate
+
+
+def _check_name(decorator: str, name: Any) -> None:
+    """Refuse a decorator without parentheses, which would register nothing."""
+    if not isinstance(name, str):
+        raise TypeError(f"{decorator} takes a name, and got {name!r}: write @{decorator}('my_name')")
+
+
+def _check_function(decorator: str, thing: Any) -> None:
+    if isinstance(thing, type) or not callable(thing):
+        raise TypeError(f"{decorator} takes a function, and got {thing!r}")
 
 
 def _add_algorithm(name: str, like: str, implementation: str | None = None, loss: str | None = None) -> None:

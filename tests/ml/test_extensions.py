@@ -33,6 +33,7 @@ REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.tot
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 EXTERNAL = "actor_rollout_ref.model.external_lib"
 MODEL = Path(__file__).parents[2] / "examples" / "shapes-sd3"
+LAMBDA: Any = lambda: 0.0  # noqa: E731 - what a user may write
 
 
 @pytest.fixture(autouse=True)
@@ -173,10 +174,55 @@ def test_a_module_that_does_not_exist_is_refused_in_words() -> None:
     )
 
 
-def test_an_import_error_inside_the_module_is_not_hidden(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("def f(:", "SyntaxError: invalid syntax (broken_extension.py, line 1)"),
+        (
+            "import verl_omni.pipelines.model_base",
+            "ModuleNotFoundError: verl_omni.pipelines.model_base of the reference",
+        ),
+    ],
+)
+def test_an_error_inside_the_module_is_that_of_the_settings(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "broken_extension.py").write_text(f"{text}\n")
+    assert refusal(f"{EXTERNAL}=broken_extension").startswith(
+        f"{EXTERNAL}: the import of broken_extension failed: {said}"
+    )
+
+
+def test_the_trainer_shows_where_a_module_failed(tmp_path: Path) -> None:
     (tmp_path / "broken_extension.py").write_text("import no_such_package\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        settings.load([*REQUIRED, f"{EXTERNAL}=broken_extension"])
+    program = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *REQUIRED, f"{EXTERNAL}=broken_extension"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2 and ran.stderr.splitlines()[-1].startswith(f"{EXTERNAL}: the import of")
+    assert "broken_extension.py" in ran.stderr, "the traceback says where"
+
+
+@pytest.mark.parametrize("value", ["''", "5", "[my_extension,7]"])
+def test_what_is_no_name_of_a_module_is_refused(value: str) -> None:
+    assert refusal(f"{EXTERNAL}={value}").startswith(
+        f"{EXTERNAL}: must be the name of a module, or a list of names, not"
+    )
+
+
+def test_what_a_decorator_cannot_register_is_refused() -> None:
+    function: Any = test_what_a_decorator_cannot_register_is_refused
+    for decorator in (extensions.register_loss, extensions.register_advantage, extensions.register_reward):
+        name = decorator.__name__
+        with pytest.raises(TypeError, match=rf"{name} takes a name, and got .*: write @{name}\('my_name'\)"):
+            decorator(function)
+        with pytest.raises(TypeError, match=rf"{name}\('mine'\) takes a function, and got <class"):
+            decorator("mine")(Path)
+    with pytest.raises(TypeError, match=r"register_algorithm\('mine'\) takes a subclass of TrainingAlgorithm"):
+        extensions.register_algorithm("mine")(Path)
+    with pytest.raises(ValueError, match=r"pipeline 'my_flux\.Pipeline' must be written as module:Class"):
+        extensions.register_family("FluxPipeline", pipeline="my_flux.Pipeline")
+    with pytest.raises(ValueError, match=r"a lambda of .* has no name to import it by"):
+        extensions.register_reward("mine")(LAMBDA)
 
 
 def test_without_the_module_its_names_are_unknown() -> None:

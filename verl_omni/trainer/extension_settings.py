@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -16,23 +15,32 @@ from verl_omni.workers.algorithms.registry import ALGORITHMS, RegisteredAlgorith
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
 
-def import_extensions(named: str | Sequence[str] | None) -> None:
+class ExtensionFailed(ValueError):
+    """A module of the user's raised an error when it was imported, which is the cause of this one."""
+
+
+def import_extensions(named: Any) -> None:
     """Import the modules of `external_lib`.
 
     Raises:
-        ValueError: one is not found. Errors inside a module are not translated.
+        ValueError: one is not found, or `named` is neither a name nor a list of names.
+        ExtensionFailed: one raised an error, or ended the program.
     """
-    modules = [] if named is None else [named] if isinstance(named, str) else list(named)
+    modules = [] if named is None else list(named) if isinstance(named, (list, tuple)) else [named]
     for module in modules:
+        if not (isinstance(module, str) and module):
+            raise ValueError(f"{EXTERNAL_LIB}: must be the name of a module, or a list of names, not {named!r}")
         try:
             import_modules(module)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-                raise
-            raise ValueError(
-                f"{EXTERNAL_LIB}: no module {module!r}; write the name of a Python module that is installed, or in a "
-                "folder of PYTHONPATH"
-            ) from error
+        except (Exception, SystemExit) as error:
+            name = error.name if isinstance(error, ModuleNotFoundError) else None
+            if name is not None and (module == name or module.startswith(f"{name}.")):
+                raise ValueError(
+                    f"{EXTERNAL_LIB}: no module {module!r}; write the name of a Python module that is installed, or in "
+                    "a folder of PYTHONPATH"
+                ) from error
+            said = f"{type(error).__name__}: {error}"
+            raise ExtensionFailed(f"{EXTERNAL_LIB}: the import of {module} failed: {said}") from error
 
 
 def store_settings(name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_omni.trainer import settings, startup
 from verl_omni.trainer.event_text import format_event
+from verl_omni.trainer.extension_settings import ExtensionFailed
 from verl_omni.trainer.stack import Cluster
 from verl_omni.trainer.stop_signal import StopOnSignal
 
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = settings.load(overrides)
     except settings.SettingsError as error:
+        if isinstance(failed := error.__cause__, ExtensionFailed):
+            traceback.print_exception(failed.__cause__)  # where in the user's module
         return _refuse(str(error))
     if problem := _other_distribution() or _hub_problem(config, variables):
         return _refuse(problem)

@@ -56,8 +56,10 @@ def path_of(thing: Any) -> str:
     """Import path of a class or function, as `load` takes it.
 
     Raises:
-        ValueError: it was defined inside a function, where no other process finds it.
+        ValueError: it was defined inside a function, or is a lambda, where no other process finds it.
     """
+    if thing.__qualname__ == "<lambda>":
+        raise ValueError(f"a lambda of {thing.__module__} has no name to import it by: define a function")
     if "<locals>" in thing.__qualname__:
         raise ValueError(f"{thing.__qualname__} is inside a function: define it at the top level of its module")
     return f"{thing.__module__}:{thing.__qualname__}"
