@@ -18,6 +18,7 @@ from verl_omni.utils.columns import objects
 
 # Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
 OWN_COLUMNS = frozenset({*FOR_THE_DRIVER, "uid", "stored", "reward_extra_info", "raw_prompt", "__num_turns__"})
+OF_THE_BATCH = frozenset({"prompts", "responses", "rm_scores", "uid", "stored", "__num_turns__"})
 PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
 
 
@@ -60,6 +61,28 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
     )  # fmt: skip
     ids, mask = made["input_ids"], made["attention_mask"]
     return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
+
+
+def check_loop_output(output: Any) -> None:
+    """Refuse what an agent loop returned, if no batch can be made of it.
+
+    Raises:
+        TypeError: it is no `DiffusionAgentLoopOutput`, or its sample or log-probabilities are no tensors.
+        ValueError: it has no prompt ids, or an extra field would replace a column of the batch.
+    """
+    if not isinstance(output, DiffusionAgentLoopOutput):
+        raise TypeError(f"the agent loop returned {type(output).__name__}, and not DiffusionAgentLoopOutput")
+    sample, log_probs = output.response_diffusion_output, output.response_logprobs
+    if not isinstance(sample, Tensor):
+        raise TypeError(f"the agent loop returned a sample of type {type(sample).__name__}, and not a tensor")
+    if not (log_probs is None or isinstance(log_probs, Tensor)):
+        raise TypeError(f"the agent loop returned log-probabilities of type {type(log_probs).__name__}, not a tensor")
+    if not output.prompt_ids:
+        raise ValueError("the agent loop returned no prompt_ids")
+    if taken := sorted(OF_THE_BATCH & set(output.extra_fields)):
+        raise ValueError(
+            f"the agent loop returned the extra field {taken[0]!r}, and the batch has a column of that name: rename it"
+        )
 
 
 def check_loop_score(output: DiffusionAgentLoopOutput) -> None:

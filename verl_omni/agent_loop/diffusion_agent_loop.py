@@ -28,6 +28,7 @@ from verl.utils.import_utils import resolve_config_path
 from verl_omni.agent_loop.batching import (
     PADDED_FIELDS,
     _pad_prompt_extra_field,
+    check_loop_output,
     check_loop_score,
     check_reward_fields,
     collate,
@@ -214,6 +215,7 @@ class DiffusionAgentLoopWorker:
     async def _agent_loop_postprocess(
         self, output: DiffusionAgentLoopOutput, /, **kwargs: Any
     ) -> _InternalDiffusionAgentLoopOutput:
+        check_loop_output(output)
         keys = output.extra_fields.pop("prompt_keys", None)
         fields = pad_fields(output.extra_fields, self.max_prompt_embed_length)
         fields["raw_prompt"] = kwargs["raw_prompt"]

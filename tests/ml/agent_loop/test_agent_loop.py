@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from verl_omni.agent_loop import batching
+from verl_omni.agent_loop import DiffusionAgentLoopOutput, DiffusionSingleTurnAgentLoop, batching
 from verl_omni.agent_loop.output import _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost, run_rows
 from verl_omni.agent_loop.sampling import row_params
@@ -181,3 +181,33 @@ def test_scores_need_every_row_and_tensors_must_be_in_every_row() -> None:
     assert "rm_scores" not in batching.collate([row(), row(score=None)], {}).batch
     with pytest.raises(KeyError, match=r"all_latents is missing in rows \[1\]"):
         batching.collate([row(all_latents=torch.zeros(1, 2)), row()], {})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (None, TypeError, "returned NoneType, and not DiffusionAgentLoopOutput"),
+        ({"response_diffusion_output": np.zeros((3, 2, 2))}, TypeError, "a sample of type ndarray, and not a tensor"),
+        ({"response_logprobs": [0.5]}, TypeError, "log-probabilities of type list, not a tensor"),
+        ({"prompt_ids": []}, ValueError, "returned no prompt_ids"),
+        ({"extra_fields": {"uid": "mine"}}, ValueError, "the extra field 'uid', and the batch has a column of that na"),
+        ({"extra_fields": {"responses": torch.zeros(3)}}, ValueError, "the extra field 'responses', and the batch has"),
+    ],
+)
+def test_what_no_batch_can_be_made_of_is_refused(
+    given: dict[str, Any] | None, error: type[Exception], said: str
+) -> None:
+    fields = {"prompt_ids": [1], "response_diffusion_output": torch.zeros(3, 2, 2), "metrics": {}}
+    batching.check_loop_output(DiffusionAgentLoopOutput(**fields, extra_fields={"mine": 1}))  # type: ignore[arg-type]
+    with pytest.raises(error, match=said):
+        batching.check_loop_output(given if given is None else DiffusionAgentLoopOutput(**(fields | given)))
+
+
+@pytest.mark.slow
+async def test_the_sample_of_a_users_loop_is_checked(worker: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(self: Any, sampling_params: Any, **row: Any) -> Any:
+        return {"images": []}
+
+    monkeypatch.setattr(DiffusionSingleTurnAgentLoop, "run", run)
+    with pytest.raises(SampleFailed, match="the agent loop returned dict, and not DiffusionAgentLoopOutput"):
+        await worker().generate_sequences(batch(["a"]))
