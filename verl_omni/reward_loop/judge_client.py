@@ -98,9 +98,15 @@ class Judge:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         reader = AnswerReader(self.timeout, time.monotonic)
         request = _client().stream("POST", self.url, json=body, headers=headers, timeout=self.timeout)
-        async with request as response:
-            async for part in response.aiter_bytes():
-                reader.add(part)
+        try:
+            async with (
+                asyncio.timeout(self.timeout),
+                request as response,
+            ):  # httpx limits each part, also of the headers
+                async for part in response.aiter_bytes():
+                    reader.add(part)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"the answer was not complete after {self.timeout:g} s") from error
         answer = reader.answer(response)
         if answer.status >= 500 and WAITING in answer.headers:
             raise _NoReplica(answer.shown)

@@ -284,3 +284,28 @@ def test_what_is_missing_is_said_before_anything_starts(options: dict[str, Any],
     found = rewards.setting_problems("unified_reward", options)
     assert len(found) == len(said)
     assert all(problem.startswith(begin) for problem, begin in zip(found, said, strict=True))
+
+
+async def test_the_timeout_counts_the_whole_answer_with_its_headers() -> None:
+    ended = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        try:
+            while not ended.is_set():
+                writer.write(b"a")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        judge = judge_client.Judge(f"http://{host}:{port}/v1", "vlm", None, timeout=0.2, attempts=1, max_tokens=8)
+        try:
+            async with asyncio.timeout(30):
+                with pytest.raises(JudgeError, match=r"ReadTimeout: the answer was not complete after 0\.2 s"):
+                    await judge.ask(PICTURE, "?")
+        finally:
+            ended.set()
+            await disconnect()
