@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,8 +124,10 @@ class Document:
                 return said
         node: Any = self.tree
         line = 0
-        for step in path:
+        for depth, step in enumerate(path):
             if isinstance(node, CommentedMap) and step in node:
+                if step not in (node.lc.data or {}) and (said := self._made_by(path[: depth + 1])):
+                    return said
                 line = node.lc.key(step)[0] if step in (node.lc.data or {}) else line
             elif isinstance(node, CommentedSeq) and isinstance(step, int) and step < len(node):
                 line = node.lc.item(step)[0] if step in (node.lc.data or {}) else line
@@ -132,6 +135,10 @@ class Document:
                 break
             node = node[step]
         return f"{self.source}:{line + 1}"
+
+    def _made_by(self, path: Path) -> str | None:
+        """The assignment that created the mapping at `path`, which the file does not have."""
+        return next((said for made, said in self.assigned.items() if made[: len(path)] == path), None)
 
     def dump(self) -> str:
         """The YAML text, with comments."""
@@ -145,7 +152,9 @@ def _reason(error: MarkedYAMLError) -> str:
 
 
 def _path(name: str) -> Path:
-    return tuple(int(part) if is_index(part) else part for part in name.split("."))
+    """The path of `spec.reward.scorers.0.name`, or as problems write it, `spec.reward.scorers[0].name`."""
+    dotted = re.sub(r"\[(\d+)\]", r".\1", name)
+    return tuple(int(part) if is_index(part) else part for part in dotted.split("."))
 
 
 def is_index(text: str) -> bool:

@@ -153,6 +153,14 @@ def test_assignments_replace_values_and_are_named_in_errors() -> None:
     assert problems(GOOD, "spec.reward.scorers.3.name=jpeg") == [
         "--set spec.reward.scorers.3.name=jpeg: no such path: there is nothing at 3"
     ]
+    assert problems(GOOD, "spec.reward.scorers[3].name=jpeg") == [
+        "--set spec.reward.scorers[3].name=jpeg: no such path: there is nothing at 3"
+    ]
+    assert read_job(GOOD, "job.yaml", ["spec.reward.scorers[0].name=jpeg"]).job.spec.reward.scorers[0].name == "jpeg"
+    (found,) = problems(GOOD, "trainer.totalSteps=9")
+    assert found.startswith("--set trainer.totalSteps=9: trainer: unknown field; valid fields: "), "the file is right"
+    (found,) = problems(GOOD, "spec.trainr.totalSteps=9")
+    assert found.startswith("--set spec.trainr.totalSteps=9: spec.trainr: unknown field; did you mean 'trainer'?")
     assert problems(GOOD, "spec.seed=1", "spec.seed=2") == [
         "--set spec.seed=2: already set by --set spec.seed=1; remove one of the two"
     ]
