@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +21,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line 
 
 def say(text: str) -> None:
     """Print a line to standard output."""
-    typer.echo(without_control(text))
+    write(f"{without_control(text)}\n")
+
+
+def write(text: str) -> None:
+    """Write to standard output. Where that fails, e.g. on a full disk, print why and exit."""
+    try:
+        typer.echo(text, nl=False)
+    except BrokenPipeError:
+        raise  # typer ends the program quietly: the reader has seen enough
+    except OSError as error:
+        # Python writes what is left in the buffer once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        refuse(f"cannot write to standard output: {error.strerror}", FAILED)
 
 
 def note(text: str) -> None:

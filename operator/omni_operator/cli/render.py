@@ -91,4 +91,4 @@ def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_jso
     if as_json:
         console.say(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
     else:
-        typer.echo(plan.dump_yaml(*objects), nl=False)
+        console.write(plan.dump_yaml(*objects))

@@ -26,6 +26,8 @@ def report(
         console.refuse_given(context, ("out",), "with one run, whose report is in its folder")
     elif not out.parent.is_dir():
         console.refuse(f"--out: {out.parent} is not a folder")
+    elif out.is_dir():
+        console.refuse(f"--out: {out} is a folder; name a file in it, such as {out / OUT}")
     folders = [str(_folder(name, runs)) for name in names]
     arguments = folders if len(folders) == 1 else [*folders, "--out", str(out)]
     training_stack.exec_module("verl_omni.trainer.report", arguments)
@@ -34,6 +36,10 @@ def report(
 def _folder(name: str, runs: Path) -> Path:
     folder = Path(name) if _is_run(Path(name)) else runs / name
     if not _is_run(folder):
+        if found := next((path for path in (Path(name), folder) if path.is_dir()), None):
+            console.refuse(
+                f"{found} is not the folder of a run that has begun to train: it has no {run_folder.METRICS}"
+            )
         known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
         console.refuse(f"no run {name!r} in {runs}; runs there: {', '.join(known) or 'none'}")
     return folder

@@ -14,7 +14,7 @@ from verl_omni.trainer.report import comparison, write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report and print its path. Returns 0, or 1 if a file of the folder is malformed."""
+    """Write the report and print its path. Returns 0, or 1 if a file is malformed, or cannot be read or written."""
     parser = argparse.ArgumentParser(prog="python -m verl_omni.trainer.report", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="a run folder; several are compared")
     parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="file of a comparison")
@@ -27,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(write(folders[0]) if len(folders) == 1 else comparison.write(folders, chosen.out))
     except ValueError as error:
         print(f"{', '.join(map(str, folders))}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        target = folders[0] / "report.html" if len(folders) == 1 else chosen.out
+        print(f"{target} was not written: {error}", file=sys.stderr)
         return 1
     return 0
 

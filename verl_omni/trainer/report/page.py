@@ -33,6 +33,8 @@ ACTOR_LABELS = {
     "actor/accuracy": "Preference accuracy",
     "actor/preferred_fraction": "Fraction of pairs with a preference",
     "actor/lr": "Learning rate",
+    "actor/optimizer_steps": "Optimizer steps",
+    "actor/skipped_steps": "Updates skipped, because the gradient was not finite",
 }
 DIVERSITY_LABELS = {
     "diversity/reward_std_within_prompt": "Standard deviation of the rewards within a prompt",

@@ -89,3 +89,14 @@ def test_a_malformed_run_is_named(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert main([str(run), str(broken)]) == 1
     assert "broken" in capsys.readouterr().err
     assert not Path("comparison.html").exists()
+
+
+@pytest.mark.slow
+def test_a_report_that_cannot_be_written_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.html").mkdir()
+    assert main([str(run), str(run), "--out", str(tmp_path / "out.html")]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.splitlines()[0][: len(str(tmp_path))]) == ("", str(tmp_path))
+    assert "out.html was not written: [Errno 21] Is a directory" in said.err and said.err.count("\n") == 1

@@ -45,6 +45,8 @@ STATEMENTS = {
     "actor/accuracy": ["Preference accuracy"],
     "actor/preferred_fraction": ["Fraction of pairs with a preference"],
     "actor/lr": ["Learning rate"],
+    "actor/optimizer_steps": ["Optimizer steps"],
+    "actor/skipped_steps": ["Updates skipped"],
     "actor/new_metric": ["actor/new_metric"],
     "diversity/reward_std_within_prompt": ["Standard deviation of the rewards within a prompt"],
     "diversity/images": ["Image diversity", "Pixel standard deviation across held-out images"],
