@@ -142,11 +142,14 @@ class ClaimReference(StrictModel):
     claim_name: ObjectName = Field(description="Name of the claim. Several pods need ReadWriteMany.")
 
 
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+
+
 class Runtime(StrictModel):
     """Image and service account of the pods. Cluster only."""
 
-    image: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")] | None = (
-        Field(default=None, description="Image with Ray and the training stack. Default: the operator's jobs.image.")
+    image: ImageName | None = Field(
+        default=None, description="Image with Ray and the training stack. Default: the operator's jobs.image."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", description="Image pull policy."

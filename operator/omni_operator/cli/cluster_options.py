@@ -32,13 +32,21 @@ RIGHTS = "ask for this right: docs/cli.md has those of each command (Rights)"
 def cluster_client(namespace: str | None, context: str | None, kubeconfig: str | None) -> Iterator[Client]:
     """A client of the cluster; its errors are printed and end the command."""
     try:
-        from omni_operator.client import Client, InvalidName, JobExists, JobFinished, JobNotFound, UnusableKubeconfig
+        from omni_operator.client import (
+            Client,
+            InvalidName,
+            JobExists,
+            JobFinished,
+            JobNotFound,
+            NotScalable,
+            UnusableKubeconfig,
+        )
         from omni_operator.cluster.errors import ClusterError, Forbidden, KindAbsent
     except ModuleNotFoundError as error:
         console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
     try:
         yield Client.from_kubeconfig(kubeconfig, context, namespace)
-    except (UnusableKubeconfig, InvalidName, JobNotFound, JobExists, JobFinished, KindAbsent) as error:
+    except (UnusableKubeconfig, InvalidName, JobNotFound, JobExists, JobFinished, NotScalable, KindAbsent) as error:
         console.refuse(str(error))
     except Forbidden as error:
         # Webhooks and Pod Security forbid too, and say what they want.

@@ -10,7 +10,7 @@ import typer
 
 from . import console
 from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
-from .options import Json
+from .options import Json, check_image
 
 
 def fetch(
@@ -25,6 +25,7 @@ def fetch(
             "--image",
             help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
             metavar="IMAGE",
+            callback=check_image,
         ),
     ] = None,
     as_json: Json = False,

@@ -107,10 +107,18 @@ def cancel(
         checkpoint = job.body["spec"].get("checkpoint") or {}
         claim = checkpoint.get("claimName")
         kept = f"the run folder on the claim {claim} is kept" if claim else "the job names no claim for its run folder"
-        if not yes and not typer.confirm(f"Delete job {name} of namespace {client.namespace}? {kept}"):
+        if not yes and not _confirmed(f"Delete job {name} of namespace {client.namespace}? {kept}"):
             console.refuse("nothing was deleted")
         client.cancel(job)  # the one that the user has seen
         console.say(f"{name}: deletion requested; {kept}")
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:  # standard input is closed
+        typer.echo(err=True)
+        console.refuse("nothing was deleted: without a terminal to answer on, give --yes")
 
 
 def wait(

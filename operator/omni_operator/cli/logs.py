@@ -15,6 +15,7 @@ from omni_operator.plan.entrypoint import LOG
 
 from . import console
 from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
+from .options import check_image
 
 if TYPE_CHECKING:
     from omni_operator.client import Client, Job
@@ -38,7 +39,10 @@ def logs(
     image: Annotated[
         str | None,
         typer.Option(
-            "--image", help="Image of the pod that reads the claim; default: as for drl fetch.", metavar="IMAGE"
+            "--image",
+            help="Image of the pod that reads the claim; default: as for drl fetch.",
+            metavar="IMAGE",
+            callback=check_image,
         ),
     ] = None,
     namespace: Namespace = None,

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
 from omni_operator.api.base import Violation
+from omni_operator.api.pods import ImageName
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.api.yaml_document import Document, Problem
 from omni_operator.plan.policy_refusals import find_policy_refusals
@@ -42,8 +43,26 @@ Settings = Annotated[
         metavar="FILE.yaml",
     ),
 ]
+
+
+def check_image(name: str | None) -> str | None:
+    """The value of an option that names an image.
+
+    Raises:
+        typer.BadParameter: no image can have the name.
+    """
+    try:
+        return None if name is None else _IMAGE_NAME.validate_python(name)
+    except ValidationError as error:
+        raise typer.BadParameter(f"{name!r} is not the name of an image: write REGISTRY/NAME:TAG") from error
+
+
+_IMAGE_NAME: TypeAdapter[str] = TypeAdapter(ImageName)
 Image = Annotated[
-    str | None, typer.Option("--image", help="With --cluster: image of jobs that name none.", metavar="IMAGE")
+    str | None,
+    typer.Option(
+        "--image", help="With --cluster: image of jobs that name none.", metavar="IMAGE", callback=check_image
+    ),
 ]
 
 

@@ -164,8 +164,8 @@ def describe_state(status: Status) -> str:
     cause = find_cause(status)
     if cause is None and status.rollout.summary and status.state == "Running":
         parts.append(f"{status.rollout.summary} pods")
-    said = f": {cause.reason}" + (f": {cause.message}" if cause.message else "") if cause else ""
-    return ", ".join(parts) + said
+    said = [text for text in (cause.reason, cause.message) if text and text != status.state] if cause else []
+    return ": ".join([", ".join(parts), *said])
 
 
 def step_event(status: Status) -> dict[str, Any] | None:

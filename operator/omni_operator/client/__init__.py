@@ -3,7 +3,7 @@
 from .connection import UnusableKubeconfig
 from .events import Event
 from .explanation import explain
-from .jobs import Client, FieldNotServed, Job, JobDeleted, JobExists, JobFinished, JobNotFound, Submitted
+from .jobs import Client, FieldNotServed, Job, JobDeleted, JobExists, JobFinished, JobNotFound, NotScalable, Submitted
 from .logs import LogLine, find_pods, follow_logs, read_logs
 from .names import InvalidName
 from .pods import JobPod, find_dashboard
@@ -24,6 +24,7 @@ __all__ = [
     "JobFinished",
     "JobNotFound",
     "JobPod",
+    "NotScalable",
     "LogLine",
     "PortForwarder",
     "Submitted",

@@ -48,6 +48,10 @@ class JobFinished(ClusterError):
     """The job has succeeded or finally failed, so the change would have no effect."""
 
 
+class NotScalable(ClusterError):
+    """The number of the job's rollout pods follows from other fields."""
+
+
 class FieldNotServed(Refused):
     """The cluster's definition of jobs does not have a field of the job; the message names it."""
 
@@ -186,11 +190,22 @@ class Client:
         Raises:
             JobNotFound: the message has the nearest name.
             JobFinished: the job has ended.
+            NotScalable: its engines run in the trainer's pods.
         """
         job = self._get_unfinished(name, "scale")
-        before = int((job.body["spec"].get("rollout") or {}).get("replicas") or 1)
-        if before != replicas:
+        rollout = job.body["spec"].get("rollout") or {}
+        before = int(rollout.get("replicas") or 1)
+        if before == replicas:
+            return before
+        try:
             self._write("PATCH", self._path(name), {"spec": {"rollout": {"replicas": replicas}}})
+        except Refused as error:
+            if isinstance(error, Forbidden) or rollout.get("placement") == "Separate":
+                raise
+            raise NotScalable(
+                f"{name} has no rollout pods: its engines share the trainer's accelerators, and spec.trainer says how "
+                "many there are; only jobs with spec.rollout.placement: Separate can be scaled"
+            ) from error
         return before
 
     def follow(self, name: str, *, poll: float = POLL_SECONDS, seconds: float | None = None) -> Iterator[Job]:

@@ -340,3 +340,44 @@ def test_no_color_disables_colors_on_a_terminal(write_job: WriteJob, variables: 
     assert process.wait() == 0
     assert b"weights v3" in seen
     assert bool(re.search(rb"\x1b\[[0-9;]*(3[0-9]|9[0-7])[0-9;]*m", seen)) is colored
+
+
+@pytest.mark.parametrize("image", ["", "a b", "a\tb", "x" * 1025])
+@pytest.mark.parametrize(
+    "command",
+    [("validate", "--cluster", EXAMPLE), ("render", "--cluster", EXAMPLE), ("fetch", "red"), ("logs", "red")],
+    ids=lambda words: words[0],
+)
+def test_a_name_that_no_image_has_is_refused(command: tuple[str | Path, ...], image: str) -> None:
+    refused = drl(*command, f"--image={image}")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines()[-1].endswith("is not the name of an image: write REGISTRY/NAME:TAG")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
+@pytest.mark.parametrize("command", [("validate", EXAMPLE), ("render", EXAMPLE), ("render", "--cluster", EXAMPLE)])
+def test_a_full_disk_is_one_line(command: tuple[str | Path, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "omni_operator.cli", *map(str, command)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "operator")}, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    said = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
+    assert (result.returncode, said) == (1, ["cannot write to standard output: No space left on device"])
+
+
+def test_a_comparison_into_a_folder_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+    refused = drl("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == f"--out: {tmp_path} is a folder; name a file in it, such as {tmp_path}/comparison.html\n"
+
+
+def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
+    refused = drl("report", tmp_path)
+    assert (refused.exit_code, refused.stderr) == (
+        2, f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl\n",
+    )  # fmt: skip

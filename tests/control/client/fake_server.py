@@ -49,6 +49,7 @@ class FakeServer(ThreadingHTTPServer):
         self.deletions: list[Any] = []
         self.deletion: tuple[int, dict[str, Any]] | None = None  # the answer to deletions, if not that of a read
         self.refusal: tuple[int, dict[str, Any]] | None = None
+        self.invalid: tuple[int, dict[str, Any]] | None = None  # the answer to patches, if not the changed job
 
         # Other answers, by path.
         self.objects: dict[str, tuple[int, dict[str, Any]]] = {EVENTS: (200, {"items": []})}
@@ -132,6 +133,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_PATCH(self) -> None:
         patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         path = urlsplit(self.path).path
+        if self.server.invalid:
+            self.answer(*self.server.invalid)
+            return
         self.server.patches.append((path, self.headers["Content-Type"], patch))
         self.server.jobs[path.rpartition("/")[2]]["spec"].update(patch["spec"])
         self.do_GET()

@@ -63,10 +63,25 @@ def test_scale_changes_the_number_of_rollout_pods_once(server: FakeServer, kubec
     assert drl(kubeconfig, "scale", "blue", "--replicas=0").exit_code == 2
 
 
+def test_a_job_without_rollout_pods_cannot_be_scaled_and_the_message_says_why(
+    server: FakeServer, kubeconfig: Path
+) -> None:
+    server.invalid = 422, {"reason": "Invalid", "message": "spec.rollout.replicas: must be all accelerators"}
+    refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "only jobs with spec.rollout.placement: Separate can be scaled" in refused.stderr
+    server.jobs["blue"]["spec"]["rollout"]["placement"] = "Separate"
+    refused = drl(kubeconfig, "scale", "blue", "--replicas=4")
+    assert (refused.exit_code, "must be all accelerators" in refused.stderr) == (1, True)
+
+
 def test_cancel_asks_and_deletes_the_job_that_was_shown(server: FakeServer, kubeconfig: Path) -> None:
     asked = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="n\n")
     assert (asked.exit_code, server.deletions) == (2, [])
-    assert "the run folder on the claim runs is kept" in asked.stdout
+    assert "the run folder on the claim runs is kept" in asked.stderr and "Delete" not in asked.stdout
+    closed = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="")
+    assert (closed.exit_code, server.deletions) == (2, [])
+    assert closed.stderr.splitlines()[-1] == "nothing was deleted: without a terminal to answer on, give --yes"
     done = drl(kubeconfig, "cancel", "blue", "--yes")
     assert done.stdout == "blue: deletion requested; the run folder on the claim runs is kept\n"
     options = {"propagationPolicy": "Background", "preconditions": {"uid": "uid-blue"}}
@@ -238,9 +253,8 @@ def test_cancel_deletes_no_job_that_was_created_after_the_question(server: FakeS
     server.deletion = 409, {"reason": "Conflict", "message": "Precondition failed: UID in precondition: uid-later"}
     refused = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="y\n")
     assert len(server.queries) == 1, "the job is read once, before the question"
-    assert (refused.exit_code, refused.stderr) == (
-        1, "blue was deleted, and created again: the new one was not deleted\n",
-    )  # fmt: skip
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith("blue was deleted, and created again: the new one was not deleted\n")
     server.deletion = 404, {"message": "not found", "details": {"name": "blue"}}
     assert drl(kubeconfig, "cancel", "blue", "--yes").stderr == "blue was deleted already\n"
 
