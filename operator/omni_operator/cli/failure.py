@@ -34,7 +34,7 @@ def explain(
         log: lines of the log of this start.
     """
     excerpt = [] if reported else log_excerpt(log)
-    error = reported or _last_error(excerpt)
+    error = reported or _last_error(excerpt) or _refusal(code, excerpt)
     headline, *details = (error or "").strip().splitlines() or [""]
     if excerpt and excerpt[-1].strip() == error:
         excerpt.pop()  # the last line of the output repeats it
@@ -61,6 +61,11 @@ def _last_error(lines: Sequence[str]) -> str | None:
     if not any(_TRACEBACK in line for line in lines):
         return None
     return next((line.strip() for line in reversed(lines) if _ERROR.match(line.strip())), None)
+
+
+def _refusal(code: int, lines: Sequence[str]) -> str | None:
+    """What a trainer that refuses its settings prints last. It does so before it can report an error."""
+    return lines[-1].strip() if code == console.USAGE and lines else None
 
 
 def read_tail(log: Path, start: int, limit: int) -> list[str]:

@@ -174,7 +174,7 @@ class Session:
         log_path = console.short_path(self.folder / run_folder.LOG)
         lines = failure.explain(ended.code, self.state.failure, log, log_path, out_of_memory=out_of_memory)
         typer.echo("\n".join(lines), err=True)
-        return console.FAILED
+        return console.USAGE if ended.code == console.USAGE else console.FAILED
 
 
 def _print_finished(job: DiffusionRLJob, folder: Path) -> None:

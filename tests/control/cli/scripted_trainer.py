@@ -62,6 +62,9 @@ def run() -> int:
     event("start", total_steps=total, resumed_from=first or None)
     event("phase", text="starting Ray")
     (folder / "environment.json").write_text(json.dumps(dict(os.environ)))
+    if behave == "refuse":
+        sys.stderr.write("reward.reward_functions.sky.clouds: unknown setting\n")
+        return 2
     if not first:
         line({"step": 0, "weights/version": 0, "val/reward/mean": 0.5, "val/reward/stderr": 0.035, "val/n": 200})
     for step in range(first + 1, total + 1):

@@ -250,6 +250,14 @@ def test_a_reported_error_is_the_last_line_and_hides_the_log(write_job: WriteJob
     assert "  | " not in said
 
 
+def test_a_trainer_that_refuses_its_settings_is_a_configuration_error(write_job: WriteJob, drl: Drl) -> None:
+    code, said = drl("run", write_job("refuse"))
+    assert code == 2
+    assert said.splitlines()[-2:] == [
+        "log: runs/a-job/train.log", "failed: reward.reward_functions.sky.clouds: unknown setting",
+    ]  # fmt: skip
+
+
 def test_a_killed_trainer_is_reported_as_killed(write_job: WriteJob, drl: Drl) -> None:
     code, said = drl("run", write_job("die"))
     assert code == 1
