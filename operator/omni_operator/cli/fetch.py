@@ -33,10 +33,10 @@ def fetch(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Copy report, metrics, logs, samples and adapter of a job from a cluster.
+    """Copy the results of a job from a cluster.
 
-    Reads them in a running pod of the job. If there is none, a pod is made that mounts the job's claim for reading; it
-    is deleted at the end.
+    They are report, metrics, logs, samples and adapter. Reads them in a running pod of the job. If there is none, a
+    pod is made that mounts the job's claim for reading; it is deleted at the end.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.archive import FolderTaken

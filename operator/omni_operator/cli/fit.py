@@ -60,9 +60,10 @@ def fit(
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate a job's peak memory on each accelerator and host, without running it.
+    """Estimate a job's peak memory, without running it.
 
-    Reads only the configuration files of the model. Exit code 1: the job does not fit.
+    The estimate is for each accelerator and host. Reads only the configuration files of the model. Exit code 1: the
+    job does not fit.
     """
     loaded = console.load_or_refuse(job_file, assignments or ())
     job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))

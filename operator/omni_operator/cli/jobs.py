@@ -42,7 +42,10 @@ def get(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print the conditions of a job on a cluster, or with --json the whole object."""
+    """Print the conditions of a job on a cluster.
+
+    With --json, prints the whole object.
+    """
     with cluster_client(namespace, context, kubeconfig) as client:
         job = client.get(name)
         if as_json:
@@ -67,7 +70,10 @@ def why(name: Name, namespace: Namespace = None, context: Context = None, kubeco
 
 
 def suspend(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
-    """Suspend a job on a cluster: the operator follows spec.suspendPolicy, then deletes the pods."""
+    """Suspend a job on a cluster.
+
+    The operator follows spec.suspendPolicy, such as saving a checkpoint, then deletes the pods.
+    """
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name)
         console.say(f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true")
@@ -87,7 +93,10 @@ def scale(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Change the number of rollout pods of a job on a cluster, also while it runs."""
+    """Change the number of rollout pods of a job on a cluster.
+
+    Also while it runs. The job needs spec.rollout.placement: Separate.
+    """
     with cluster_client(namespace, context, kubeconfig) as client:
         before = client.scale(name, replicas)
         changed = f"{replicas}, was {before}" if before != replicas else f"already {before}"
@@ -129,7 +138,10 @@ def wait(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Wait until a job on a cluster is in a state; exit code 1 if it ends in another one or the time is over."""
+    """Wait until a job on a cluster is in a state.
+
+    The exit code is 1 if the job ends in another state, or the time is over.
+    """
     states = get_args(JobState)
     if state not in states:
         console.refuse(f"--for {state}: no such state{did_you_mean(state, states)}; one of {', '.join(states)}")

@@ -49,9 +49,10 @@ def logs(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print the output of a job's pods on a cluster: the trainer's, with that of all its ranks.
+    """Print the output of a job on a cluster.
 
-    After the pods are gone, prints train.log from the job's claim, by a pod that mounts it and is deleted at the end.
+    It is that of the trainer's pods, with all ranks, or of those that --pod names. After the pods are gone, prints
+    train.log from the job's claim, by a pod that mounts it and is deleted at the end.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods

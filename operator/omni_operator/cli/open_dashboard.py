@@ -30,10 +30,10 @@ def open_dashboard(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Forward a local port to the Ray dashboard of a running job on a cluster, until Ctrl-C.
+    """Open the Ray dashboard, or the report, of a job on a cluster.
 
-    Prints the URL, and where the token is that the dashboard asks for. With --report it opens the report instead, also
-    after the end of the job.
+    Forwards a local port to the dashboard of a running job until Ctrl-C. Prints the URL, and where the token is
+    that the dashboard asks for. With --report it opens the report instead, also after the end of the job.
     """
     if report:
         console.refuse_given(called, ["port"], "with --report")

@@ -19,7 +19,10 @@ def report(
     runs: Runs = Path("runs"),
     out: Annotated[Path, typer.Option("--out", help="File of the comparison.", metavar="FILE")] = OUT,
 ) -> None:
-    """Write report.html of a run, finished or not; of several runs, write a comparison."""
+    """Write the report of a run, or compare several runs.
+
+    The report is report.html in the run folder; the run need not have ended.
+    """
     if all(_is_run(Path(name)) for name in names):
         console.refuse_given(context, ("runs",), f"because {names[0]} is a run folder")
     if len(names) == 1:

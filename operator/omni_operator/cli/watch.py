@@ -34,9 +34,10 @@ def watch(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show the progress and the events of a job on a cluster until it ends; exit code 1 if it fails.
+    """Show progress and events of a job on a cluster until it ends.
 
-    With --json, prints a line for each change. Ctrl-C stops watching; the job goes on.
+    The exit code is 1 if the job fails. With --json, prints a line for each change. Ctrl-C stops watching; the job
+    goes on.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         watch_job(client, name, plain=plain, as_json=as_json)

@@ -57,6 +57,13 @@ def test_every_command_and_option_has_help(name: str) -> None:
         assert parameter.help.split()[0] in shown.stdout
 
 
+@pytest.mark.parametrize("group", ["", "model"])
+def test_the_list_of_commands_cuts_no_sentence(group: str) -> None:
+    listed = drl(*group.split(), "--help", COLUMNS="80", TERMINAL_WIDTH="80").stdout.partition("Commands:\n")[2]
+    assert listed
+    assert [line for line in listed.splitlines() if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_every_command_and_option_is_in_docs_cli_md() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = {name for name, command in EVERY.items() if not getattr(command, "commands", None)}
