@@ -26,6 +26,7 @@ _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"
 _NOT_UPDATED = ("RolledBack", "RollingUpdatePaused")  # of a job that runs
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
 _REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
+_NO_CLUSTER = "if that lasts for more than a minute, check that KubeRay's operator runs and watches this namespace"
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 WARNINGS_SHOWN = 3
 NAMES_SHOWN = 3
@@ -97,6 +98,8 @@ def explain(
         parts.append(
             f"Kueue's Workload {around.queue.workload} in queue {around.queue.queue}: {_describe_condition(waits)}"
         )
+    if without_cluster := _lacks_cluster(status, found) and waits is None:
+        parts.append(f"KubeRay has not created the RayCluster of RayJob {status.children.ray_job} yet")
     told = " ".join(parts)
     parts += [_describe_trouble(trouble, told) for trouble in troubles]
     told = " ".join(parts)
@@ -109,7 +112,8 @@ def explain(
         *(trouble.reason for trouble in troubles),
     ]
     reasons += [event.reason for event in reversed(warnings)]
-    if advice := _REQUESTED.get(status.state or "") or next(filter(None, map(_advice, reasons)), None):
+    advice = _REQUESTED.get(status.state or "") or next(filter(None, map(_advice, reasons)), None)
+    if advice := advice or (_NO_CLUSTER if without_cluster else None):
         parts.append(f"What to do: {advice.replace('NAME', name)}")
     return _join([*parts, *_unread(around)])
 
@@ -124,6 +128,12 @@ def find_cause(status: Status) -> Condition | None:
             return condition
     updated = status.condition("Updated")
     return updated if updated is not None and updated.reason in _NOT_UPDATED else None
+
+
+def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
+    """Whether KubeRay has not acted on the RayJob of the attempt that starts."""
+    children = status.children
+    return cause is not None and cause.reason == "Starting" and bool(children.ray_job) and not children.ray_cluster
 
 
 def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:

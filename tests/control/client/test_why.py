@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from control.client.fake_server import EVENTS, FakeServer, drl, make_job, owners
-from omni_operator.api.status import Condition, Status
+from omni_operator.api.status import Children, Condition, Status
 from omni_operator.client.explanation import PodTrouble, QueueState, Surroundings, explain, find_pod_troubles
 from omni_operator.client.surroundings import find_queue_state, select_warnings
 from omni_operator.cluster.object_parser import parse_pod
@@ -70,6 +70,17 @@ def test_a_message_of_the_condition_is_not_repeated() -> None:
     said = explain("red", Status(state="Pending", conditions=(held,)), AT, around=around)
     assert said.count("0/3 nodes") == 1
     assert said.endswith("What to do: ask for less, correct the selectors, or add nodes that have the resource.")
+
+
+def test_a_rayjob_that_kuberay_does_not_act_on_is_named() -> None:
+    held = Condition(type="Ready", status="False", reason="Starting", message="attempt 1")
+    alone = Status(state="Starting", conditions=(held,), children=Children(ray_job="red-a01"))
+    said = explain("red", alone, AT)
+    assert "KubeRay has not created the RayCluster of RayJob red-a01 yet. What to do: if that lasts" in said
+    served = alone.model_copy(update={"children": Children(ray_job="red-a01", ray_cluster="red-a01-x")})
+    assert "KubeRay" not in explain("red", served, AT)
+    queued = Surroundings(queue=QueueState("w", "q", Condition(type="QuotaReserved", status="False", reason="Pending")))
+    assert "KubeRay" not in explain("red", alone, AT, around=queued)
 
 
 def test_a_running_job_whose_rollout_pods_were_not_updated_says_why() -> None:
