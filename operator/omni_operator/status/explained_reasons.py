@@ -224,8 +224,7 @@ FAILURES: dict[str, Explanation] = {
         shown=_FAILED,
         meaning="`spec.activeDeadlineSeconds` is over, for all attempts together.",
         look=STATUS,
-        action="Raise the deadline, delete the job (`drl cancel NAME`), and submit it again: under the same name it "
-        "resumes from the last checkpoint on its claim.",
+        action="Raise the deadline, delete the job, and submit it again: under the same name it resumes on its claim.",
     ),
     "PreRunningDeadlineExceeded": Explanation(
         shown=_FAILED,
