@@ -20,12 +20,15 @@ ClusterError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from omni_operator.status.evidence import is_refused_by_quota
 
 TEXT_LIMIT = 1024
+RETRY_AFTER_MOST = 300.0  # seconds; a proxy may ask for years
+_DIGITS = re.compile("[0-9]+")
 
 
 class ClusterError(Exception):
@@ -36,7 +39,7 @@ class Unavailable(ClusterError):
     """The API server did not answer, rejected the credentials, or asked to retry later.
 
     Attributes:
-        after: seconds to wait, from the Retry-After header.
+        after: seconds to wait, from the Retry-After header; at most `RETRY_AFTER_MOST`.
     """
 
     def __init__(self, text: str, after: float | None = None) -> None:
@@ -131,6 +134,6 @@ def error_of(code: int, reply: Mapping[str, Any] | None, what: str, retry_after:
             return NamespaceTerminating(text)
         return QuotaExceeded(text) if is_refused_by_quota(said) else Forbidden(text)
     if code in (401, 429) or code >= 500:  # 401 is about the operator's credentials, not about the object
-        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+        seconds = min(float(retry_after), RETRY_AFTER_MOST) if retry_after and _DIGITS.fullmatch(retry_after) else None
         return ServerError(text, seconds, what) if code == 500 else Unavailable(text, seconds)
     return Refused(text)

@@ -18,6 +18,7 @@ from kubernetes.aio.client import Configuration
 from omni_operator.cluster.client import ApiServer, as_yaml
 from omni_operator.cluster.credentials import Credentials, Loaded, NoCredentials
 from omni_operator.cluster.errors import (
+    RETRY_AFTER_MOST,
     AlreadyExists,
     ClusterError,
     Conflict,
@@ -305,12 +306,15 @@ async def test_a_status_that_the_definition_does_not_have_is_told_with_the_same_
     assert len(said) == 1, "else each pass would write another condition"
 
 
-async def test_retry_after_is_passed_on(server: RecordingServer) -> None:
-    server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": "17"})
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("17", 17.0), ("9" * 400, RETRY_AFTER_MOST), ("\xb2", None), ("-1", None), ("soon", None)]
+)
+async def test_retry_after_is_passed_on(server: RecordingServer, given: str, seconds: float | None) -> None:
+    server.answer = lambda _: web.json_response({}, status=429, headers={"Retry-After": given})
     async with client(server) as cluster:
         with pytest.raises(Unavailable) as found:
             await cluster.apply(JOB)
-    assert found.value.after == 17.0
+    assert found.value.after == seconds
     assert len(server.requests) == 1, "the package's own retries are off: the caller decides when to try again"
 
 
