@@ -59,7 +59,7 @@ class Claims:
 def read_claims(token: str) -> Claims | None:
     """The claims of a token; None if it is not a token, or its audience names no job."""
     try:
-        _, payload, _ = token.split(".")
+        _, payload, _ = token.encode("ascii").decode().split(".")
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         audiences = claims["aud"]
         pod = (claims.get("kubernetes.io") or {}).get("pod")

@@ -122,6 +122,8 @@ class ReportEndpoint:
         try:
             body = await self._read(request)
             event = parse_event(body)
+        except ConnectionError:
+            return self._refuse(400, "invalid", "the connection ended before the body")
         except TimeoutError:
             return self._refuse(408, "invalid", f"the body did not arrive in {self.body_seconds:g} s")
         except ValueError as error:

@@ -114,7 +114,7 @@ def test_claims_are_read_from_the_token() -> None:
     assert read_claims(token("other", report_audience("a", "b"), pod=None)) == Claims(("a", "b"), None)
     others = (report_audience("A/../B", "x"), report_audience("a", "b") + "/x", "")
     deep = base64.urlsafe_b64encode(b"[" * 5000).decode()
-    for bad in ("", "x", "a.b.c", "a.W10=.c", "a.Nw==.c", f"a.{deep}.c", token(), *map(token, others)):
+    for bad in ("", "x", "a.b.c", "a.W10=.c", "a.Nw==.c", f"a.{deep}.c", f"{GOOD}\udcff", token(), *map(token, others)):
         assert read_claims(bad) is None
 
 

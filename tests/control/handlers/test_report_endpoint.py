@@ -202,6 +202,22 @@ async def test_a_connection_that_sends_no_request_is_closed(
     assert await impatient_server.post(GOOD, STEP) == (200, {})
 
 
+async def test_requests_that_end_early_and_tokens_of_other_bytes_are_not_logged(
+    server: ReportServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = HEAD.encode().replace(GOOD.encode(), GOOD.encode() + b"\xff")
+    for sent, answer in ((f"{HEAD}Content-Length: 90\r\n\r\n{{".encode(), b""), (odd + b"\r\n", b"HTTP/1.1 401")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        if sent.endswith(b"{"):
+            while not server.reviews:  # then the endpoint awaits the rest of the body
+                await asyncio.sleep(0.01)
+            writer.write_eof()
+        assert await reader.read(12) == answer
+        writer.close()
+    assert not caplog.records
+
+
 async def test_requests_that_are_not_http_are_not_logged(
     server: ReportServer, caplog: pytest.LogCaptureFixture
 ) -> None:
