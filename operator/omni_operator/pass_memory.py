@@ -18,6 +18,7 @@ class JobMemory:
         uid: of the job.
         written: when its status was last written.
         lost: name of a RayJob that the status records, and that the API server does not have.
+        lost_cluster: uid of such a RayCluster.
         ensured: generation of the job and last change of its shared objects when these were last compared.
     """
 
@@ -26,6 +27,7 @@ class JobMemory:
     refusals: Refusals = NO_REFUSALS
     server_errors: ServerErrors = NO_SERVER_ERRORS
     lost: str | None = None
+    lost_cluster: str | None = None
     ensured: object = None
 
 

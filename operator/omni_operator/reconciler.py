@@ -175,6 +175,7 @@ class Reconciler:
         memory = self._memory.of(key, facts.uid)
         if not status.finished:
             await self._recover_rayjob(key, facts, status, memory)
+            await self._recover_raycluster(key, facts, status, memory)
         observed = self._observe(key, facts.uid)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         decision = decide(facts, observed, status, self.timeouts, now)
@@ -240,6 +241,19 @@ class Reconciler:
             memory.lost = name
         else:
             self.cache.put(RAYJOBS, found)
+
+    async def _recover_raycluster(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
+        """The same for the RayCluster: unseen, it would train beside the next attempt."""
+        name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
+        if name is None or uid is None or uid == memory.lost_cluster:
+            return
+        if any(cluster.uid == uid for cluster in self.cache.observed(key, facts.uid).clusters):
+            return
+        found = await owned_objects.recover_raycluster(self.cluster, key, name, uid, status.attempts)
+        if found is None:
+            memory.lost_cluster = uid
+        else:
+            self.cache.put(RAYCLUSTERS, found)
 
     def _unchanged(self, spec: ValidSpec, observed: Observation, number: int) -> bool:
         """Whether the spec is allowed, and that of the attempt but for what can change while it runs."""

@@ -69,6 +69,15 @@ class Names:
         return {**self.labels(), ATTEMPT_LABEL: str(number)}
 
 
+_OF_ATTEMPT = re.compile(rf"(.+)-a{ATTEMPT_NUMBER}(?:-.+)?")
+
+
+def job_of_attempt(name: str) -> str | None:
+    """The job that an attempt's RayJob or RayCluster of this name belongs to, by its name; None if by none."""
+    found = _OF_ATTEMPT.fullmatch(name)
+    return found[1] if found else None
+
+
 # Path of the operator's report endpoint.
 REPORTS_PATH = "/v1/reports"
 

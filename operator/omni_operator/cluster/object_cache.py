@@ -3,8 +3,9 @@
 Invariants:
 - the newer of two versions of an object stays: an older watch event does not overwrite the answer to a write;
 - an object that was deleted and created again under its name is a different object: events of the old one are ignored;
-- a child belongs to a job through its controllers, up to the job's uid; labels, which any user can edit, only tell
-  where to look. A child whose controllers are deleted is recognized by their uids, which the job's status records.
+- a child belongs to a job through its controllers, up to the job's uid. The controller's name tells where to look;
+  labels, which any user can edit, do so only for a child without a controller. A child whose controllers are deleted is
+  recognized by their uids, which the job's status records.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names
+from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names, job_of_attempt
 from omni_operator.status import evidence
 from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
@@ -210,9 +211,7 @@ class ObjectCache:
         namespace = str(meta.get("namespace") or "")
         if kind == JOBS:
             return namespace, str(meta["name"])
-        owner = owner_of(body)
-        job = owner.name if owner and owner.kind == JOBS.kind else (meta.get("labels") or {}).get(JOB_LABEL)
-        if job:
+        if job := _job_of(owner_of(body)) or (meta.get("labels") or {}).get(JOB_LABEL):
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
 
@@ -298,6 +297,15 @@ def _is_left(kind: Kind, owner: Owner, key: Key) -> bool:
     if kind == RAYCLUSTERS:
         return owner.kind == RAYJOBS.kind and names.number_of(owner.name) is not None
     return owner.kind == RAYCLUSTERS.kind and owner.name.startswith(f"{key[1]}-a")
+
+
+def _job_of(owner: Owner | None) -> str | None:
+    """The job of a child by the name of its controller, which does not change as its labels do."""
+    if owner is None:
+        return None
+    if owner.kind == JOBS.kind:
+        return owner.name
+    return job_of_attempt(owner.name) if owner.kind in (RAYJOBS.kind, RAYCLUSTERS.kind) else None
 
 
 def _version(meta: Body) -> int:

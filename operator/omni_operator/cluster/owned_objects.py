@@ -12,7 +12,7 @@ from omni_operator.api.names import Names
 from omni_operator.status.comparison import find_drift
 
 from .errors import AlreadyExists, Conflict, KindAbsent, NameTaken
-from .kinds import RAYJOBS, Body, Key, kind_of
+from .kinds import RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
 from .object_parser import owner_of
 from .protocol import Cluster
 
@@ -60,6 +60,18 @@ async def recover_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int)
         return None
     changes = find_drift(live, {"metadata": {"labels": names.attempt_labels(attempt)}})
     return await cluster.patch(RAYJOBS, live, changes) if changes else live
+
+
+async def recover_raycluster(cluster: Cluster, key: Key, name: str, uid: str, attempt: int) -> Body | None:
+    """The RayCluster of an attempt, with its labels restored; None if it does not exist any more."""
+    try:
+        live = await cluster.read(RAYCLUSTERS, key[0], name)
+    except KindAbsent:
+        return None
+    if live is None or live["metadata"]["uid"] != uid:
+        return None
+    changes = find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
+    return await cluster.patch(RAYCLUSTERS, live, changes) if changes else live
 
 
 def require_owned(live: Body, rendered: Body) -> None:

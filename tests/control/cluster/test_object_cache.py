@@ -243,6 +243,7 @@ def test_objects_of_no_job_are_not_cached() -> None:
     cache = ObjectCache()
     foreign = child(PODS, "x")
     del foreign["metadata"]["labels"]
+    foreign["metadata"]["ownerReferences"][0] |= {"kind": "ReplicaSet"}
     assert cache.put(PODS, foreign) is None
     with pytest.raises(UnknownKind):
         kind_of({"apiVersion": "v1", "kind": "Secret"})

@@ -194,3 +194,41 @@ async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simula
     simulation.cluster.counts()
     await simulation.after(600)
     assert not simulation.cluster.counts()
+
+
+@pytest.mark.parametrize("kind", [RAYCLUSTERS, PODS])
+async def test_an_object_whose_labels_name_another_job_stays_that_of_its_controllers(
+    simulation: Any, kind: Kind
+) -> None:
+    simulation.submit(suspendPolicy={"mode": "Immediate"})
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    name = "red-a01-x1" if kind == RAYCLUSTERS else "red-a01-x1-worker"
+    simulation.cluster.change(kind, KEY[0], name, metadata={"labels": {"diffusionrl.io/job": "blue"}})
+    await simulation.settle()
+    simulation.edit(suspend=True)
+    await simulation.after(60)
+    assert simulation.condition("Suspended").status == "True", "the deletion of its objects was seen"
+
+
+async def test_a_raycluster_without_its_labels_is_found_again(simulation: Any) -> None:
+    """The next attempt waits for it."""
+    simulation.submit(suspendPolicy={"mode": "Immediate"})
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    change = {"labels": dict.fromkeys(LABELS), "finalizers": ["ray.io/slow"]}
+    body = simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata=change)
+    simulation.watch()
+    assert simulation.cache.remove(RAYCLUSTERS, body) == KEY
+    simulation.edit(suspend=True)
+    await simulation.after(60)
+    assert simulation.condition("Suspended").status == "Unknown"
+    simulation.edit(suspend=False)
+    await simulation.after(60)
+    assert simulation.attempts() == []
+    assert simulation.cluster.get(RAYCLUSTERS, KEY[0], "red-a01-x1")["metadata"]["labels"].items() >= LABELS.items()
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], "red-a01-x1", metadata={"finalizers": []})
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
