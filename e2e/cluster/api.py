@@ -104,7 +104,7 @@ class Api:
         code, text = self._send(method, path, body, query, content_type)
         content: dict[str, Any] = json.loads(text)
         if code >= 400:
-            raise ApiError(code, content.get("reason", ""), content.get("message", text[:500].decode()))
+            raise ApiError(code, content.get("reason", ""), content.get("message", text[:500].decode(errors="replace")))
         return content
 
     def _send(
