@@ -12,6 +12,7 @@ _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _KEY = re.compile(rf"((?P<domain>{_DOMAIN})/)?{_LABEL}")
 _VALUE = re.compile(rf"({_LABEL})?")
 DOMAIN_LIMIT = 253
+ANNOTATIONS_BYTES = 256 * 1024
 
 
 def find_bad_labels(labels: Mapping[str, str]) -> Iterator[Violation]:
@@ -28,6 +29,9 @@ def find_bad_annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
     for key in annotations:
         if not _is_key(key.lower()):
             yield Violation((key,), f"{key!r} is not the key of an annotation, such as team or example.com/team")
+    size = sum(len(text.encode()) for entry in annotations.items() for text in entry)
+    if size > ANNOTATIONS_BYTES:
+        yield Violation((), f"take {size} bytes with their keys: at most {ANNOTATIONS_BYTES}")
 
 
 def _is_key(key: str) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from omni_operator.api.labels import ANNOTATIONS_BYTES
+
 Document = dict[str, Any]
 Schema = dict[str, Any]
 Path = tuple[str, ...]
@@ -226,6 +228,10 @@ NOT_DRAWN = {"podTemplate", "settings", "overrides"}
 def cases() -> list[Document]:
     """Every change that is written down above, one at a time: for a comparison that leaves nothing to chance."""
     named = [{**copy.deepcopy(SMALLEST), "metadata": {"name": name}} for name in NAMES]
+    sizes = (ANNOTATIONS_BYTES - 1, ANNOTATIONS_BYTES)  # with a key of one byte: the largest, and one byte more
+    named += [
+        {**copy.deepcopy(SMALLEST), "metadata": {"name": "red", "annotations": {"a": "x" * size}}} for size in sizes
+    ]
     single = [_applied([(_path(field), value)]) for field, values in TOGETHER for value in values]
     return [*named, *single, *(_applied(_changes(one)) for one in SETS)]
 

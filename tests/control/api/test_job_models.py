@@ -139,6 +139,7 @@ def test_a_whole_number_may_be_written_as_a_float() -> None:
     [
         ("labels={a b: c}", "metadata.labels.a b"), ("labels={a: b c}", "metadata.labels.a"),
         ("labels={A.b/c: d}", "metadata.labels.A.b/c"), ("annotations={a/b/c: d}", "metadata.annotations.a/b/c"),
+        (f"annotations={{a: {'x' * 2**18}}}", "metadata.annotations"),
     ],
 )  # fmt: skip
 def test_labels_and_annotations_are_checked_as_by_the_api_server(metadata: str, at: str) -> None:
