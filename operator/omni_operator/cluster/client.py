@@ -99,7 +99,9 @@ class ApiServer(AuthenticatedClient):
     async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
         group = f"/spec/workerGroupSpecs/{change.index}"
         # Not the version of the object: KubeRay writes its status all the time, which would be a conflict each time.
-        tests = {"/metadata/uid": uid, f"{group}/groupName": change.group, f"{group}/replicas": change.old}
+        tests: dict[str, Any] = {"/metadata/uid": uid, f"{group}/groupName": change.group}
+        if change.old:  # the operator writes 1 or more; 0 may stand for a negative number of a user
+            tests[f"{group}/replicas"] = change.old
         patch = [
             *({"op": "test", "path": path, "value": value} for path, value in tests.items()),
             {"op": "replace", "path": f"{group}/replicas", "value": change.new},

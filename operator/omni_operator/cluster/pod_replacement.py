@@ -54,7 +54,8 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
     known, names = step.group, rolling_names(step.group.name)
     groups = copy.deepcopy(body["spec"].get("workerGroupSpecs") or [])
     group = groups[known.index] if known.index < len(groups) else {}
-    if (group.get("groupName"), group.get("replicas"), template_of(group)) != (
+    replicas = max(0, group.get("replicas") or 0)  # as they were observed
+    if (group.get("groupName"), replicas, template_of(group)) != (
         known.name, known.replicas, known.template,
     ):  # fmt: skip
         raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its {known.name} group has changed")

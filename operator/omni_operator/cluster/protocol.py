@@ -35,6 +35,7 @@ class GroupChange:
     """A change of the number of pods of the worker group `group`, at a place in the spec of a RayCluster.
 
     Attributes:
+        old: the present number; 0: any.
         removed: names of the pods to delete; KubeRay chooses others that are needed for the new number.
     """
 

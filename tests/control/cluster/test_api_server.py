@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,6 +228,10 @@ async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_exp
     ]
     assert server.requests[0] == ("PATCH", path, {"fieldManager": "diffusionrl-operator-scale"}, patch)
     assert server.headers[0]["Content-Type"] == "application/json-patch+json"
+    server.answer, server.requests[:] = status(200), []
+    async with client(server) as cluster:
+        await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", replace(SCALED, old=0))
+    assert server.requests[0][3] == [*patch[:2], patch[3]], "0 stands for a negative number too"
 
 
 async def test_an_object_is_created_by_a_post_and_one_that_exists_is_read(server: RecordingServer) -> None:

@@ -155,6 +155,17 @@ async def test_a_group_that_changed_in_between_is_not_overwritten(simulation: An
     assert pools.groups()[1] == ("rollout", 4)
 
 
+async def test_a_negative_number_of_pods_is_corrected_with_one_request(simulation: Any, pools: Pools) -> None:
+    """The definition of KubeRay allows it."""
+    await pools.run()
+    groups = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    groups[1]["replicas"] = -3
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups})
+    before = pools.patches()
+    await simulation.after(60)
+    assert (pools.groups()[1], pools.patches() - before) == (("rollout", 3), 1)
+
+
 async def test_in_a_queue_the_running_attempt_keeps_the_pods_that_were_admitted(simulation: Any, pools: Pools) -> None:
     simulation.submit(rollout=ROLLOUT)
     queue = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
