@@ -2,7 +2,8 @@
 
 Invariants:
 - the newer of two versions of an object stays: an older watch event does not overwrite the answer to a write;
-- an object that was deleted and created again under its name is a different object: events of the old one are ignored;
+- an object that was deleted and created again under its name is a different object: events of the old one are ignored,
+  and so are answers about it that arrive after the event of its deletion;
 - a child belongs to a job through its controllers, up to the job's uid. The controller's name tells where to look;
   labels, which any user can edit, do so only for a child without a controller. A child whose controllers are deleted is
   recognized by their uids, which the job's status records.
@@ -21,6 +22,7 @@ from omni_operator.status.observation import Observation, ObservedPod, ObservedR
 
 from . import object_parser
 from .cached_job import AWAKE, CachedJob, Child, Families, Family, Seen
+from .deleted_objects import DeletedObjects
 from .job_summary import JobSummary, summarize
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 from .object_packer import ObjectPacker
@@ -39,6 +41,7 @@ class ObjectCache:
     def __init__(self, awake: int = AWAKE) -> None:
         self._jobs: dict[Key, CachedJob] = {}
         self._changes, self._packer, self._families = itertools.count(1), ObjectPacker(), Families(awake)
+        self._deleted = DeletedObjects()
 
     def put(self, kind: Kind, body: Body) -> Key | None:
         """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
@@ -47,6 +50,8 @@ class ObjectCache:
             return None
         meta = body["metadata"]
         uid, version = str(meta.get("uid", "")), _version(meta)
+        if self._deleted.includes(uid, version):
+            return None
         entry = self._jobs.get(key)
         if entry is None:
             key = sys.intern(key[0]), key[1]
@@ -81,10 +86,12 @@ class ObjectCache:
     def remove(self, kind: Kind, body: Body) -> Key | None:
         """Remove a deleted object. Return its job, or None if it was not cached."""
         key = self._key(kind, body)
+        uid, name = str(body["metadata"].get("uid", "")), body["metadata"]["name"]
+        if key:
+            self._deleted.add(uid, _version(body["metadata"]))
         entry = self._jobs.get(key) if key else None
         if key is None or entry is None:
             return None
-        uid, name = str(body["metadata"].get("uid", "")), body["metadata"]["name"]
         family = self._families.of(entry)
         if kind == JOBS:
             if entry.uid != uid:
