@@ -122,9 +122,11 @@ class Reconciler:
         Raises:
             Unavailable: the API server did not answer; retry later.
         """
-        body = self.cache.job(key)
-        if body is None:
-            return self._forget(key)
+        with self.cache.pass_over(key):
+            body = self.cache.job(key)
+            return self._forget(key) if body is None else await self._reconcile_job(key, body)
+
+    async def _reconcile_job(self, key: Key, body: Body) -> ReconcileResult:
         now = self.clock()
         self._memory.begin_pass(now)
         errors = PassErrors(self.cluster, self.cache, self._events)
@@ -245,9 +247,8 @@ class Reconciler:
     async def _recover_raycluster(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
         """The same for the RayCluster: unseen, it would train beside the next attempt."""
         name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
-        if name is None or uid is None or uid == memory.lost_cluster:
-            return
-        if any(cluster.uid == uid for cluster in self.cache.observed(key, facts.uid).clusters):
+        clusters = self.cache.observed(key, facts.uid).clusters
+        if name is None or uid is None or uid in (memory.lost_cluster, *(cluster.uid for cluster in clusters)):
             return
         found = await owned_objects.recover_raycluster(self.cluster, key, name, uid, status.attempts)
         if found is None:

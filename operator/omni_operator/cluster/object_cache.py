@@ -3,7 +3,7 @@
 Invariants:
 - the newer of two versions of an object stays: an older watch event does not overwrite the answer to a write;
 - an object that was deleted and created again under its name is a different object: events of the old one are ignored,
-  and so are answers about it that arrive after the event of its deletion;
+  and so are answers to a pass about it that arrive after the event of its deletion;
 - a child belongs to a job through its controllers, up to the job's uid. The controller's name tells where to look;
   labels, which any user can edit, do so only for a child without a controller. A child whose controllers are deleted is
   recognized by their uids, which the job's status records.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names, job_of_attempt
@@ -22,12 +23,12 @@ from omni_operator.status.observation import Observation, ObservedPod, ObservedR
 
 from . import object_parser
 from .cached_job import AWAKE, CachedJob, Child, Families, Family, Seen
-from .deleted_objects import DeletedObjects
 from .job_summary import JobSummary, summarize
 from .kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
 from .object_packer import ObjectPacker
 from .object_parser import Owner, owner_of
 
+NONE_DELETED: Mapping[str, int] = {}
 EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
 
 
@@ -41,7 +42,16 @@ class ObjectCache:
     def __init__(self, awake: int = AWAKE) -> None:
         self._jobs: dict[Key, CachedJob] = {}
         self._changes, self._packer, self._families = itertools.count(1), ObjectPacker(), Families(awake)
-        self._deleted = DeletedObjects()
+        self._deleted: dict[Key, dict[str, int]] = {}
+
+    @contextmanager
+    def pass_over(self, key: Key) -> Iterator[None]:
+        """Remember what is deleted of a job, during a pass over it, for answers that come after such an event."""
+        self._deleted[key] = {}
+        try:
+            yield
+        finally:
+            del self._deleted[key]
 
     def put(self, kind: Kind, body: Body) -> Key | None:
         """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
@@ -50,7 +60,7 @@ class ObjectCache:
             return None
         meta = body["metadata"]
         uid, version = str(meta.get("uid", "")), _version(meta)
-        if self._deleted.includes(uid, version):
+        if version < self._deleted.get(key, NONE_DELETED).get(uid, 0):  # one that only lost its labels is newer
             return None
         entry = self._jobs.get(key)
         if entry is None:
@@ -87,8 +97,8 @@ class ObjectCache:
         """Remove a deleted object. Return its job, or None if it was not cached."""
         key = self._key(kind, body)
         uid, name = str(body["metadata"].get("uid", "")), body["metadata"]["name"]
-        if key:
-            self._deleted.add(uid, _version(body["metadata"]))
+        if key in self._deleted:
+            self._deleted[key][uid] = _version(body["metadata"])
         entry = self._jobs.get(key) if key else None
         if key is None or entry is None:
             return None
