@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from dataclasses import dataclass
 
 from .job import API_VERSION
@@ -19,7 +20,8 @@ PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and 
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
-ATTEMPT_NUMBER = "[0-9]{1,6}"
+RAYJOB_NAME_LIMIT = 47  # KubeRay's
+LETTERS, ATTEMPT = string.ascii_lowercase, "[a-z][0-9]{2,6}"  # the end of a RayJob's name
 TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP = "trainer", "rollout", "reward"  # names of the worker groups
 
 
@@ -51,13 +53,22 @@ class Names:
     job: str
 
     def attempt(self, number: int) -> str:
-        """The RayJob of an attempt; at most 47 characters, KubeRay's limit."""
+        """The RayJob of an attempt.
+
+        Where it would be longer than KubeRay allows, the letter counts as well: `-a99`, `-b00`, and so on to `-z99`.
+        """
+        digits = max(2, RAYJOB_NAME_LIMIT - len(self.job) - 2)
+        letter, rest = divmod(number, 10**digits)
+        if letter < len(LETTERS):
+            return f"{self.job}-{LETTERS[letter]}{rest:0{digits if letter else 2}d}"
         return f"{self.job}-a{number:02d}"
 
     def number_of(self, name: str) -> int | None:
         """The attempt whose RayJob has this name; None if none has."""
-        text = name.removeprefix(f"{self.job}-a")
-        number = int(text) if re.fullmatch(ATTEMPT_NUMBER, text) else 0
+        text = name.removeprefix(f"{self.job}-")
+        if not re.fullmatch(ATTEMPT, text):
+            return None
+        number = LETTERS.index(text[0]) * 10 ** len(text[1:]) + int(text[1:])
         return number if number and self.attempt(number) == name else None
 
     def labels(self) -> dict[str, str]:
@@ -69,12 +80,18 @@ class Names:
         return {**self.labels(), ATTEMPT_LABEL: str(number)}
 
 
-_OF_ATTEMPT = re.compile(rf"(.+)-a{ATTEMPT_NUMBER}(?:-.+)?")
+_RAYJOB, _RAYCLUSTER = re.compile(rf"(.+)-{ATTEMPT}"), re.compile(rf"(.+)-{ATTEMPT}-.+")
 
 
-def job_of_attempt(name: str) -> str | None:
-    """The job that an attempt's RayJob or RayCluster of this name belongs to, by its name; None if by none."""
-    found = _OF_ATTEMPT.fullmatch(name)
+def job_of_rayjob(name: str) -> str | None:
+    """The job whose attempt has a RayJob of this name; None if none may have."""
+    found = _RAYJOB.fullmatch(name)
+    return found[1] if found else None
+
+
+def job_of_raycluster(name: str) -> str | None:
+    """The same of a RayCluster, whose name KubeRay makes of the RayJob's and a random end."""
+    found = _RAYCLUSTER.fullmatch(name)
     return found[1] if found else None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names, job_of_attempt
+from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names, job_of_raycluster, job_of_rayjob
 from omni_operator.status import evidence
 from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
@@ -313,16 +313,22 @@ def _is_left(kind: Kind, owner: Owner, key: Key) -> bool:
         return owner.kind == JOBS.kind and owner.name == key[1]
     if kind == RAYCLUSTERS:
         return owner.kind == RAYJOBS.kind and names.number_of(owner.name) is not None
-    return owner.kind == RAYCLUSTERS.kind and owner.name.startswith(f"{key[1]}-a")
+    return owner.kind == RAYCLUSTERS.kind and job_of_raycluster(owner.name) == key[1]
 
 
 def _job_of(owner: Owner | None) -> str | None:
     """The job of a child by the name of its controller, which does not change as its labels do."""
     if owner is None:
         return None
-    if owner.kind == JOBS.kind:
-        return owner.name
-    return job_of_attempt(owner.name) if owner.kind in (RAYJOBS.kind, RAYCLUSTERS.kind) else None
+    match owner.kind:
+        case JOBS.kind:
+            return owner.name
+        case RAYJOBS.kind:
+            return job_of_rayjob(owner.name)
+        case RAYCLUSTERS.kind:
+            return job_of_raycluster(owner.name)
+        case _:
+            return None
 
 
 def _version(meta: Body) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob, JobError, crd, read_job
-from omni_operator.api.names import Names, report_audience
+from omni_operator.api.names import RAYJOB_NAME_LIMIT, Names, job_of_raycluster, job_of_rayjob, report_audience
 from omni_operator.api.status import CONDITION_TYPES, Status
 
 SPEC = crd.schema()["properties"]["spec"]
@@ -181,12 +181,24 @@ def test_the_written_status_matches_the_crd() -> None:
 
 def test_names_are_within_the_limits_of_kuberay() -> None:
     names = Names("j" * 43)
-    assert len(names.attempt(99)) == 47
-    assert names.attempt(1).endswith("-a01")
-    assert [names.number_of(names.attempt(number)) for number in (1, 99, 100)] == [1, 99, 100]
-    others = ("j-a01", f"{'j' * 43}-a1", f"{'j' * 43}-a001", f"{'j' * 43}-a00", f"{'j' * 43}-a0²", f"{'j' * 43}-a01-x")
+    assert [names.attempt(number)[43:] for number in (1, 99, 100, 2599)] == ["-a01", "-a99", "-b00", "-z99"]
+    assert [Names("j" * 42).attempt(number)[42:] for number in (1, 999, 1000)] == ["-a01", "-a999", "-b000"]
+    assert [Names("j" * 41).attempt(number)[41:] for number in (99, 100, 9999)] == ["-a99", "-a100", "-a9999"]
+    assert Names("j").attempt(100_000) == "j-a100000"
+    ends = ("-a100", "-a1", "-a001", "-a00", "-a0²", "-a01-x", "-b0", "-B00", "-b000")
+    assert {names.number_of(name) for name in ("j-a01", *(f"{'j' * 43}{end}" for end in ends))} == {None}
     assert {names.number_of(name) for name in others} == {None}
     assert report_audience("a", "b") != report_audience("b", "a")
+
+
+@given(st.from_regex(r"[a-z]([-a-z0-9]{0,41}[a-z0-9])?", fullmatch=True), st.integers(1, 2599), st.integers(1, 2599))
+def test_the_name_of_an_attempt_leads_to_its_job_and_number(job: str, number: int, other: int) -> None:
+    names = Names(job)
+    name = names.attempt(number)
+    assert len(name) <= RAYJOB_NAME_LIMIT
+    assert (job_of_rayjob(name), names.number_of(name)) == (job, number)
+    assert job_of_raycluster(f"{name}-x7k2p") == job_of_raycluster(f"{name}-raycluster-k2456") == job
+    assert (names.attempt(other) == name) == (other == number)
 
 
 @pytest.mark.slow
