@@ -187,7 +187,6 @@ def test_names_are_within_the_limits_of_kuberay() -> None:
     assert Names("j").attempt(100_000) == "j-a100000"
     ends = ("-a100", "-a1", "-a001", "-a00", "-a0²", "-a01-x", "-b0", "-B00", "-b000")
     assert {names.number_of(name) for name in ("j-a01", *(f"{'j' * 43}{end}" for end in ends))} == {None}
-    assert {names.number_of(name) for name in others} == {None}
     assert report_audience("a", "b") != report_audience("b", "a")
 
 
