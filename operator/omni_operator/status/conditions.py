@@ -101,12 +101,13 @@ def derive_conditions(
             return _active(attempt, going, facts, observed, refusal, updated, heartbeat, now)
         case BetweenAttempts(text=text):
             between = unknown_because("BetweenAttempts", text)
-            return _table(between, false_because("BetweenAttempts", text), between, updated=updated)
+            ready = _refused(refusal) or false_because("BetweenAttempts", text)
+            return _table(between, ready, between, updated=updated)
         case Suspending(reason=reason, text=text):
             stopping = false_because("Suspending", text)
             return _table(
                 stopping,
-                stopping,
+                _refused(refusal) or stopping,
                 unknown_because("Suspending"),
                 unknown_because(reason, text),
                 updated,
@@ -184,10 +185,13 @@ def review_output(facts: JobFacts, report: TrainerReport | None, before: Conditi
     return unknown_because("NothingSent")
 
 
+def _refused(refusal: Refusal | None) -> ConditionValue | None:
+    return false_because(refusal.kind, refusal.text) if refusal else None
+
+
 def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:
-    if refusal:
-        refused = false_because(refusal.kind, refusal.text)
-        return _table(refused, refused, unknown_because(refusal.kind), updated=updated)
+    if refused := _refused(refusal):
+        return _table(refused, refused, unknown_because(refused.reason), updated=updated)
     made = unknown_because("AttemptCreated", f"attempt {attempt}")
     return _table(made, false_because("Starting"), made, updated=updated)
 
@@ -207,8 +211,7 @@ def _active(
         return _table(queued, false_because("Queued"), unknown_because("Queued"), updated=updated)
     admitted = true_because("ChildUnsuspended")
     problem = false_because(going.problem_reason, going.problem) if going.problem_reason else None
-    if problem is None and refusal:
-        problem = false_because(refusal.kind, refusal.text)
+    problem = problem or _refused(refusal)
     if going.stage is Stage.STARTING:
         starting = false_because("Starting", f"attempt {attempt}")
         return _table(admitted, problem or starting, unknown_because("Starting"), updated=updated)

@@ -152,3 +152,35 @@ async def test_a_job_that_is_recreated_during_a_pass_gets_nothing_of_the_deleted
     assert rayjob["metadata"]["ownerReferences"][0]["uid"] == simulation.cluster.get(JOBS, *KEY)["metadata"]["uid"]
     assert (simulation.status().attempts, simulation.status().failures) == (1, ())
     assert "AttemptFailed" not in simulation.event_reasons()
+
+
+async def test_a_deletion_of_pods_that_is_refused_is_named_until_it_is_allowed(simulation: Any) -> None:
+    """During a suspension, and before the next attempt."""
+
+    def refused(verb: str, kind: Kind, name: str) -> Refused | None:
+        return Refused("denied by a policy") if (verb, kind) == ("delete", RAYJOBS) else None
+
+    simulation.submit(suspendPolicy={"mode": "Immediate"}, backoffLimit=1)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.cluster.failures = refused
+    simulation.edit(suspend=True)
+    await simulation.after(60)
+    ready, suspended = simulation.condition("Ready"), simulation.condition("Suspended")
+    assert (ready.status, ready.reason, suspended.status) == ("False", "ChildRefused", "Unknown")
+    assert "denied by a policy" in ready.message
+    assert "ChildRefused" in simulation.event_reasons()
+    simulation.cluster.failures = lambda verb, kind, name: None
+    await simulation.after(300)
+    assert (simulation.condition("Ready").reason, simulation.condition("Suspended").status) == ("Suspended", "True")
+    simulation.edit(suspend=False)
+    await simulation.settle()
+    simulation.run(2)
+    simulation.cluster.failures = refused
+    simulation.lose_head(2)
+    await simulation.after(60)
+    assert simulation.condition("Ready").reason == "ChildRefused"
+    simulation.cluster.failures = lambda verb, kind, name: None
+    await simulation.after(300)
+    assert simulation.attempts() == ["red-a03"]
