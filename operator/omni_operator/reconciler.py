@@ -231,12 +231,11 @@ class Reconciler:
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
     async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
-        """Read a RayJob that the status records and no watch delivers: it may only have lost its labels."""
-        name = status.children.ray_job
-        number = Names(key[1]).number_of(name or "")
-        if name is None or number is None or name == memory.lost:
-            return
-        if any(rayjob.name == name for rayjob in self.cache.observed(key, facts.uid).rayjobs):
+        """Read a RayJob that was there, and no watch delivers: it may only have lost its labels."""
+        observed, names = self.cache.observed(key, facts.uid), Names(key[1])
+        name = names.attempt(observed.last) if observed.last > status.attempts else status.children.ray_job
+        number = names.number_of(name or "")
+        if name is None or number is None or name in (memory.lost, *(rayjob.name for rayjob in observed.rayjobs)):
             return
         found = await owned_objects.recover_rayjob(self.cluster, key, facts.uid, number)
         if found is None:

@@ -209,6 +209,7 @@ class ObjectCache:
             clusters=tuple(seen for seen in mine if isinstance(seen, ObservedRayCluster)),
             pods=tuple(seen for seen in mine if isinstance(seen, ObservedPod)),
             leftovers=leftovers,
+            last=max(family.lineage.values(), default=0) if entry and entry.uid == uid else 0,
             evidence=family.evidence,
         )
 

@@ -270,12 +270,14 @@ class Observation:
     Attributes:
         leftovers: number of objects that an earlier job of this name, or a forgotten attempt, left to garbage
             collection; they may still write its checkpoints.
+        last: number of the newest attempt that was ever observed; 0 if there was none.
     """
 
     rayjobs: tuple[ObservedRayJob, ...] = ()
     clusters: tuple[ObservedRayCluster, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
     leftovers: int = 0
+    last: int = 0
     evidence: tuple[tuple[int, Evidence], ...] = ()
     report: TrainerReport | None = None
     refusal: Refusal | None = field(default=None)
@@ -306,9 +308,9 @@ class Observation:
 
     @property
     def newest(self) -> int:
-        """Number of the newest attempt with existing objects; 0 if there is none."""
+        """Number of the newest attempt, also of one that was deleted before the status had it; 0 if there is none."""
         numbers = [*(job.attempt for job in self.rayjobs), *(cluster.attempt for cluster in self.clusters)]
-        return max(numbers, default=0)
+        return max(self.last, *numbers, 0)
 
     @property
     def empty(self) -> bool:

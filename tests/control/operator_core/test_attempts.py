@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS
+from omni_operator.cluster.errors import Conflict
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 CONDITIONS = [
@@ -253,3 +254,31 @@ async def test_what_a_pass_saw_is_recorded_while_the_watch_of_jobs_delivers_noth
     await simulation.settle()
     await simulation.after(60)
     assert simulation.status().children.ray_cluster == "red-a01-x1"
+
+
+async def test_the_number_of_an_attempt_that_the_status_never_had_is_not_used_again(simulation: Any) -> None:
+    """Others change the job all the time, so each status is a conflict; then it is suspended."""
+    simulation.submit(backoffLimit=1, suspendPolicy={"mode": "Immediate"})
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.lose_head(1)
+
+    created = False
+
+    def conflict(verb: str, kind: Kind, name: str) -> Conflict | None:
+        nonlocal created
+        created = created or "red-a02" in simulation.attempts()
+        return Conflict("changed") if verb == "apply_status" and created else None
+
+    simulation.cluster.failures = conflict
+    await simulation.after(30)
+    simulation.edit(suspend=True)
+    await simulation.after(30)
+    assert (simulation.attempts(), simulation.status().attempts) == ([], 1)
+    simulation.cluster.failures = lambda verb, kind, name: None
+    await simulation.after(30)
+    assert (simulation.condition("Suspended").status, simulation.status().attempts) == ("True", 2)
+    simulation.edit(suspend=False)
+    await simulation.after(30)
+    assert simulation.attempts() == ["red-a03"]
