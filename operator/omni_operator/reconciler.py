@@ -244,7 +244,7 @@ class Reconciler:
             self.cache.put(RAYJOBS, found)
 
     async def _recover_raycluster(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
-        """The same for the RayCluster: unseen, it would train beside the next attempt."""
+        """The same for the RayCluster: unseen, it would train at the same time as the next attempt."""
         name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
         clusters = self.cache.observed(key, facts.uid).clusters
         if name is None or uid is None or uid in (memory.lost_cluster, *(cluster.uid for cluster in clusters)):
