@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,113 +315,6 @@ def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]
 
     with pytest.raises(ValueError, match=r"ray_resource: NPU: this machine has accelerators of one kind; remove it"):
         startup.start_ray(settings.load([*REQUIRED, *overrides]), lambda _: None)
-
-
-@pytest.mark.parametrize(("pinned", "hosts"), [(True, {"10.0.0.7": 3, "10.0.0.8": 1, "10.0.0.9": 0}), (False, {})])
-def test_the_room_of_each_host_is_known_where_the_pool_is_pinned(
-    pinned: bool, hosts: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    from verl_omni.trainer import replica_launcher
-
-    given = [("10.0.0.7", 4.0), ("10.0.0.7", 2.0), ("10.0.0.8", 3.0), ("10.0.0.9", 1.0), ("10.0.0.10", 4.0)]
-    nodes = [
-        {"NodeID": str(number), "Alive": True, "NodeManagerAddress": address, "Resources": {"GPU": count}}
-        for number, (address, count) in enumerate(given)
-    ]
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
-    monkeypatch.setattr(replica_launcher, "draining_nodes", lambda: {"4"})
-    launcher = replica_launcher.RayLauncher(
-        lambda rank: None, lambda alive: sum(int(each["GPU"]) // 2 for each in alive), lambda replica: [], 1.0, pinned
-    )
-    assert (launcher.room([]).replicas, launcher.room([]).hosts) == (4, hosts)
-
-
-def test_a_killed_node_has_no_room_for_another_replica_while_ray_takes_it_for_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import socket
-    import sys
-
-    from verl_omni.trainer import replica_launcher
-
-    ports = {}
-    with socket.create_server(("127.0.0.1", 0)) as living, socket.create_server(("127.0.0.1", 0)) as killed:
-        ports = {"living": living.getsockname()[1], "killed": killed.getsockname()[1]}
-        nodes = [
-            {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port, "Resources": {}}
-            for name, port in ports.items()
-        ]
-        ray = SimpleNamespace(nodes=lambda: nodes, get=lambda asked, timeout: asked)
-        monkeypatch.setitem(sys.modules, "ray", ray)
-        monkeypatch.setattr(replica_launcher, "draining_nodes", set)
-        launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1.0, pinned=True)
-        replicas = [
-            SimpleNamespace(
-                replica_rank=rank, stop=lambda: None,
-                workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
-            )
-            for rank, node in enumerate(ports)
-        ]  # fmt: skip
-        assert launcher.room(replicas).replicas == 2
-        killed.close()
-        # The router has lost both: one by the end of its process, whose node is well, one with its node.
-        assert launcher.room([]).replicas == 1
-        for replica in replicas:
-            launcher.stop(replica)
-        assert launcher.room([]).replicas == 1
-        nodes[1]["NodeManagerPort"] = ports["living"]  # it was cut off for a while
-        assert launcher.room([]).replicas == 2
-        nodes[1] |= {"Alive": False, "NodeManagerPort": 0}
-        assert launcher.room([]).replicas == 1
-
-
-def test_a_look_does_not_wait_long_for_a_replica_that_says_not_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process is stopped, before the pool has asked for its node; the other replicas go on."""
-    import sys
-
-    import ray
-
-    from verl_omni.trainer import replica_launcher
-
-    waited: list[float] = []
-
-    def get(asked: Any, timeout: float) -> Any:
-        if asked is None:
-            waited.append(timeout)
-            raise ray.exceptions.GetTimeoutError
-        return asked
-
-    nodes = [{"NodeID": "a", "Alive": True, "NodeManagerAddress": "127.0.0.1", "Resources": {}}]
-    fake = SimpleNamespace(nodes=lambda: nodes, get=get, exceptions=ray.exceptions)
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(replica_launcher, "draining_nodes", set)
-    launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1800.0)
-    stopped, gone = (
-        SimpleNamespace(
-            replica_rank=rank,
-            workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
-        )
-        for rank, node in enumerate([None, "b"])
-    )
-    assert launcher.room([stopped, gone]).gone == {1}, "one that does not answer may be well again soon"
-    assert waited == [replica_launcher.ANSWER_SECONDS]
-
-
-def test_a_replica_that_does_not_start_in_time_says_so() -> None:
-    from verl_omni.trainer.replica_launcher import RayLauncher
-
-    stops: list[int] = []
-
-    def make(rank: int) -> Any:
-        return SimpleNamespace(
-            replica_rank=rank, place=lambda: None, stop=lambda: stops.append(rank), launch_servers=asyncio.Event().wait
-        )
-
-    with pytest.raises(TimeoutError, match=r"its engine was not ready within 0\.01 s"):
-        RayLauncher(make, len, lambda replica: [], 0.01).start(3)
-    assert stops == [3]
 
 
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:

@@ -1,4 +1,4 @@
-"""Values of another type than their setting's are refused in words, whatever would have read them first."""
+"""Values of another type than their setting's are refused with what to write, whatever would have read them first."""
 
 from __future__ import annotations
 
