@@ -213,8 +213,13 @@ async def test_judges_that_do_not_serve_in_time_are_replaced_by_those_before(sim
     await simulation.settle()
     assert len(replace_named(simulation, pools)) == 2, "maxUnavailable"
     await simulation.after(599)
+    simulation.report("heartbeat", **{"reward/replica_versions": {}})
+    await simulation.settle()
     assert simulation.condition("Updated").reason == "RollingUpdate"
     await simulation.after(1)
+    assert simulation.condition("Updated").reason == "RollingUpdate", "the last report is of before the deadline"
+    simulation.report("heartbeat", **{"reward/replica_versions": {}})
+    await simulation.settle()
     updated = simulation.condition("Updated")
     assert updated.reason == "RolledBack"
     assert "reward pods with the current spec did not serve within 600 s" in updated.message
