@@ -361,6 +361,7 @@ def test_a_name_that_no_image_has_is_refused(command: tuple[str | Path, ...], im
     assert refused.stderr.splitlines()[-1].endswith("is not the name of an image: write REGISTRY/NAME:TAG")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
 @pytest.mark.parametrize("command", [("validate", EXAMPLE), ("render", EXAMPLE), ("render", "--cluster", EXAMPLE)])
 def test_a_full_disk_is_one_line(command: tuple[str | Path, ...]) -> None:

@@ -109,6 +109,7 @@ def test_without_a_claim_or_an_attempt_no_pod_is_made(server: FakeServer, kubeco
     assert server.posts == []
 
 
+@pytest.mark.slow
 def test_following_continues_after_a_broken_connection_without_repeating_lines(
     pods: FakeServer, kubeconfig: Path
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def job(number: int, **parts: Any) -> dict[str, Any]:
     return {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": {"seed": number}, **parts}
 
 
+@pytest.mark.slow
 @given(st.lists(VALUES, min_size=1, max_size=5))
 def test_every_object_comes_back(values: list[Any]) -> None:
     packer = ObjectPacker()

@@ -39,6 +39,7 @@ from e2e.cluster.images import (
 from e2e.cluster.layered import LayeredImage, writable
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200), st.sampled_from(INFRASTRUCTURE))
 def test_the_digests_of_an_archive_match_its_content(
     tmp_path_factory: pytest.TempPathFactory, program: bytes, image: StaticImage

@@ -137,6 +137,7 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     assert checked.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_same_sources_give_the_same_wheel(tree: Path, tmp_path: Path) -> None:
     wheels = []
     for name in ("one", "two"):
@@ -180,6 +181,7 @@ def test_the_digest_of_an_image_is_that_of_its_manifest(tmp_path: Path) -> None:
     assert release.image_digest(tmp_path / "manifest.json.tar") is None, "Docker's format"
 
 
+@pytest.mark.slow
 def test_a_release_is_a_commit_and_a_tag(checkout: Path) -> None:
     release_commit.check_clean(checkout, "7.8.9")
     release.set_version(checkout, "7.8.9")
@@ -216,6 +218,7 @@ def test_the_command_commits_and_says_what_it_did_not_check(
     assert (git(checkout, "log", "-1", "--format=%s"), git(checkout, "tag")) == ("Release 7.8.9", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "text"), [(CommandFailed("the disk is full"), "the disk is full"), (KeyboardInterrupt(), "interrupted")]
 )
@@ -270,6 +273,7 @@ def test_a_pod_of_another_image_than_the_releases_fails_the_check(
         stage_with(ran).check_operator(files)
 
 
+@pytest.mark.slow
 def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     try:
         program, skopeo = tool.helm(), local.skopeo()

@@ -79,6 +79,7 @@ async def test_results_of_reviews_do_not_last_longer_when_the_clock_is_set_back(
     assert server.reviews == 4
 
 
+@pytest.mark.slow
 async def test_forged_tokens_are_limited_by_source_and_do_not_keep_a_trainer_out(server: ReportServer) -> None:
     attackers = [f"127.0.1.{number}" for number in range(1, 9)]
 

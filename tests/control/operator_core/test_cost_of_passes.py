@@ -94,6 +94,7 @@ async def test_shared_objects_are_compared_again_when_one_of_them_changes(simula
     assert simulation.cluster.counts() == {("create", "networkpolicies"): 1}
 
 
+@pytest.mark.slow
 async def test_the_specification_of_a_deleted_job_is_dropped(
     simulation: Simulation, new_valid_specs: Callable[[], int]
 ) -> None:

@@ -116,6 +116,7 @@ def test_all_output_goes_to_ray_the_run_folder_and_the_container(pod: Callable[[
     assert list(here.temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_command_ends_when_ray_has_the_last_output(pod: Callable[[str], Pod], shell: str) -> None:
     """Ray reads its log when the command has ended; the cause of a failure is in the last line."""
     here = pod(FAILING)
@@ -141,6 +142,7 @@ def test_a_process_that_the_trainer_leaves_delays_the_end_and_does_not_prevent_i
     assert code == 0
 
 
+@pytest.mark.slow
 def test_the_next_attempt_appends_to_the_log(pod: Callable[[str], Pod]) -> None:
     here = pod(TRAINER)
     for _ in range(2):

@@ -166,6 +166,7 @@ def test_a_policy_must_allow_the_operators_own_pods(policy: Any, said: str) -> N
     assert said in str(caught.value.errors()[0]["ctx"]["violations"])
 
 
+@pytest.mark.slow
 def test_one_hundred_errors_of_a_template_are_told(make_job: MakeJob) -> None:
     """A spec of 240 KiB can have tens of thousands, and all jobs wait until they are found and told."""
     many = 2_000
@@ -177,6 +178,7 @@ def test_one_hundred_errors_of_a_template_are_told(make_job: MakeJob) -> None:
     assert len(error.value.problems) == TOLD
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)  # comparing each with all others would take minutes
 def test_lists_with_many_entries_are_checked_in_proportion_to_their_length(make_job: MakeJob) -> None:
     ports = [{"containerPort": 1 + place % 65535, "protocol": f"{place // 65535}"} for place in range(100_000)]

@@ -48,6 +48,7 @@ def test_a_job_rendered_and_converted_trains_the_same(path: Path) -> None:
     } == {}
 
 
+@pytest.mark.slow
 def test_every_setting_is_somewhere() -> None:
     """Of all settings of the reference, each is in the job or named."""
     with (ROOT / "docs" / "figures" / "reference-settings.tsv").open(encoding="utf-8", newline="") as file:

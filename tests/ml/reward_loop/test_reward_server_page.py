@@ -96,6 +96,7 @@ def test_a_video_is_sent_as_its_frames() -> None:
     assert (np.stack(decoded) == video.permute(0, 2, 3, 1).numpy()).all()
 
 
+@pytest.mark.slow
 def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
     (tmp_path / "reward_server.py").write_text(program)

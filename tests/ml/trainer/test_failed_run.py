@@ -170,6 +170,7 @@ def test_a_sample_whose_process_was_lost_in_another_process_is_the_reason(
     assert [error["reason"] for error in errors(tmp_path)] == [reason]
 
 
+@pytest.mark.slow
 def test_invalid_settings_are_reported_to_the_operator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

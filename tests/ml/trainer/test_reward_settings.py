@@ -214,6 +214,7 @@ def test_a_scorer_of_audio_is_for_models_that_generate_audio(
     assert len(found) == (wrong is not None) and all(each.startswith(str(wrong)) for each in found)
 
 
+@pytest.mark.slow
 def test_scorers_are_checked_without_ray() -> None:
     """Ray reads its settings when it is imported, after the checks; workers are forked before that."""
     program = (

@@ -52,6 +52,7 @@ def ends(pid: int, within: float) -> bool:
     return not alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "watched"), [(ENGINE_PROCESS, True), ("another", False)])
 def test_an_engine_ends_with_its_server_and_no_other_process_does(name: str, watched: bool) -> None:
     reports = FORK.Queue()
