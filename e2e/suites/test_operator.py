@@ -277,6 +277,8 @@ def replace_and_roll_back(
     edit("image:3")
     fifth = replaced(third, 5, serves=False)
     assert group()["template"]["spec"]["containers"][0]["image"] == "image:3"
+    # The pod is ready, so it takes a report of after its deadline to know that its replica does not serve.
+    deadlines.wait_until("the template before", JOB_SEEN, lambda: (named(), group()["template"])[1] == template)
     found = job.await_condition("Updated", "False", "RolledBack")
     assert found["message"].startswith(f"{pool} pods with the current spec did not serve within 3 s")
     assert group()["template"] == template
