@@ -116,7 +116,7 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         (["algorithm.timestep_fraction=1.5"], "must be above 0 and at most 1: 1.5"),
         ([NFT, "algorithm.timestep_fraction=0"], "must be above 0 and at most 1: 0"),
         ([DPO, "algorithm.timestep_fraction=0.5"], "it trains on random noise levels; it needs 1.0"),
-        ([CORRECTION + "=null"], "bypass_mode: None is not supported"),
+        ([CORRECTION + "=null"], "rollout_correction: must be a group of settings, not null"),
         ([NFT, f"{CORRECTION}.bypass_mode=true"], "there are no log-probabilities to recompute"),
         ([NFT, f"{CORRECTION}.rollout_is=token"], "there are no log-probabilities to compare"),
         ([GUARD, f"{CORRECTION}.bypass_mode=true"], "the engine does not record the means of its steps"),
