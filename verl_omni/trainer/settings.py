@@ -66,7 +66,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
     """
     loss, others = _loss(_joined(overrides))
     config = defaults(loss)
-    known, groups = tuple(_names(config)), dict(setting_groups.groups(config))
+    known, groups = _layout(loss) if registry.ALGORITHMS[loss].like is None else _layout_of(config)
     own = _translate(others, known, loss)
     if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
         raise SettingsError("\n".join(unknown))
@@ -122,6 +122,16 @@ def defaults(loss: str) -> DictConfig:
 def _files(loss: str) -> bytes:
     """The settings of an algorithm of this package, pickled: reading them is six times as fast as a deep copy."""
     return pickle.dumps(_compose(loss))
+
+
+@cache
+def _layout(loss: str) -> tuple[tuple[str, ...], dict[str, bool]]:
+    return _layout_of(defaults(loss))
+
+
+def _layout_of(config: DictConfig) -> tuple[tuple[str, ...], dict[str, bool]]:
+    """Names of all settings and groups, and what `setting_groups` knows of groups."""
+    return tuple(_names(config)), dict(setting_groups.groups(config))
 
 
 @cache
