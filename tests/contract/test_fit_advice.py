@@ -46,6 +46,7 @@ def in_a_job(change: advice.Change) -> list[str]:
     return [f"{field}={value}", *([needed.replace(": ", "=")] if needed else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assignments",
     [

@@ -246,6 +246,7 @@ def test_importing_the_decorators_imports_neither_torch_nor_verl() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_driver_sets_the_environment_of_torch_and_verl_before_it_imports_the_module(tmp_path: Path) -> None:
     (tmp_path / "environment_probe.py").write_text(
         "import os, sys\nprint(os.environ.get('RAY_DEDUP_LOGS'), 'torch' in sys.modules)\n"

@@ -245,6 +245,7 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
     deadlines.wait_until("the child to end", deadlines.PROCESS_END, lambda: not lives(started))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> None:
     made, file = tmp_path / "made", tmp_path / "test_long.py"

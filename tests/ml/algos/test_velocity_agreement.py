@@ -30,6 +30,7 @@ def checked(trainer: Tensor, engine: Tensor, tolerance: float) -> dict[str, floa
     return agreement.check_velocities(agreement.velocity_difference(*pair), agreement.size_difference(*pair), tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_projections_are_those_of_a_float64_reference(shape: tuple[int, ...]) -> None:
     found = velocities(*shape)

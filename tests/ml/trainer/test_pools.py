@@ -78,6 +78,7 @@ def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: 
     assert set(named.values()) == {"weights reach standalone replicas over TCP (omni_tcp)"}
 
 
+@pytest.mark.slow
 def test_verl_has_these_backends_for_standalone_replicas() -> None:
     import verl.checkpoint_engine as package
 

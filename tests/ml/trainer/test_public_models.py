@@ -33,6 +33,7 @@ def billions(folder: Path, *components: str) -> float:
     return sum(p.numel() for name in components for p in model.on_meta(name, torch.bfloat16).parameters()) / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_a_public_transformer_has_its_published_size(model: str, tmp_path: Path) -> None:
     public_models.write(model, tmp_path)
