@@ -176,8 +176,9 @@ class Reconciler:
     ) -> ReconcileResult:
         memory = self._memory.of(key, facts.uid)
         if not status.finished:
-            await self._recover_rayjob(key, facts, status, memory)
-            await self._recover_raycluster(key, facts, status, memory)
+            cached = self.cache.observed(key, facts.uid)
+            await self._recover_rayjob(key, facts.uid, cached, status, memory)
+            await self._recover_raycluster(key, cached, status, memory)
         observed = self._observe(key, facts.uid)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         decision = decide(facts, observed, status, self.timeouts, now)
@@ -230,24 +231,23 @@ class Reconciler:
         derived = derive_invalid_status(facts, observed, status, text, context)
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
-    async def _recover_rayjob(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
+    async def _recover_rayjob(self, key: Key, uid: str, cached: Observation, status: Status, memory: JobMemory) -> None:
         """Read a RayJob that was there, and no watch delivers: it may only have lost its labels."""
-        observed, names = self.cache.observed(key, facts.uid), Names(key[1])
-        name = names.attempt(observed.last) if observed.last > status.attempts else status.children.ray_job
+        names = Names(key[1])
+        name = names.attempt(cached.last) if cached.last > status.attempts else status.children.ray_job
         number = names.number_of(name or "")
-        if name is None or number is None or name in (memory.lost, *(rayjob.name for rayjob in observed.rayjobs)):
+        if name is None or number is None or name in (memory.lost, *(rayjob.name for rayjob in cached.rayjobs)):
             return
-        found = await owned_objects.recover_rayjob(self.cluster, key, facts.uid, number)
+        found = await owned_objects.recover_rayjob(self.cluster, key, uid, number)
         if found is None:
             memory.lost = name
         else:
             self.cache.put(RAYJOBS, found)
 
-    async def _recover_raycluster(self, key: Key, facts: JobFacts, status: Status, memory: JobMemory) -> None:
+    async def _recover_raycluster(self, key: Key, cached: Observation, status: Status, memory: JobMemory) -> None:
         """The same for the RayCluster: unseen, it would train at the same time as the next attempt."""
         name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
-        clusters = self.cache.observed(key, facts.uid).clusters
-        if name is None or uid is None or uid in (memory.lost_cluster, *(cluster.uid for cluster in clusters)):
+        if name is None or uid is None or uid in (memory.lost_cluster, *(each.uid for each in cached.clusters)):
             return
         found = await owned_objects.recover_raycluster(self.cluster, key, name, uid, status.attempts)
         if found is None:
