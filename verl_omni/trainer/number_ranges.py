@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.trainer.value_types import is_number
 from verl_omni.workers.algorithms import registry
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -37,13 +37,13 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     for names, least, range_ in ((POSITIVE, False, "must be positive"), (NOT_NEGATIVE, True, "must not be negative")):
         for name in names:
             value = OmegaConf.select(config, name)
-            if _is_number(value) and not (value > 0 or (least and value == 0)):
+            if is_number(value) and not (value > 0 or (least and value == 0)):
                 yield f"{name}: {range_}: {value}{_ADVICE.get(name, '')}"
     algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
     model = config.actor_rollout_ref.model
-    if _is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
+    if is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
         yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
 
 
@@ -52,7 +52,3 @@ _ADVICE = {
     f"{ACTOR}.grad_clip": "; for gradients that are not clipped, write inf",
     f"{MODEL}.lora_rank": "; 0 trains all weights",
 }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

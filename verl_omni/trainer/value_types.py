@@ -89,11 +89,12 @@ def _fits(name: str, value: Any, kind: type) -> bool:
     if kind is bool:
         return isinstance(value, bool) or value in (0, 1)
     if kind is tuple:
-        return OmegaConf.is_list(value) and len(value) == 2 and all(map(_is_number, value))
-    return _is_number(value)
+        return OmegaConf.is_list(value) and len(value) == 2 and all(map(is_number, value))
+    return is_number(value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is an integer or a float; a switch is neither."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

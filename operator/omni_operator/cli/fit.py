@@ -93,7 +93,7 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
         return Target(device.value, devices.vendor(device), devices.memory(device))
     here = () if vendor in ("CPU", "Mock") else machine.find_accelerators()
     mine = next((found for found in here if vendor in (None, found.vendor)), None)
-    if mine is None and vendor not in (None, "CPU", "Mock"):
+    if mine is None and vendor not in ANY_DEVICE:
         known = ", ".join(each.value for each in Device)
         console.refuse(f"this machine has no {vendor} accelerator: name the one to check for with --device ({known})")
     if mine is None:
