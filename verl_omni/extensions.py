@@ -50,9 +50,8 @@ def register_loss(name: str, *, like: str = "flow_grpo") -> Callable[[Function],
     _check_name("register_loss", name)
 
     def decorate(loss: Function) -> Function:
-        if not hasattr(
-            loss, "validate_inputs"
-        ):  # a class in the reference's form, which register_diffusion_loss checks
+        # A class in the reference's form is checked by register_diffusion_loss.
+        if not hasattr(loss, "validate_inputs"):
             _check_function(f"register_loss({name!r})", loss)
         _add_algorithm(name, like, loss=path_of(loss))
         return loss

@@ -99,10 +99,8 @@ class Judge:
         reader = AnswerReader(self.timeout, time.monotonic)
         request = _client().stream("POST", self.url, json=body, headers=headers, timeout=self.timeout)
         try:
-            async with (
-                asyncio.timeout(self.timeout),
-                request as response,
-            ):  # httpx limits each part, also of the headers
+            # httpx limits each part, also of the headers, and not all of them.
+            async with asyncio.timeout(self.timeout), request as response:
                 async for part in response.aiter_bytes():
                     reader.add(part)
         except TimeoutError as error:

@@ -41,8 +41,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _loops() -> frozenset[str]:
-    from verl.experimental.agent_loop.agent_loop import (
-        _agent_loop_registry,
-    )  # only for names of users: it takes seconds
+    # Only for names of users: it takes seconds.
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     return frozenset(_agent_loop_registry)
