@@ -10,8 +10,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer.reference_scorers import DATASET
+from verl_omni.utils.seeds import SEED_RANGE
 
-NEGATIVE_PROMPT = "negative_prompt"
+NEGATIVE_PROMPT, SEED = "negative_prompt", "seed"
 MAPPINGS = ("extra_info", "reward_model")
 
 
@@ -32,24 +33,27 @@ def check(config: DictConfig) -> None:
     data = config.data
     if OmegaConf.select(data, "custom_cls.path") != DATASET["path"]:  # an override may have removed it
         return
-    for files in (data.train_files, data.val_files):
+    for files, held_out in ((data.train_files, False), (data.val_files, True)):
         for file in [files] if isinstance(files, str) else files or ():
-            check_file(Path(file), data.prompt_key)
+            check_file(Path(file), data.prompt_key, held_out=held_out)
 
 
-def check_file(path: Path, prompt_key: str) -> None:
+def check_file(path: Path, prompt_key: str, *, held_out: bool = False) -> None:
     """Check one file of prompts.
+
+    Args:
+        held_out: whether it is for evaluations, which read the column `seed`.
 
     Raises:
         FileNotFoundError: it does not exist.
-        InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt.
+        InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt or seed.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
     found = False
-    for place, row in rows(path, prompt_key):
+    for place, row in rows(path, prompt_key, *([SEED] if held_out else [])):
         found = True
-        if problem := row_problem(row, prompt_key):
+        if problem := row_problem(row, prompt_key) or (_seed_problem(row.get(SEED)) if held_out else None):
             raise InvalidPromptFile(f"{place}: {problem}")
     if not found:
         raise InvalidPromptFile(f"{path} has no rows")
@@ -83,6 +87,13 @@ def row_problem(row: Any, prompt_key: str) -> str | None:
         return f"column {NEGATIVE_PROMPT}: {problem}"
     wrong = next((name for name in MAPPINGS if not isinstance(row.get(name), Mapping | None)), None)
     return f"column {wrong}: must be a mapping, not {_kind(row[wrong])}" if wrong else None
+
+
+def _seed_problem(seed: Any) -> str | None:
+    """Why a value is no seed of a sample; None if it is one, or is not given."""
+    if seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= SEED_RANGE):
+        return None
+    return f"column {SEED}: must be a whole number from 0 to 2^63 - 1, not {seed!r}"
 
 
 def _prompt_problem(prompt: Any) -> str | None:

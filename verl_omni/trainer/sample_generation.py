@@ -71,11 +71,16 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
     )
 
 
+def evaluation_seeds(rows: Sequence[Mapping[str, Any]], seed: int) -> list[int]:
+    """The seed of each row of an evaluation: that of its column `seed`, otherwise `seed` plus its place."""
+    return [seed + place if row.get("seed") is None else int(row["seed"]) for place, row in enumerate(rows)]
+
+
 def evaluation_prompts(rows: list[dict[str, Any]], *, seed: int, version: int | None = None) -> DataProto:
-    """Evaluation batch: each prompt once, with a fixed seed of its own; error messages show `version`."""
+    """Evaluation batch: each prompt once, with its `evaluation_seeds`; error messages show `version`."""
     columns = _columns(rows)
     columns["uid"] = np.array([f"val-{place}" for place in range(len(rows))], dtype=object)
-    columns["seed"] = np.array([seed + place for place in range(len(rows))], dtype=np.int64)
+    columns["seed"] = np.array(evaluation_seeds(rows, seed), dtype=np.int64)
     return DataProto(batch=None, non_tensor_batch=columns, meta_info={"validate": True, "global_steps": version})
 
 

@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_omni.trainer import (
@@ -100,6 +100,7 @@ def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
     """
     reference_scorers.use_built_in(config.reward)
     reference_scorers.use_own_dataset(config.data)
+    _guide_evaluations(config.actor_rollout_ref.rollout)
     if missing := sorted(set(known).intersection(_missing(config))):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
     packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
@@ -107,6 +108,15 @@ def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]
     if wrong := [*registered_names.find_problems(config), *_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
+
+
+def _guide_evaluations(rollout: DictConfig) -> None:
+    """Let `true_cfg_scale` of evaluations take the value of their `guidance_scale`, as that of training does."""
+    own = rollout.val_kwargs.pipeline
+    if OmegaConf.is_interpolation(rollout.pipeline, "true_cfg_scale") and OmegaConf.is_dict(own):
+        with open_dict(own):
+            if "guidance_scale" in own:
+                own.setdefault("true_cfg_scale", own.guidance_scale)
 
 
 def defaults(loss: str) -> DictConfig:

@@ -10,7 +10,7 @@ from verl import DataProto
 
 from verl_omni.trainer.prompt_images import images_of
 from verl_omni.trainer.run_folder import Sample
-from verl_omni.trainer.sample_generation import ScoredSamples
+from verl_omni.trainer.sample_generation import ScoredSamples, evaluation_seeds
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.seeds import sample_seeds
 
@@ -33,13 +33,14 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     """The samples of an evaluation, in the order of its rows; empty for latents, which cannot be shown.
 
     Args:
-        seed: that of the first row; each row has the next one.
+        seed: see `sample_generation.evaluation_seeds`.
     """
     if found.images is None:
         return []
+    seeds = evaluation_seeds(rows, seed)
     return [
         Sample(
-            prompt_text(row["raw_prompt"]), seed + place, float(found.scores[place]), found.images[place],
+            prompt_text(row["raw_prompt"]), seeds[place], float(found.scores[place]), found.images[place],
             images_of(row["raw_prompt"]), version=found.versions[place],
         )
         for place, row in enumerate(rows)

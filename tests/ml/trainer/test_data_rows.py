@@ -59,4 +59,4 @@ def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     assert list(columns["priority"]) == [None] * 4 + [3] * 2
     assert list(columns["reward_scores"][:2]) == [[0.5, 1.0]] * 2 and columns["reward_scores"].dtype == object
     evaluated = evaluation_prompts(rows, seed=40).non_tensor_batch
-    assert list(evaluated["seed"]) == [40, 41, 42], "an evaluation's own seeds"
+    assert list(evaluated["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"

@@ -151,6 +151,22 @@ def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_
     assert not set(seeds(f"{name}=42")) & set(seeds())
 
 
+def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    made, seen = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9"), []
+    made.held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
+    generate = made.stack.agent_loop.generate_sequences
+
+    def generating(prompts: DataProto) -> DataProto:
+        rollout, columns = made.config.actor_rollout_ref.rollout, prompts.non_tensor_batch
+        seen.extend(row["seed"] for row in row_params(rollout, prompts.meta_info, len(prompts), columns))
+        return generate(prompts)  # type: ignore[no-any-return]
+
+    made.stack.agent_loop.generate_sequences = generating
+    made._evaluate(0)
+    shown = json.loads((tmp_path / "samples" / "step_000000" / "index.json").read_text())
+    assert seen[:2] == [sample["seed"] for sample in shown] == [1234, 10]
+
+
 def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> None:
     """verl's RLHFDataset adds no text of the prompt to `extra_info`."""
     made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}")

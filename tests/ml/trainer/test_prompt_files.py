@@ -132,6 +132,24 @@ def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: P
     prompt_files.check(settings.load([*overrides, "data.custom_cls.path=own.py", "data.custom_cls.name=Own"]))
 
 
+@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
+def test_seeds_of_held_out_prompts_are_whole_numbers(tmp_path: Path, name: str) -> None:
+    def write(seeds: list[Any]) -> Path:
+        path = tmp_path / name
+        if path.suffix == ".parquet":
+            parquet.write_table(pa.table({"prompt": ["red"] * len(seeds), "seed": seeds}), path)
+        else:
+            path.write_text("".join(json.dumps({"prompt": "red", "seed": seed}) + "\n" for seed in seeds))
+        return path
+
+    prompt_files.check_file(write([None, 0, 2**63 - 1]), "prompt", held_out=True)
+    for wrong in (-1, 0.5, "7", True):
+        path = write([wrong])
+        prompt_files.check_file(path, "prompt")  # training reads no seeds
+        with pytest.raises(prompt_files.InvalidPromptFile, match=r"column seed: must be a whole number from 0 to 2\^63"):
+            prompt_files.check_file(path, "prompt", held_out=True)
+
+
 def test_files_whose_columns_have_other_types_are_named(tmp_path: Path) -> None:
     for name, value in (("a", "s"), ("b", 1)):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": "red", "x": value}))

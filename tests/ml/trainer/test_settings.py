@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer import settings
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -119,3 +120,24 @@ def test_a_video_has_between_0_and_1000_frames_a_second(value: str) -> None:
     with pytest.raises(settings.SettingsError, match=f"trainer.video_fps: must be positive, and at most 1000: {value}"):
         settings.load([*REQUIRED, f"trainer.video_fps={value}"])
     assert settings.load([*REQUIRED, "trainer.video_fps=12.5"]).trainer.video_fps == 12.5
+
+
+@pytest.mark.parametrize(
+    ("given", "training", "evaluations"),
+    [
+        (["guidance_scale=2", "val.guidance_scale=4"], 2, 4),
+        (["guidance_scale=2", "val.guidance_scale=4", "val.true_cfg_scale=3"], 2, 3),
+        (["true_cfg_scale=2", "val.guidance_scale=4"], 2, 2),
+        (["guidance_scale=2", "val.height=64"], 2, 2),
+    ],
+    ids=["followed", "set", "that of training set", "not given"],
+)
+def test_the_guidance_of_evaluations_has_the_name_of_every_family_too(
+    given: list[str], training: float, evaluations: float
+) -> None:
+    """Qwen-Image reads `true_cfg_scale`, which the value of training must not keep."""
+    rollout = "actor_rollout_ref.rollout."
+    names = (name.replace("val.", "val_kwargs.pipeline.") if "val." in name else f"pipeline.{name}" for name in given)
+    made = settings.load([*REQUIRED, *(f"{rollout}{name}" for name in names)]).actor_rollout_ref.rollout
+    sampled = [row_params(made, meta, 1, {})[0]["true_cfg_scale"] for meta in ({"global_steps": 0}, {"validate": True})]
+    assert sampled == [training, evaluations]
