@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class CheckpointSaver:
         deadline_s: seconds that `wait` waits for a write.
         event: records an event of the run.
         may_write: raises where this run may no longer write into the folder.
+        also: the text of files that each checkpoint has too, by their names.
     """
 
     def __init__(
@@ -38,11 +40,12 @@ class CheckpointSaver:
         deadline_s: float,
         event: Callable[..., None],
         may_write: Callable[[], None],
+        also: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
         self.folder, self.run_number = folder, 1
         self.newest: int | None = None  # step of the last checkpoint of this run that is complete
         self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
-        self._event, self._may_write = event, may_write
+        self._event, self._may_write, self._also = event, may_write, also
         self._writing: int | None = None  # step
 
     def start(self, resumed_from: Path | None) -> None:
@@ -68,6 +71,7 @@ class CheckpointSaver:
             return
         aside = checkpoints.begin(self.folder, step)
         try:
+            self._write_also(aside)
             self._workers.start_checkpoint(str(aside))
         except BaseException:
             checkpoints.abandon(self.folder, step)
@@ -130,8 +134,13 @@ class CheckpointSaver:
         self._saved(step, path)
 
     def _write(self, folder: Path) -> None:
+        self._write_also(folder)
         self._workers.save_checkpoint(str(folder))
         self._may_write()
+
+    def _write_also(self, folder: Path) -> None:
+        for name, text in self._also.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
     def _saved(self, step: int, path: Path) -> None:
         self.newest = step

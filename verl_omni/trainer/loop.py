@@ -16,6 +16,7 @@ from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.trainer import (
+    checkpoint_origin,
     checkpoints,
     collapse,
     data,
@@ -76,7 +77,7 @@ class DiffusionTrainer:
             self.checkpoints, stack.workers, event=folder.event, may_write=folder.check_owner,
             keep=int(config.trainer.max_actor_ckpt_to_keep or 0),
             background=config.actor_rollout_ref.actor.checkpoint.async_save,
-            deadline_s=config.actor_rollout_ref.nccl_timeout,
+            deadline_s=config.actor_rollout_ref.nccl_timeout, also=checkpoint_origin.of_run(config).files(),
         )  # fmt: skip
         self.loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
         self.algorithm = training_algorithm(self.loss.loss_mode)
@@ -84,8 +85,7 @@ class DiffusionTrainer:
         self.order = data.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
-        self._awake = True  # the engines
-        self._complete = 0  # last step whose update is complete
+        self._awake, self._complete = True, 0  # the engines; the last step whose update is complete
         self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
         self._optimizer_steps, self._drawn = 0.0, 0  # taken, and training samples, since this process started
         self._collapse = collapse.CollapseState()

@@ -156,7 +156,7 @@ def _recorded(
     without_effect: Mapping[str, str],
     cgroups: Path,
 ) -> int:
-    from verl_omni.trainer import checkpoints, machine
+    from verl_omni.trainer import checkpoints, machine, run_start
     from verl_omni.trainer.output import Results
     from verl_omni.trainer.run_folder import RunFolder
     from verl_omni.trainer.save_requests import SaveRequests
@@ -176,7 +176,7 @@ def _recorded(
         results.observe(event)
 
     folder = RunFolder(Path(config.trainer.default_local_dir), on_event)
-    checkpoint = _begin(config, folder, without_effect)
+    checkpoint = run_start.begin(config, folder, without_effect)
 
     def wanted() -> bool:
         return reporter.checkpoint_wanted() or saves.requested()
@@ -199,33 +199,6 @@ def _recorded(
     for line in errors:
         print(line, file=sys.stderr, flush=True)
     return code
-
-
-def _begin(config: Any, folder: Any, without_effect: Mapping[str, str]) -> Path | None:
-    """Start a run in its folder. Returns the checkpoint that it continues from."""
-    from verl_omni.trainer import checkpoints
-    from verl_omni.trainer.resumed_settings import describe_changes
-
-    folder.take()
-    own = folder.path / "checkpoints"
-    checkpoints.recover(own)
-    aside = checkpoints.set_aside(own) if config.trainer.resume_mode == "disable" else None
-    by_path = config.trainer.resume_mode == "resume_path"
-    checkpoint = Path(config.trainer.resume_from_path) if by_path else checkpoints.latest(own)
-    before = folder.settings() if checkpoint is not None and not by_path else None
-    step = None if checkpoint is None else checkpoints.step_of(checkpoint)
-    folder.start(config, resumed_from=step)
-    if before is not None and (text := describe_changes(before, config)):
-        text = f"the run continues after step {step} with other settings than before: {text}. For a new run, give the "
-        text += "job another name, or set trainer.resume_mode=disable (spec.checkpoint.resume: Never)"
-        folder.event("warning", reason="ResumedWithChanges", message=text, step=step)
-    if aside is not None:
-        text = f"trainer.resume_mode=disable: the checkpoints of an earlier run are now in {aside}"
-        folder.event("warning", reason="CheckpointsSetAside", message=text)
-    if without_effect:
-        text = "; ".join(f"{name} ({reason})" for name, reason in without_effect.items())
-        folder.event("warning", reason="SettingsWithoutEffect", message=f"settings that have no effect here: {text}")
-    return checkpoint
 
 
 def _send_last(results: Any, folder: Any, checkpoint: Path | None, code: int) -> int:

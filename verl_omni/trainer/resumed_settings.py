@@ -1,4 +1,4 @@
-"""PURE: which settings of a resumed run differ from those that its checkpoint was trained with.
+"""PURE: which settings and data of a resumed run differ from those that its checkpoint was trained with.
 
 On a cluster, a job that is submitted again under its name continues in its run folder, also after an edit. That may be
 what its author wants, such as a lower learning rate, or not.
@@ -6,6 +6,7 @@ what its author wants, such as a lower learning rate, or not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,28 +15,45 @@ from omegaconf import DictConfig, OmegaConf
 LEARNED = (
     "actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.model.target_modules", "actor_rollout_ref.model.exclude_modules",
-    "actor_rollout_ref.model.algorithm", "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.diffusion_loss",
-    "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.model.algorithm", "actor_rollout_ref.model.policy_state_adapters",
+    "actor_rollout_ref.model.custom_chat_template", "actor_rollout_ref.model.extra_tokenizers",
+    "actor_rollout_ref.model.external_lib", "actor_rollout_ref.actor.optim",
+    "actor_rollout_ref.actor.diffusion_loss", "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.grad_clip",
     "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.ema_decay", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.algo",
-    "actor_rollout_ref.rollout.pipeline", "actor_rollout_ref.rollout.seed", "algorithm", "data.train_files",
-    "data.train_batch_size", "data.train_max_samples", "data.shuffle", "data.seed", "reward.reward_functions",
-    "reward.aggregation", "reward.custom_reward_function", "trainer.seed",
+    "actor_rollout_ref.actor.shuffle", "actor_rollout_ref.actor.ema_decay", "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.algo", "actor_rollout_ref.rollout.pipeline", "actor_rollout_ref.rollout.prompt_length",
+    "actor_rollout_ref.rollout.rollout_adapter", "actor_rollout_ref.rollout.seed",
+    "actor_rollout_ref.rollout.agent.default_agent_loop", "algorithm", "data.train_files", "data.train_batch_size",
+    "data.train_max_samples", "data.prompt_key", "data.custom_cls", "data.truncation",
+    "data.filter_overlong_prompts", "data.apply_chat_template_kwargs", "data.shuffle", "data.seed", "reward.scorer",
+    "reward.scorer_kwargs", "reward.reward_functions", "reward.aggregation", "reward.custom_reward_function",
+    "reward.reward_manager", "reward.reward_model.model_path", "trainer.seed",
 )  # fmt: skip
+# What decides what an evaluation measures: the curve of the held-out reward has a break where it changes.
+EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
 SHOWN = 8  # of the settings that differ
 
 
-def describe_changes(before: DictConfig, now: DictConfig) -> str:
-    """The settings of `LEARNED` that differ, each with both values; empty if there are none."""
+def describe_changes(
+    before: DictConfig, now: DictConfig, *, data_before: Sequence[str | None], data_now: Sequence[str | None]
+) -> str:
+    """What differs: the settings of `LEARNED` and `EVALUATED`, each with both values, and the data; empty if nothing.
+
+    Args:
+        data_before, data_now: digests of the training files, None where a file was not read; empty: not known.
+    """
     earlier, later = _values(before), _values(now)
     names = sorted(name for name in earlier.keys() | later.keys() if earlier.get(name) != later.get(name))
     shown = [f"{name} was {earlier.get(name)}, is {later.get(name)}" for name in names[:SHOWN]]
-    return "; ".join([*shown, *([f"{len(names) - SHOWN} others"] if len(names) > SHOWN else [])])
+    others = [f"{len(names) - SHOWN} others"] if len(names) > SHOWN else []
+    data = ["the content of data.train_files is another"] if data_before and data_before != data_now else []
+    return "; ".join([*data, *shown, *others])
 
 
 def _values(config: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for section in LEARNED:
+    for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
     return found
 

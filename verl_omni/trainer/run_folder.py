@@ -80,16 +80,22 @@ class RunFolder:
                     f"another program trains in {self.path} now; this one has ended and writes nothing there"
                 )
 
-    def start(self, config: DictConfig, *, resumed_from: int | None) -> None:
-        """Write settings and versions; drop the metrics of steps that a resumed run repeats."""
+    def start(self, config: DictConfig, *, resumed_from: int | None, continues: bool = True) -> None:
+        """Write settings and versions; drop the metrics of steps that a resumed run repeats, or of an earlier run.
+
+        Args:
+            continues: whether the checkpoint of `resumed_from` is this folder's, so that its metrics led to it.
+        """
         self._write("config.yaml", OmegaConf.to_yaml(config, resolve=True))
         self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
         self._write("machine.json", json.dumps(describe_machine(), indent=2) + "\n")
-        lines = self._lines("metrics.jsonl") if resumed_from is not None else []
+        continues = continues and resumed_from is not None
+        lines = self._lines("metrics.jsonl") if continues else []
         kept = [line for line in lines if line["step"] <= (resumed_from or 0)]
         self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self._newest = kept[-1]["step"] if kept else None
-        self.event("start", total_steps=config.trainer.total_training_steps, resumed_from=resumed_from)
+        total = config.trainer.total_training_steps
+        self.event("start", total_steps=total, resumed_from=resumed_from, new_run=not continues)
 
     def settings(self) -> DictConfig | None:
         """The settings of the last run in this folder; None if there was none."""

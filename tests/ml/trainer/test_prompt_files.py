@@ -146,7 +146,7 @@ def test_seeds_of_held_out_prompts_are_whole_numbers(tmp_path: Path, name: str) 
     for wrong in (-1, 0.5, "7", True):
         path = write([wrong])
         prompt_files.check_file(path, "prompt")  # training reads no seeds
-        with pytest.raises(prompt_files.InvalidPromptFile, match=r"column seed: must be a whole number from 0 to 2\^63"):
+        with pytest.raises(prompt_files.InvalidPromptFile, match=r"column seed: must be a whole number from 0 to"):
             prompt_files.check_file(path, "prompt", held_out=True)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import checkpoints, main_diffusion
+from verl_omni.trainer import checkpoint_origin, checkpoints, main_diffusion
+from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.operator_reporter import NullReporter
+from verl_omni.trainer.run_folder import RunFolder
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -74,7 +77,10 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [("actor_rollout_ref", "actor.kl_loss_coef", 0.1), ("actor_rollout_ref", "actor.ppo_epochs", 2),
-     ("data", "shuffle", False), ("reward", "aggregation", "weighted_sum")],
+     ("data", "shuffle", False), ("reward", "aggregation", "weighted_sum"), ("reward", "scorer", "color"),
+     ("reward", "scorer_kwargs.color", "blue"), ("reward", "reward_model.model_path", "judge"),
+     ("data", "val_files", "held-out.jsonl"), ("actor_rollout_ref", "rollout.val_kwargs.pipeline.guidance_scale", 4.0),
+     ("actor_rollout_ref", "actor.shuffle", True), ("actor_rollout_ref", "rollout.rollout_adapter", "old")],
 )  # fmt: skip
 def test_what_else_decides_what_is_learned_is_said_too(tmp_path: Path, section: str, name: str, value: Any) -> None:
     checkpoint(tmp_path / "checkpoints", 4)
@@ -84,6 +90,60 @@ def test_what_else_decides_what_is_learned_is_said_too(tmp_path: Path, section: 
     _, events = started(tmp_path, "auto", **{section: OmegaConf.to_container(changed)})
     (warning,) = [event for event in events if event["event"] == "warning"]
     assert f"{section}.{name} was None, is {value}" in warning["message"]
+
+
+def settings(rate: float, file: Path) -> DictConfig:
+    return OmegaConf.create(
+        {"actor_rollout_ref": {"actor": {"optim": {"lr": rate}}}, "data": {"train_files": [str(file)]}}
+    )
+
+
+def written(folder: Path, step: int, rate: float, file: Path) -> Path:
+    """A checkpoint with what it was trained with."""
+    also = checkpoint_origin.of_run(settings(rate, file)).files()
+    workers = SimpleNamespace(save_checkpoint=lambda path: (Path(path) / "weights").touch())
+    saver = CheckpointSaver(
+        folder, workers, keep=0, background=False, deadline_s=1.0, event=lambda *_, **__: None, may_write=lambda: None,
+        also=also,
+    )  # fmt: skip
+    saver.save(step)
+    return checkpoints.path_of(folder, step)
+
+
+def test_a_run_is_compared_with_what_its_own_checkpoint_was_trained_with(tmp_path: Path) -> None:
+    """Attempts that saved nothing trained nothing; and a checkpoint of another run has settings of its own."""
+    (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
+    own = written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
+    for mode, path in (("auto", None), ("auto", None), ("resume_path", own)):
+        _, events = started(tmp_path / "run", mode, path, **OmegaConf.to_container(settings(0.2, file)))
+        assert "optim.lr was 0.1, is 0.2" in events[-2]["message"], "also where the last attempt had 0.2"
+    _, events = started(tmp_path / "run", "auto", **OmegaConf.to_container(settings(0.1, file)))
+    assert events[-2]["event"] == "start", "no warning"
+    _, events = started(tmp_path / "other", "resume_path", own, **OmegaConf.to_container(settings(0.2, file)))
+    assert events[1]["message"].startswith(f"the run starts from {own}, which was trained with other settings: ")
+
+
+def test_a_run_says_that_its_training_files_have_another_content(tmp_path: Path) -> None:
+    (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
+    written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
+    for text, said in (('{"prompt": "red"}\n', False), ('{"prompt": "tan"}\n', True)):
+        file.write_text(text)
+        _, events = started(tmp_path / "run", "auto", **OmegaConf.to_container(settings(0.1, file)))
+        messages = [event["message"] for event in events if event["event"] == "warning"]
+        assert ["the content of data.train_files is another" in message for message in messages] == [True] * said
+
+
+def test_metrics_of_another_run_are_not_those_of_a_run_from_a_checkpoint_elsewhere(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for checkpoint_of, kept in ((tmp_path / "run" / "checkpoints", [1, 2]), (tmp_path / "other" / "checkpoints", [])):
+        for step in (1, 2, 3):
+            folder.step({"step": step, "reward/mean": 0.5})
+        path = checkpoint(checkpoint_of, 2)
+        _, events = started(tmp_path / "run", "resume_path", path)
+        assert [line["step"] for line in folder.metrics()] == kept
+        start = [event for event in events if event["event"] == "start"][-1]
+        assert (start["resumed_from"], start["new_run"]) == (2, not kept)
+        folder = RunFolder(tmp_path / "run")
 
 
 def test_disable_starts_from_nothing_and_keeps_earlier_checkpoints_aside(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ class Event(BaseModel):
     step: int | None = None
     total_steps: int | None = None
     resumed_from: int | None = None
+    new_run: bool | None = None
     reason: str | None = None
     message: str | None = None
 
@@ -99,7 +100,7 @@ class Run:
 
     def evaluations(self) -> list[Line]:
         """Lines with an evaluation on held-out prompts."""
-        return [line for line in self.lines if any(name.startswith("val/") for name in line)]
+        return [line for line in self.lines if _is_evaluation(line)]
 
     def with_metric(self, *names: str) -> list[Line]:
         """Lines that recorded one of the metrics."""
@@ -112,14 +113,15 @@ def load(folder: Path) -> Run:
     Raises:
         ValueError: a file is malformed; the message names it.
     """
-    images, unreadable = _images(folder / "samples")
+    lines = parse_metrics(_text(folder / "metrics.jsonl"))
+    images, unreadable = _images(folder / "samples", {int(line["step"] or 0) for line in lines if _is_evaluation(line)})
     config = _text(folder / "config.yaml")
     return Run(
         name=folder.resolve().name,
-        lines=parse_metrics(_text(folder / "metrics.jsonl")),
+        lines=lines,
         images=images,
         unreadable_images=unreadable,
-        events=parse_events(_text(folder / "progress.jsonl")),
+        events=_of_last_run(parse_events(_text(folder / "progress.jsonl"))),
         versions=_parsed(_VERSIONS, folder / "versions.json", {}),
         machine=_parsed(_MACHINE, folder / "machine.json", None),
         settings=_settings(config),
@@ -159,6 +161,20 @@ def parse_events(text: str) -> list[Event]:
     return found
 
 
+def _of_last_run(events: Sequence[Event]) -> Sequence[Event]:
+    """The events since the last run began in the folder; before it, others may have trained there."""
+    began = [
+        place
+        for place, event in enumerate(events)
+        if event.event == "start" and (event.resumed_from is None if event.new_run is None else event.new_run)
+    ]
+    return events[began[-1] :] if began else events
+
+
+def _is_evaluation(line: Line) -> bool:
+    return any(name.startswith("val/") for name in line)
+
+
 def png_size(data: bytes) -> tuple[int, int] | None:
     """Width and height from the header of a PNG; None for anything else."""
     if len(data) < 24 or not data.startswith(PNG_SIGNATURE) or data[12:16] != b"IHDR":
@@ -166,13 +182,16 @@ def png_size(data: bytes) -> tuple[int, int] | None:
     return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
 
 
-def _images(folder: Path) -> tuple[dict[int, list[Image]], int]:
-    """Images by step, and the number of listed images that are missing or malformed."""
+def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], int]:
+    """Images of these steps, and the number of listed images that are missing or malformed.
+
+    Those of other steps are of an earlier run in the folder, or of an evaluation that did not end.
+    """
     found: dict[int, list[Image]] = {}
     unreadable: Counter[str] = Counter()
     for path in sorted(folder.glob("step_*")):
         number = path.name.removeprefix("step_")
-        if not (number.isascii() and number.isdigit()):
+        if not (number.isascii() and number.isdigit() and int(number) in evaluated):
             continue
         images = []
         for entry in _parsed(_INDEX, path / "index.json", []):

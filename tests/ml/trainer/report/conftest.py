@@ -48,10 +48,10 @@ def record(folder: RunFolder, step: int, **more: Any) -> None:
 def begun(tmp_path: Path) -> Callable[..., RunFolder]:
     """Make a run that recorded steps 0 to `last` of `total`."""
 
-    def make(last: int = 4, total: int = 4, resumed_from: int | None = None) -> RunFolder:
+    def make(last: int = 4, total: int = 4, resumed_from: int | None = None, **started: bool) -> RunFolder:
         folder = RunFolder(tmp_path / "demo")
         settings = OmegaConf.merge(SETTINGS, {"trainer": {"total_training_steps": total}})
-        folder.start(settings, resumed_from=resumed_from)  # type: ignore[arg-type]
+        folder.start(settings, resumed_from=resumed_from, **started)  # type: ignore[arg-type]
         for step in range(0 if resumed_from is None else resumed_from + 1, last + 1):
             record(folder, step)
         return folder

@@ -64,7 +64,7 @@ def test_a_page_has_the_curves_of_every_run_and_escapes_their_names(
     other = tmp_path / "<b>other"
     folder = RunFolder(other)
     for step in (1, 2):
-        folder.step({"step": step, "reward/mean": 0.3, "actor/grad_norm": 1.0})
+        folder.step({"step": step, "reward/mean": 0.3, "actor/grad_norm": 1.0, "val/n": 1})
     folder.samples(2, [Sample('a "dog" & a cat', 8, 0.5, torch.zeros((3, 8, 8), dtype=torch.uint8))], 24)
     out = tmp_path / "comparison.html"
     assert main([str(run), str(other), "--out", str(out)]) == 0

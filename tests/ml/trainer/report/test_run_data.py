@@ -107,3 +107,14 @@ def test_a_resumed_run_is_one_run(begun: Callable[..., Any]) -> None:
     found = load(begun(last=4, resumed_from=2).path)
     assert [line["step"] for line in found.lines] == [0, 1, 2, 3, 4]
     assert [event.resumed_from for event in found.events if event.event == "start"] == [None, 2]
+
+
+@pytest.mark.parametrize(("resumed_from", "step"), [(None, 0), (1, 2)])
+def test_what_an_earlier_run_left_in_the_folder_is_not_of_this_one(
+    begun: Callable[..., Any], resumed_from: int | None, step: int
+) -> None:
+    """As with `trainer.resume_mode=disable`, or a checkpoint of another run."""
+    begun(last=4).event("warning", reason="SamplesCollapsed", message="m", step=4)
+    found = load(begun(last=step, resumed_from=resumed_from, continues=False).path)
+    assert [line["step"] for line in found.lines] == list(found.images) == [step]
+    assert [event.event for event in found.events] == ["start", "step"]
