@@ -87,6 +87,10 @@ SUPPORTED = {
     f"{MODEL}.lora_dtype": SupportedValues(
         (None, *FLOAT32), f"trained weights are float32; {FSDP}.mixed_precision.param_dtype sets the computation"
     ),
+    f"{MODEL}.lora_init_weights": SupportedValues(
+        ("gaussian", "orthogonal", True, False), "others change the weights that the adapter is added to, which the "
+        "engine and users of the adapter do not have, or need data that the trainer does not give them",
+    ),
     f"{FSDP}.model_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
     f"{FSDP}.mixed_precision.param_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
     f"{FSDP}.mixed_precision.reduce_dtype": SupportedValues(FLOAT32, "sums of gradients in 16 bits lose terms"),

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from verl_omni.models.tiny import MAKERS, make_tiny_sd3
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.workers.actor import build, parallel, shard_loading
+from verl_omni.workers.actor import parallel, shard_loading
 from verl_omni.workers.actor.precision import Precision
 from verl_omni.workers.actor.shard_loading import FILE, TensorFiles
 
@@ -296,19 +296,6 @@ def test_unused_tensors_are_named(folder: Path, caplog: pytest.LogCaptureFixture
     rewrite(folder, lambda tensors: tensors.update({"spare.weight": torch.zeros(3)}))
     load(folder)
     assert "1 tensors that the model does not use: ['spare.weight']" in caplog.text
-
-
-def test_an_adapter_computed_from_the_weights_is_made_on_the_whole_model(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, shard_loading.__name__)
-    made = dict(load(folder, lora_init_weights="pissa").named_parameters())
-    name = "transformer_blocks.0.attn.to_q.lora_A.default.weight"
-    whole = build.load_transformer(
-        settings(folder, 4, lora_init_weights="pissa"), precision=Precision(torch.float32, torch.float32), seed=3
-    )
-    assert torch.equal(local(made[name]), whole.get_parameter(name))
-    assert "model.lora_init_weights=pissa is computed from the weights" in caplog.text
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from verl_omni.trainer.memory_estimate.sharding import (
     shard_bytes,
     weight_bytes,
 )
-from verl_omni.workers.actor import build, parallel, precision, shard_loading
+from verl_omni.workers.actor import build, parallel, precision
 from verl_omni.workers.actor.precision import float32_parts
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -174,10 +174,10 @@ def _sharding(config: DictConfig, ranks: int) -> Sharding:
 def _loading_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
     """Host memory of a rank that loads the model: buffers, adapter, and a slice of the files with its cast copy.
 
-    Without FSDP2, or where the adapter is computed from the weights, it is the whole model.
+    Without FSDP2 it is the whole model.
     """
     parameters = list(module.parameters())
-    if not sharding.wrapped or shard_loading.adapter_needs_weights(settings):
+    if not sharding.wrapped:
         return tensor_bytes([*parameters, *module.buffers()])
     kept = set(float32_parts(module))  # if frozen, each rank reads them whole
     slices = [

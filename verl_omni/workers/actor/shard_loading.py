@@ -20,8 +20,6 @@ from verl_omni.workers.actor.precision import Precision
 
 FILE = "diffusion_pytorch_model.safetensors"
 INDEX = f"{FILE}.index.json"
-# Initial values of an adapter that do not depend on the weights it adapts; peft's others are computed from them.
-INDEPENDENT_INITS = ("gaussian", "orthogonal", "true", "false")
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +129,7 @@ def load_sharded(
         return module
 
     folder = Path(model.path) / component
-    if (reason := _why_whole(model, folder)) is not None:
+    if (reason := _why_whole(folder)) is not None:
         logger.warning("every rank loads the whole transformer into host memory before it is sharded: %s", reason)
         return shard(build.load_transformer(model, precision=precision, seed=seed, component=component).eval())
     made = without_memory(folder, precision.frozen)
@@ -148,14 +146,12 @@ def load_sharded(
     return made
 
 
-def _why_whole(model: Any, folder: Path) -> str | None:
+def _why_whole(folder: Path) -> str | None:
     """Why the model cannot be read in slices; None if it can."""
     if not (folder / INDEX).is_file() and not (folder / FILE).is_file():
         return f"{folder} has no safetensors files"
     if not can_be_made(folder):
         return f"{folder} has a class or a quantization that only diffusers' own loader supports"
-    if adapter_needs_weights(model):
-        return f"model.lora_init_weights={model.lora_init_weights} is computed from the weights that it adapts"
     return None
 
 
@@ -165,11 +161,6 @@ def can_be_made(folder: Path) -> bool:
 
     config = json.loads((folder / "config.json").read_text())
     return hasattr(diffusers, str(config.get("_class_name"))) and not config.get("quantization_config")
-
-
-def adapter_needs_weights(model: Any) -> bool:
-    """Whether the initial values of the adapter are computed from the weights that it adapts, as PiSSA's are."""
-    return model.lora_rank > 0 and str(model.lora_init_weights).lower() not in INDEPENDENT_INITS
 
 
 def without_memory(folder: Path, dtype: torch.dtype) -> nn.Module:
