@@ -350,10 +350,25 @@ def test_weights_leave_in_the_dtype_of_the_engine(model_folder: Path) -> None:
     assert all(torch.equal(tensor, own[name].bfloat16()) for name, tensor in sent.items())
 
 
-def test_a_checkpoint_of_another_adapter_is_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_adapter_or_optimizer_is_refused(model_folder: Path, tmp_path: Path) -> None:
     make(model_folder).save(tmp_path)
     with pytest.raises(ValueError, match=r"lora_rank or model\.target_modules"):
         make(model_folder, rank=0).load(tmp_path)
+    with pytest.raises(ValueError, match=r"20 trained tensors of other shapes .* instead of \(8, 32\); was model"):
+        make(model_folder, rank=8).load(tmp_path)
+    amsgrad = DiffusionOptimizerConfig(override_optimizer_config={"amsgrad": True})
+    with pytest.raises(ValueError, match=r"has no state\..*max_exp_avg_sq: was actor.optim.override"):
+        make(model_folder, optim=amsgrad).load(tmp_path)
+
+
+def test_a_training_state_that_cannot_be_read_is_an_error_with_its_cause(model_folder: Path, tmp_path: Path) -> None:
+    """Torch's own is no `Exception`: a worker of Ray would not pass it on."""
+    make(model_folder).save(tmp_path)
+    shards = next(tmp_path.glob("*.distcp"))
+    shards.write_bytes(shards.read_bytes()[:2000])
+    with pytest.raises(OSError, match=r"^rank 0 could not read the training state of .*: \w+") as failed:
+        make(model_folder).load(tmp_path)
+    assert str(tmp_path) in str(failed.value)
 
 
 def test_diffusers_reads_the_adapter(model_folder: Path, tmp_path: Path) -> None:

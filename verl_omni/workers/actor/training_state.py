@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 
+from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.actor.policy import Policy
 
 # Keys of the stored state.
@@ -83,7 +84,9 @@ class TrainingState:
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
-            ValueError: it was written by a model with other trained weights, or without an old policy or an average.
+            ValueError: it was written by a model with other trained weights, by another optimizer, or without an old
+                policy or an average.
+            OSError: a rank could not read it.
         """
         if not (folder / INDEX).is_file():
             raise FileNotFoundError(f"{folder} has no training state")
@@ -92,8 +95,11 @@ class TrainingState:
         options = [
             {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
         ]
-        with _quiet():
-            dcp.load(state, checkpoint_id=folder, no_dist=self.mesh is None)
+        try:
+            with _quiet():
+                dcp.load(state, checkpoint_id=folder, no_dist=self.mesh is None)
+        except dcp.api.CheckpointException as error:
+            raise _failure(error, f"could not read the training state of {folder}") from error
         self.policy.reshard()
         set_optimizer_state_dict(self.policy.module, self.optimizer, state[OPTIMIZER], options=_SHARDED)
         rest = state[REST]
@@ -136,6 +142,19 @@ class TrainingState:
                 f"checkpoint {folder} has {len(trained)} trained tensors, the model {len(state[TRAINED])}: "
                 "were model.lora_rank or model.target_modules changed?"
             )
+        shapes = {name: tuple(stored[f"{TRAINED}.{name}"].size) for name in trained}
+        if changed := [name for name in sorted(shapes) if shapes[name] != tuple(state[TRAINED][name].shape)]:
+            name, now = changed[0], tuple(state[TRAINED][changed[0]].shape)
+            raise ValueError(
+                f"checkpoint {folder} has {len(changed)} trained tensors of other shapes than the model: {name} "
+                f"has {shapes[name]} instead of {now}; was model.lora_rank changed?"
+            )
+        optimizer = {name for name in stored if name.startswith(f"{OPTIMIZER}.")}
+        if missing := sorted({f"{OPTIMIZER}.{name}" for name in state[OPTIMIZER]} - optimizer):
+            raise ValueError(
+                f"checkpoint {folder} has no {missing[0].removeprefix(f'{OPTIMIZER}.')}: was "
+                "actor.optim.override_optimizer_config changed?"
+            )
         if OLD in state and not any(name.startswith(f"{OLD}.") for name in stored):
             raise ValueError(f"checkpoint {folder} has no old policy: was actor.diffusion_loss.loss_mode changed?")
         if AVERAGE in state and not any(name.startswith(f"{AVERAGE}.") for name in stored):
@@ -172,8 +191,12 @@ def _write(state: dict[str, Any], folder: Path, *, alone: bool, group: Any) -> N
         with _quiet():
             dcp.save(state, checkpoint_id=folder, no_dist=alone, process_group=group)
     except dcp.api.CheckpointException as error:  # not an `Exception`, so few places would catch it
-        rank, (cause, _) = min(error.failures.items())
-        raise OSError(f"rank {rank} could not write its training state to {folder}: {cause}") from cause
+        raise _failure(error, f"could not write its training state to {folder}") from error
+
+
+def _failure(error: Any, what: str) -> OSError:
+    rank, (cause, _) = min(error.failures.items())
+    return OSError(f"rank {rank} {what}: {describe_error(cause)}")
 
 
 def _copied(value: Any) -> Any:
