@@ -9,7 +9,7 @@ from typing import Any
 from verl_omni.trainer.report.run_data import Machine, Run
 from verl_omni.trainer.report.statements import duration, number, recorded
 
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def describe(run: Run) -> dict[str, str]:
@@ -27,6 +27,20 @@ def describe(run: Run) -> dict[str, str]:
         "Duration": _duration(run),
     }
     return {label: value for label, value in rows.items() if value}
+
+
+def describe_evaluations(settings: Mapping[str, Any]) -> str:
+    """What every evaluation generates, and which weights it measures."""
+    own = _get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
+    level = _get(settings, f"{ROLLOUT}.algo.noise_level") if own is None else own
+    found = "Every evaluation generates the same held-out prompts from the same initial noise, " + (
+        f"and with the same noise of the sampler, of level {text(level)}." if level else "without the sampler's noise."
+    )
+    if _get(settings, f"{ACTOR}.ema_decay") is not None:
+        return f"{found} It measures the moving average of the trained weights."
+    if _get(settings, f"{ROLLOUT}.rollout_adapter") == "old":
+        return f"{found} It measures the old policy, which also samples for the training."
+    return found
 
 
 def _model(settings: Mapping[str, Any]) -> str:
@@ -66,7 +80,9 @@ def _learning_rate(settings: Mapping[str, Any]) -> str:
 
 
 def _samples(settings: Mapping[str, Any]) -> str:
-    prompts, each = _get(settings, "data.train_batch_size"), _get(settings, "actor_rollout_ref.rollout.n")
+    prompts, each = _get(settings, "data.train_batch_size"), _get(settings, f"{ROLLOUT}.n")
+    if prompts and _get(settings, "algorithm.sample_source") == "offline":
+        return f"{2 * prompts} ({prompts} pairs of the data set)"
     return f"{prompts * each} ({prompts} prompts, {each} samples each)" if prompts and each else ""
 
 
@@ -74,7 +90,7 @@ def _seeds(settings: Mapping[str, Any]) -> str:
     names = {
         "training": "trainer.seed",
         "data": "data.seed",
-        "evaluation": "actor_rollout_ref.rollout.val_kwargs.seed",
+        "evaluation": f"{ROLLOUT}.val_kwargs.seed",
     }
     found = {label: _get(settings, name) for label, name in names.items()}
     return ", ".join(f"{label} {value}" for label, value in found.items() if value is not None)

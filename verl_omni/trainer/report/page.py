@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from verl_omni.trainer.report import plots, statements
-from verl_omni.trainer.report.description import describe
+from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.run_data import Image, Line, Run, load
 from verl_omni.trainer.run_folder import atomic_write
 
@@ -165,8 +165,7 @@ def _reward_notes(run: Run) -> list[str]:
     captions = {
         "reward/std": "Band: one standard deviation of a step's samples.",
         "val/reward/stderr": "Error bars: standard error.",
-        "val/reward/mean": "Every evaluation generates the same held-out prompts from the same initial noise, without "
-        "the sampler's noise.",
+        "val/reward/mean": describe_evaluations(run.settings),
     }
     return [text for name, text in captions.items() if statements.recorded(run.lines, name)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer.report.description import describe
+from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.page import render
 from verl_omni.trainer.report.run_data import Machine, Run, load
 
@@ -67,3 +67,35 @@ def test_full_weights_and_a_machine_without_accelerators() -> None:
         "Model": "sd3 (all weights of the transformer)",
         "Machine": "1 core of Xeon, 4 GiB memory, no GPU or NPU; 2 nodes",
     }
+
+
+def test_pairs_of_a_data_set_are_two_samples_each() -> None:
+    rollout, data = {"rollout": {"n": 8}}, {"train_batch_size": 4}
+    settings = {"algorithm": {"sample_source": "offline"}, "data": data, "actor_rollout_ref": rollout}
+    assert describe(Run("r", settings=settings)) == {"Samples per step": "8 (4 pairs of the data set)"}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "actor", "said"),
+    [
+        (
+            {"algo": {"noise_level": 0.7}, "val_kwargs": {"algo": {"noise_level": 0.0}}},
+            {},
+            "without the sampler's noise.",
+        ),
+        (
+            {"algo": {"noise_level": 0.7}, "val_kwargs": {"algo": {}}},
+            {},
+            "the same noise of the sampler, of level 0.7.",
+        ),
+        ({"val_kwargs": {"algo": {"noise_level": 0.3}}}, {}, "and with the same noise of the sampler, of level 0.3."),
+        ({}, {"ema_decay": 0.9}, "noise. It measures the moving average of the trained weights."),
+        ({"rollout_adapter": "old"}, {}, "noise. It measures the old policy, which also samples for the training."),
+    ],
+)
+def test_the_caption_of_evaluations_says_what_they_measure(
+    rollout: dict[str, Any], actor: dict[str, Any], said: str
+) -> None:
+    text = describe_evaluations({"actor_rollout_ref": {"rollout": rollout, "actor": actor}})
+    assert text.startswith("Every evaluation generates the same held-out prompts from the same initial noise, ")
+    assert text.endswith(said)
