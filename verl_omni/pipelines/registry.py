@@ -97,7 +97,8 @@ class TrainingAdapter(Protocol):
         CHAT_TEMPLATE: Jinja chat template of prompts; None for the tokenizer's own, or for plain text.
 
     It may have `NOT_ADAPTED`, a regular expression of the linear layers that the engine's LoRA does not reach:
-    `target_modules=all-linear` leaves them out.
+    `target_modules=all-linear` leaves them out. And `LONGEST_TOKENIZER`, the folder of the tokenizer whose text encoder
+    reads the first `max_sequence_length` tokens of a prompt, where the engine cuts longer ones off.
     """
 
     CONDITIONS: tuple[str, ...]

@@ -373,6 +373,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None, 'float32', 'fp32'), "trained weights are float32; actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype sets the computation", (
         "actor_rollout_ref.model.lora_dtype",
     )),
+    (('gaussian', 'orthogonal', True, False), "others change the weights that the adapter is added to, which the engine and users of the adapter do not have, or need data that the trainer does not give them", (
+        "actor_rollout_ref.model.lora_init_weights",
+    )),
     ((None, 'naive', 'omni_tcp', 'nccl', 'hccl', 'nixl', 'mooncake', 'kimi_ckpt_engine', 'delta_sharded'), "weights reach the engine over IPC, or over TCP with actor_rollout_ref.rollout.nnodes > 0", (
         "actor_rollout_ref.rollout.checkpoint_engine.backend",
     )),

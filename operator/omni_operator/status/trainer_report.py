@@ -41,7 +41,8 @@ OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
 # Each reason of a warning is an entry in the status and an event.
 WARNING_REASONS = frozenset({
     "SamplesCollapsed", "CheckpointsSetAside", "ResumedWithChanges", "CheckpointDropped", "ReplicaRemoved",
-    "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect", "ReportNotWritten", OUTPUT_NOT_SENT,
+    "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect", "PromptsTruncated", "ReportNotWritten",
+    OUTPUT_NOT_SENT,
 })  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255

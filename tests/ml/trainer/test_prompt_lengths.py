@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from verl_omni.trainer import data, main_diffusion, settings, startup
+from verl_omni.trainer import data, encoder_lengths, main_diffusion, settings, startup
 
 pytestmark = pytest.mark.slow  # loads a tokenizer and verl
 
@@ -64,3 +65,23 @@ def test_the_tokens_of_a_chat_template_count(tmp_path: Path) -> None:
         )
     train, _ = main_diffusion._prompts(config(tmp_path, template, "data.filter_overlong_prompts=true"))
     assert [item["extra_info"]["prompt"] for item in (train[0], train[1])] == ["red", "blue"]
+
+
+def test_prompts_that_lose_their_end_in_the_text_encoder_are_counted(tmp_path: Path) -> None:
+    """T5 of Stable Diffusion 3 reads `max_sequence_length` tokens, whatever the limit of the first tokenizer."""
+    length = "actor_rollout_ref.rollout.{}pipeline.max_sequence_length={}"
+    (tmp_path / "held_out.jsonl").write_text('{"prompt": "%s"}\n' % ("red " * 12))
+
+    def texts(*overrides: str) -> list[str]:
+        given = config(
+            tmp_path, "data.max_prompt_length=77", f"data.val_files='{tmp_path / 'held_out.jsonl'}'", *overrides
+        )
+        return list(encoder_lengths.describe_truncated(given, *main_diffusion._prompts(given)))
+
+    (train,) = texts(length.format("", 16))
+    assert re.match(r"data.train_files: 2 of 4 prompts, such as row 1 with \d+ tokens, have more than ", train)
+    assert "actor_rollout_ref.rollout.pipeline.max_sequence_length=16 tokens" in train
+    assert [text.partition(":")[0] for text in texts(length.format("", 8))] == ["data.train_files", "data.val_files"]
+    (held_out,) = texts(length.format("", 64), length.format("val_kwargs.", 8))
+    assert "data.val_files: 1 of 1 prompts" in held_out and "val_kwargs.pipeline.max_sequence_length=8" in held_out
+    assert texts(length.format("", 64)) == []

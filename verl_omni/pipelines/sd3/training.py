@@ -15,6 +15,7 @@ LAYERS = ("transformer_blocks.",)
 LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 NOT_ADAPTED = r".*(norm|time_text_embed).*"
 CHAT_TEMPLATE = None
+LONGEST_TOKENIZER = "tokenizer_3"  # that of T5; the two of CLIP read the first 77 tokens
 
 
 def guidance(pipeline: Any) -> float:

@@ -17,6 +17,7 @@ LORA_TARGETS = tuple(
 )
 NOT_ADAPTED = r"condition_embedder\..*|proj_out"
 CHAT_TEMPLATE = None
+LONGEST_TOKENIZER = "tokenizer"
 ENGINE_GUIDANCE = 4.0  # the engine's default
 
 

@@ -1,0 +1,72 @@
+"""PURE: what the warnings of a trainer mean, and what to do."""
+
+from __future__ import annotations
+
+from .explanations import LOG, STATUS, Explanation
+
+TRAINER_WARNINGS: dict[str, Explanation] = {
+    "SamplesCollapsed": Explanation(
+        shown=("event", "warning"),
+        meaning="Samples of different prompts, or the rewards of one prompt's samples, have become alike: the policy "
+        "has collapsed, or the reward is saturated.",
+        look=STATUS,
+        action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
+        "(`actor.use_kl_loss`).",
+    ),
+    "CheckpointsSetAside": Explanation(
+        shown=("warning",),
+        meaning="`trainer.resume_mode=disable` found checkpoints of an earlier run, and renamed their folder.",
+        look=STATUS,
+        action="Nothing; delete the folder that the message names when you do not need it.",
+    ),
+    "ResumedWithChanges": Explanation(
+        shown=("warning",),
+        meaning="The run folder has a checkpoint of a run with other settings of what is learned, such as another "
+        "reward or learning rate. The run continues from it; the message has both values.",
+        look=STATUS,
+        action="Nothing, if intended. Otherwise use another name, or `spec.checkpoint.resume: Never`.",
+    ),
+    "OlderSamplesNotLimited": Explanation(
+        shown=("warning",),
+        meaning="Batches are generated ahead, and nothing limits how far the policy moves from their samples.",
+        look=STATUS,
+        action="Add the overrides that the message names, or lower `spec.rollout.batchesAhead`.",
+    ),
+    "PromptsTruncated": Explanation(
+        shown=("warning",),
+        meaning="Prompts have more tokens than the model's text encoder reads "
+        "(`spec.rollout.pipeline.maxSequenceLength`): images are drawn without the end of these prompts.",
+        look=STATUS,
+        action="Raise it, as far as the model supports, or shorten the prompts.",
+    ),
+    "CheckpointDropped": Explanation(
+        shown=("warning",),
+        meaning="The run failed while a checkpoint was being written; the one before is the newest.",
+        look=STATUS,
+        action="Nothing; the next attempt resumes from the checkpoint that the message names.",
+    ),
+    "ReplicaRemoved": Explanation(
+        shown=("warning",),
+        meaning="A replica of the engine missed an update, or one of the judge does not answer. It is used no more.",
+        look=LOG,
+        action="Read why in the message; the run continues with the other replicas, and starts another one.",
+    ),
+    "ReplicaNotStarted": Explanation(
+        shown=("warning",),
+        meaning="A replica of engine or judge did not start. The trainer tries again, and continues with the others.",
+        look=LOG,
+        action="Read why in the message; `kubectl get pods` shows the state of the rollout and reward pods.",
+    ),
+    "SettingsWithoutEffect": Explanation(
+        shown=("warning",),
+        meaning="The job sets trainer settings that have no effect here; the message says why for each.",
+        look="drl validate JOB.yaml",
+        action="Remove them from `spec.algorithm.overrides`.",
+    ),
+    "ReportNotWritten": Explanation(
+        shown=("warning",),
+        meaning="report.html could not be written at the end of a run, or for the results that are sent elsewhere.",
+        look=LOG,
+        action="Read the message; `drl report` writes the report again from the run folder.",
+    ),
+}
