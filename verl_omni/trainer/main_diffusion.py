@@ -243,7 +243,8 @@ def train_on(
     resources.callback(stack.stop)
     from verl_omni.trainer.trackers import open_trackers
 
-    tracking = open_trackers(run.config, run.folder.path)
+    kept = run.folder.metrics()
+    tracking = open_trackers(run.config, run.folder.path, first=int(kept[-1]["step"]) + 1 if kept else 0)
     if tracking is not None:
         resources.callback(tracking.finish)
     run.folder.event("phase", text="publishing the first weights, evaluating")

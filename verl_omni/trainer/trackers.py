@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -45,8 +46,12 @@ class Trackers:
         self._tracking.finish()
 
 
-def open_trackers(config: DictConfig, folder: Path) -> Trackers | None:
+def open_trackers(config: DictConfig, folder: Path, first: int = 0) -> Trackers | None:
     """Open the trackers of `trainer.logger`, None without any; those that write files write into the run folder.
+
+    Args:
+        first: the step from which the run repeats steps of an earlier attempt, or of another run; files keep what is
+            before it.
 
     Raises:
         TrackerNotOpened: one did not start; verl only warns about it.
@@ -65,13 +70,36 @@ def open_trackers(config: DictConfig, folder: Path) -> Trackers | None:
     }  # fmt: skip
     for variable, place in places.items():
         os.environ.setdefault(variable, place)
+    before = _lines_before(first, Path(os.environ["VERL_FILE_LOGGER_PATH"])) if "file" in names else b""
     tracking = Tracking(
         config.trainer.project_name, config.trainer.experiment_name, names, OmegaConf.to_container(config, resolve=True)
     )
     if missing := [name for name in names if name not in tracking.logger]:
         tracking.finish()
         raise TrackerNotOpened(f"trainer.logger: {', '.join(missing)} did not start; its messages are above")
+    if "file" in names:
+        tracking.logger["file"].fp.write(before)
+    if "tensorboard" in names:
+        _drop_from(first, tracking.logger["tensorboard"].writer)
     return Trackers(tracking, int(config.trainer.log_val_generations))
+
+
+def _lines_before(step: int, path: Path) -> bytes:
+    """The lines of verl's file of metrics for earlier steps; opening it empties it."""
+    text = path.read_bytes() if path.exists() else b""
+    lines = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)  # a kill may have cut off the last one
+    return b"".join(line for line in lines if json.loads(line)["step"] < step)
+
+
+def _drop_from(step: int, writer: Any) -> None:
+    """Let TensorBoard drop what earlier files have of this step and later ones, as `SummaryWriter(purge_step=step)`."""
+    from torch.utils.tensorboard.writer import Event, SessionLog
+
+    for event in (
+        Event(step=step, file_version="brain.Event:2"),
+        Event(step=step, session_log=SessionLog(status=SessionLog.START)),
+    ):
+        writer.file_writer.add_event(event, step)
 
 
 def _caption(sample: Sample) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -50,6 +51,29 @@ def test_the_console_and_tensorboard_get_every_metric(
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+
+
+@pytest.mark.parametrize(("first", "expected"), [(3, [1, 2, 30, 40]), (0, [30, 40])], ids=["resumed", "new"])
+def test_files_of_an_earlier_attempt_keep_the_steps_that_are_not_repeated(
+    config: Any, tmp_path: Path, first: int, expected: list[int]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config.trainer.logger = ["tensorboard", "file"]
+    for attempt, begin, values in ((1, 0, {1: 1, 2: 2, 3: 3}), (2, first, {3: 30, 4: 40})):
+        tracking = trackers.open_trackers(config, tmp_path, first=begin)
+        assert tracking is not None
+        for step, value in values.items():
+            tracking.log({"reward": float(value)}, step)
+        tracking.finish()
+        if attempt == 1:
+            with (tmp_path / "tracking.jsonl").open("a") as file:
+                file.write('{"step": 4, "da')  # cut off by a kill
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("reward")] == expected
+    lines = [json.loads(line) for line in (tmp_path / "tracking.jsonl").read_text().splitlines()]
+    assert [line["data"]["reward"] for line in lines] == expected
 
 
 def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
