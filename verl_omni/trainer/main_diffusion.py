@@ -230,14 +230,16 @@ def train_on(
     stop_requested: Callable[[], bool],
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
-    from verl_omni.trainer import encoder_lengths, generation_ahead
+    from verl_omni.trainer import generation_ahead, prompt_warnings
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
     if text := generation_ahead.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     train, held_out = _prompts(run.config)
-    for text in encoder_lengths.describe_truncated(run.config, train, held_out):
+    for text in prompt_warnings.describe_truncated(run.config, train, held_out):
         run.folder.event("warning", reason="PromptsTruncated", message=text)
+    for text in prompt_warnings.describe_unread(run.config, train, held_out):
+        run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     pairs = _pairs(run.config, train)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import data, encoder_lengths, main_diffusion, settings, startup
+from verl_omni.trainer import data, main_diffusion, prompt_warnings, settings, startup
 
 pytestmark = pytest.mark.slow  # loads a tokenizer and verl
 
@@ -76,7 +76,7 @@ def test_prompts_that_lose_their_end_in_the_text_encoder_are_counted(tmp_path: P
         given = config(
             tmp_path, "data.max_prompt_length=77", f"data.val_files='{tmp_path / 'held_out.jsonl'}'", *overrides
         )
-        return list(encoder_lengths.describe_truncated(given, *main_diffusion._prompts(given)))
+        return list(prompt_warnings.describe_truncated(given, *main_diffusion._prompts(given)))
 
     (train,) = texts(length.format("", 16))
     assert re.match(r"data.train_files: 2 of 4 prompts, such as row 1 with \d+ tokens, have more than ", train)
@@ -85,3 +85,23 @@ def test_prompts_that_lose_their_end_in_the_text_encoder_are_counted(tmp_path: P
     (held_out,) = texts(length.format("", 64), length.format("val_kwargs.", 8))
     assert "data.val_files: 1 of 1 prompts" in held_out and "val_kwargs.pipeline.max_sequence_length=8" in held_out
     assert texts(length.format("", 64)) == []
+
+
+@pytest.mark.parametrize(
+    ("negative", "overrides", "unread"),
+    [
+        ("dark", [], ["data.train_files", "data.val_files"]),
+        ("dark", ["pipeline.guidance_scale=4"], []),
+        ("dark", ["val_kwargs.pipeline.guidance_scale=4"], ["data.train_files"]),
+        ("dark", ["pipeline.guidance_scale=4", "val_kwargs.pipeline.guidance_scale=1"], ["data.val_files"]),
+        ("", [], []),
+    ],
+)
+def test_negative_prompts_without_guidance_are_said_to_have_no_effect(
+    tmp_path: Path, negative: str, overrides: list[str], unread: list[str]
+) -> None:
+    (tmp_path / "n.jsonl").write_text(json.dumps({"prompt": "red", "negative_prompt": negative}) + "\n")
+    files = [f"data.{name}_files='{tmp_path / 'n.jsonl'}'" for name in ("train", "val")]
+    given = config(tmp_path, *files, *(f"actor_rollout_ref.rollout.{name}" for name in overrides))
+    found = prompt_warnings.describe_unread(given, *main_diffusion._prompts(given))
+    assert [text.partition(":")[0] for text in found] == unread

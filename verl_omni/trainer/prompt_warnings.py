@@ -1,4 +1,4 @@
-"""Prompts that are longer than what the model's text encoder reads, so that it draws the image without their end."""
+"""What of the prompts has no effect: the end of long ones, and negative prompts without guidance."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.trainer import data
+from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT
 from verl_omni.utils.messages import prompt_text
 
 LENGTH = "max_sequence_length"
@@ -42,6 +43,27 @@ def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> 
                     f"{files}: {text} actor_rollout_ref.rollout.{setting}={limit} tokens: they lose their end, which "
                     "the scorer still reads; raise it, as far as the model supports, or shorten the prompts"
                 )
+
+
+def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Iterator[str]:
+    """A text for each data set with negative prompts that nothing reads, because its samples have no guidance.
+
+    Args:
+        train, held_out: as `describe_truncated` takes them.
+    """
+    rollout, adapter = config.actor_rollout_ref.rollout, training_adapter(config.actor_rollout_ref.model.architecture)
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    sampled = config.algorithm.sample_source == "online"
+    for files, dataset, guided in (
+        ("data.train_files", train, sampled and adapter.guidance(rollout.pipeline) > 1),
+        ("data.val_files", held_out, adapter.guidance(evaluated) > 1),
+    ):
+        given = isinstance(dataset, data.DiffusionRLDataset) and NEGATIVE_PROMPT in dataset.dataframe.column_names
+        if given and not guided and any(dataset.dataframe[NEGATIVE_PROMPT]):
+            yield (
+                f"{files}: the column {NEGATIVE_PROMPT} is not read, because these samples have no guidance "
+                "(actor_rollout_ref.rollout.pipeline.guidance_scale above 1)"
+            )
 
 
 def _describe(texts: Sequence[str], tokenizer: Any, limit: int) -> str:
