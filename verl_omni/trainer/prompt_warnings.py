@@ -58,8 +58,10 @@ def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Ite
         ("data.train_files", train, sampled and adapter.guidance(rollout.pipeline) > 1),
         ("data.val_files", held_out, adapter.guidance(evaluated) > 1),
     ):
-        given = isinstance(dataset, data.DiffusionRLDataset) and NEGATIVE_PROMPT in dataset.dataframe.column_names
-        if given and not guided and any(dataset.dataframe[NEGATIVE_PROMPT]):
+        if guided or not isinstance(dataset, data.DiffusionRLDataset):
+            continue
+        rows = dataset.dataframe
+        if NEGATIVE_PROMPT in rows.column_names and any(rows[NEGATIVE_PROMPT]):
             yield (
                 f"{files}: the column {NEGATIVE_PROMPT} is not read, because these samples have no guidance "
                 "(actor_rollout_ref.rollout.pipeline.guidance_scale above 1)"

@@ -1,4 +1,4 @@
-"""Prompts that are too long are found before training, if they may not be truncated."""
+"""Prompts that are too long are found before training, and parts of prompts that have no effect."""
 
 from __future__ import annotations
 
