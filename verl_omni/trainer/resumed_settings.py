@@ -17,8 +17,8 @@ LEARNED = (
     "actor_rollout_ref.model.target_modules", "actor_rollout_ref.model.exclude_modules",
     "actor_rollout_ref.model.algorithm", "actor_rollout_ref.model.policy_state_adapters",
     "actor_rollout_ref.model.custom_chat_template", "actor_rollout_ref.model.extra_tokenizers",
-    "actor_rollout_ref.model.external_lib", "actor_rollout_ref.actor.optim",
-    "actor_rollout_ref.actor.diffusion_loss", "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.model.external_lib", "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.diffusion_loss",
+     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.grad_clip",
     "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_epochs",
     "actor_rollout_ref.actor.shuffle", "actor_rollout_ref.actor.ema_decay", "actor_rollout_ref.rollout.n",
@@ -32,6 +32,7 @@ LEARNED = (
 )  # fmt: skip
 # What decides what an evaluation measures: the curve of the held-out reward has a break where it changes.
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
+OPTIM = "actor_rollout_ref.actor.optim"
 SHOWN = 8  # of the settings that differ
 
 
@@ -55,6 +56,8 @@ def _values(config: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
+    if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":
+        found.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change
     return found
 
 

@@ -123,6 +123,15 @@ def test_a_run_is_compared_with_what_its_own_checkpoint_was_trained_with(tmp_pat
     assert events[1]["message"].startswith(f"the run starts from {own}, which was trained with other settings: ")
 
 
+@pytest.mark.parametrize(("kind", "said"), [("constant", False), ("cosine", True)])
+def test_a_longer_run_has_another_learning_rate_only_with_a_schedule(tmp_path: Path, kind: str, said: bool) -> None:
+    checkpoint(tmp_path / "checkpoints", 4)
+    for steps in (10, 20):
+        optim = {"lr_scheduler_type": kind, "total_training_steps": steps}
+        _, events = started(tmp_path, "auto", actor_rollout_ref={"actor": {"optim": optim}})
+    assert [event["reason"] for event in events if event["event"] == "warning"] == ["ResumedWithChanges"] * said
+
+
 def test_a_run_says_that_its_training_files_have_another_content(tmp_path: Path) -> None:
     (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
     written(tmp_path / "run" / "checkpoints", 4, 0.1, file)
