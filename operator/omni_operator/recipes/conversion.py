@@ -295,7 +295,7 @@ def _window(made: _Made, values: Mapping[str, Any]) -> None:
     steps = _number(values, f"{ROLLOUT}.pipeline.num_inference_steps", 10)
     start, end = map(number, bounds or (0, min(5, steps - 1)))
     window = {"size": _number(values, WINDOW[0], end - start), "start": start, "end": end}
-    if (strategy or ("progressive" if _named(values) == "MixGRPO" else "random")) == "progressive":
+    if strategy == "progressive":
         window |= {"placement": "Progressive", "stepsPerPlace": _number(values, WINDOW[3])}
     elif made.spec["algorithm"]["name"] == "MixGRPO":
         window["placement"] = "Random"

@@ -230,7 +230,7 @@ BY_GROUP = ["algorithm.global_std=false"]
         ([f"{LOSS_MODE}=dance_grpo", f"{ROLLOUT}.algo.sde_type=sde"], "FlowGRPO", None, BY_GROUP),
         ([DANCE, "algorithm.global_std=true"], "FlowGRPO", None, ["algorithm.global_std=true"]),
         ([f"{LOSS_MODE}=dance_grpo", FLOW], "DanceGRPO", None, ["algorithm.global_std=true"]),
-        ([f"{LOSS_MODE}=mix_grpo", SIZE], "MixGRPO", "Progressive", []),
+        ([f"{LOSS_MODE}=mix_grpo", SIZE], "MixGRPO", "Random", []),
         ([MIX, SIZE], "MixGRPO", "Random", []),
         ([MIX, SIZE, f"{ROLLOUT}.algo.sample_strategy=progressive"], "MixGRPO", "Progressive", []),
         ([f"{LOSS_MODE}=flow_grpo", DANCE, DANCE_SDE], "DanceGRPO", None, []),

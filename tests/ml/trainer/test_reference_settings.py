@@ -92,7 +92,7 @@ def test_dpo_is_another_name_of_diffusion_dpo() -> None:
 
 SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
 DANCE = (f"{ROLLOUT}.algo.sde_type=dance_sde", "algorithm.adv_estimator=dance_grpo")
-MIX = (f"{ROLLOUT}.algo.sample_strategy=progressive", "algorithm.adv_estimator=mix_grpo")
+MIX = (f"{ROLLOUT}.algo.sde_window_seed=0", "algorithm.adv_estimator=mix_grpo")
 
 
 @pytest.mark.parametrize("setting", [f"{ACTOR}.diffusion_loss.loss_mode", SAMPLED_FOR])
@@ -116,6 +116,15 @@ def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
     """The reference's default of `loss_mode` is `model.algorithm`."""
     found = settings.load([*REQUIRED, f"{SAMPLED_FOR}=flow_dppo"]).actor_rollout_ref
     assert found.actor.diffusion_loss.loss_mode == "flow_dppo"
+
+
+def test_mix_grpo_draws_one_window_a_step_unless_it_is_told_to_move_it() -> None:
+    """The reference's default of `sample_strategy` is `random`, and windows of any steps are random ones."""
+    given = [*REQUIRED, f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
+    drawn = settings.load([*given, f"{ROLLOUT}.algo.sde_contiguous=False"]).actor_rollout_ref.rollout.algo
+    assert (drawn.sample_strategy, drawn.sde_window_seed, drawn.sde_contiguous) == ("random", 0, False)
+    moved = settings.load([*given, f"{ROLLOUT}.algo.sample_strategy=progressive"]).actor_rollout_ref.rollout.algo
+    assert moved.sample_strategy == "progressive"
 
 
 def test_mix_grpo_needs_a_window_that_fits() -> None:

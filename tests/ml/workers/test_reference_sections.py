@@ -327,5 +327,5 @@ def test_a_section_becomes_the_class_that_a_program_names(kind: Any, section: di
     ],
 )
 def test_a_name_that_needs_other_settings_says_which(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"mix_grpo is flow_grpo with other settings: write flow_grpo, and .*progress"):
+    with pytest.raises(ValueError, match=r"mix_grpo is flow_grpo with other settings: write flow_grpo, and .*seed=0"):
         make("mix_grpo")

@@ -26,8 +26,8 @@ OTHER_NAMES = {
     "dpo": OtherName("diffusion_dpo"),
     # arXiv:2505.07818
     "dance_grpo": OtherName("flow_grpo", (f"{ALGO}.sde_type=dance_sde", f"{ESTIMATOR}=dance_grpo")),
-    # arXiv:2507.21802
-    "mix_grpo": OtherName("flow_grpo", (f"{ALGO}.sample_strategy=progressive", f"{ESTIMATOR}=mix_grpo")),
+    # arXiv:2507.21802, with the window of the reference's defaults: one random place in each training step
+    "mix_grpo": OtherName("flow_grpo", (f"{ALGO}.sde_window_seed=0", f"{ESTIMATOR}=mix_grpo")),
 }
 
 
