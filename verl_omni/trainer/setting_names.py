@@ -76,8 +76,7 @@ def _required() -> Iterator[str]:
     losses: dict[str, list[str]] = {}
     for loss, entry in ALGORITHMS.items():
         for each in entry.required:
-            # The trainer drops false, and says that it has no effect (unused_values.py).
-            if not (entry.on_recorded_steps and each.name == LOG_PROBS):
+            if each.name != LOG_PROBS:  # the trainer drops the other value, and says why (unused_values.py)
                 row = f"{json.dumps(each.name)}, {each.value!r}, {json.dumps(each.reason)}"
                 losses.setdefault(row, []).append(loss)
     yield "# Settings that must have one value with some algorithms, and why.\n"

@@ -24,12 +24,16 @@ BACKEND, LOAD_FORMAT = f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.load_
 DRAWS = f"{ACTOR}.diffusion_loss.draws"
 
 
-def without_log_probs(loss: str, name: str, value: Any) -> bool:
-    """Whether an override asks an algorithm on recorded steps for samples without log-probabilities.
+def unneeded_log_probs(loss: str, name: str, value: Any) -> str | None:
+    """Why an override that says whether samples have log-probabilities has no effect; None if it has one.
 
-    The loss takes those of the trainer, as the reference's does then; the engine's are recorded to compare both.
+    An algorithm on recorded steps always has the engine's, and another one never does.
     """
-    return name == LOG_PROBS and value is False and ALGORITHMS[loss].on_recorded_steps
+    if name != LOG_PROBS or value is ALGORITHMS[loss].on_recorded_steps:
+        return None
+    if value is False:  # the loss takes those of the trainer, as the reference's does then
+        return "the engine's log-probabilities are compared with the trainer's, which the loss takes"
+    return f"{loss} uses no log-probabilities" if value is True else None
 
 
 def of_training_without_steps(config: DictConfig, name: str) -> bool:
@@ -52,8 +56,8 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     from verl_omni.pipelines.registry import reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
-    if without_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
-        yield LOG_PROBS, "the engine's log-probabilities are compared with the trainer's, which the loss takes"
+    if reason := unneeded_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
+        yield LOG_PROBS, reason
     if given.get(CONTIGUOUS) is False and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"
     if given.get(BACKEND) in VERL_BACKENDS:

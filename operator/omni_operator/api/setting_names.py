@@ -176,7 +176,6 @@ REGISTERED = {
 REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('flow_grpo', 'diffusion_dpo', 'grpo_guard', 'flow_dppo')),
     ("algorithm.sample_source", 'online', "it trains on samples of the engine", ('flow_grpo', 'diffusion_nft', 'grpo_guard', 'flow_dppo')),
-    ("actor_rollout_ref.rollout.calculate_log_probs", False, "it uses no log-probabilities", ('diffusion_nft', 'diffusion_dpo')),
     ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_nft', 'diffusion_dpo')),

@@ -230,8 +230,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif (
         name == "trainer.default_local_dir"
         or has_no_effect(name)
-        # The engine's log-probabilities are compared with the trainer's, which the loss takes.
-        or (name == LOG_PROBS and value is False and (algorithm or "FlowGRPO") in ESTIMATORS)
+        # The algorithm determines it: those of ESTIMATORS always record log-probabilities, the others never.
+        or (name == LOG_PROBS and value is not ((algorithm or "FlowGRPO") in ESTIMATORS) and isinstance(value, bool))
     ):
         made.without_effect.append(f"{name}={text}")
     elif name in REGISTERED and not made.extended and value not in (None, *REGISTERED[name]):

@@ -96,6 +96,7 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
     ("given", "named"),
     [
         ([f"{ROLLOUT}.calculate_log_probs=False"], f"{ROLLOUT}.calculate_log_probs"),
+        ([NFT, f"{ROLLOUT}.calculate_log_probs=True"], f"{ROLLOUT}.calculate_log_probs"),
         ([f"{MODEL}.lora_rank=0", f"{ACTOR}.fsdp_config.model_dtype=bfloat16"], f"{ACTOR}.fsdp_config.model_dtype"),
         ([f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=sequence"], f"{CORRECTION}.rollout_is"),
         ([f"{MODEL}.extra_tokenizers={{clip: {{path: tokenizer}}}}"], f"{MODEL}.extra_tokenizers"),
@@ -152,9 +153,12 @@ def test_a_run_on_a_cpu_names_them_once_at_its_start(
     assert found == [{f"{ROLLOUT}.tensor_model_parallel_size": "on a CPU an engine is one process"}]
 
 
-def test_without_log_probabilities_of_the_engine_flow_grpo_trains_the_same() -> None:
-    given = [*REQUIRED, f"{MODEL}.path=m"]
-    assert settings.load([*given, f"{ROLLOUT}.calculate_log_probs=False"]) == settings.load(given)
+@pytest.mark.parametrize(("algorithm", "value"), [([], "False"), ([NFT], "True"), ([DPO], "true")])
+def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_only(
+    algorithm: list[str], value: str
+) -> None:
+    given = [*REQUIRED, f"{MODEL}.path=m", *algorithm]
+    assert settings.load([*given, f"{ROLLOUT}.calculate_log_probs={value}"]) == settings.load(given)
 
 
 @pytest.mark.parametrize("path", ["verl_omni/utils/reward_score/{}.py", "pkg://verl_omni.utils.reward_score.{}"])
