@@ -99,7 +99,10 @@ class Variables:
         """The parts, with the argument instead of a parameter where `${NAME:-argument}` means it."""
         for part in parts:
             argument = self._argument(part) if isinstance(part, Parameter) else None
-            yield from (part,) if argument is None else self._chosen(argument)
+            if argument == () and part.quoted and isinstance(part, Parameter) and not part.is_array:
+                yield Text("")  # "${NAME:-}" is an empty word, and ${NAME:-} none
+            else:
+                yield from (part,) if argument is None else self._chosen(argument)
 
     def _argument(self, part: Parameter) -> Sequence[Part] | None:
         operator = part.operator.lstrip(":")

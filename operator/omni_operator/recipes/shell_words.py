@@ -6,6 +6,7 @@ Comments, redirections and here-documents are dropped.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ _NAME = re.compile(r"\$([A-Za-z_]\w*)")
 _BRACED = re.compile(r"\$\{(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(:?[-=+?])?")
 _HYDRA = re.compile(r"\$\{[A-Za-z_]\w*\.")  # the shell has no dots in names
 _ANSI = re.compile(r"\$'(?:\\.|[^'\\])*'", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
+_ESCAPED = {
+    "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+    "\\": "\\", "'": "'", '"': '"', "?": "?",
+}  # fmt: skip
 _BACKTICKS = re.compile(r"`(?:\\.|[^`\\])*`", re.DOTALL)
 _COMMENT = re.compile(r"`\s*#[^`\n]*`")  # an output that is empty: a comment within a continued line
 _DOCUMENT = re.compile(r"\$\(\s*cat\s*<<\s*(['\"])(\w+)\1[ \t]*\n(?P<text>.*?)\n\2[ \t]*\n\s*\)", re.DOTALL)
@@ -101,6 +107,15 @@ def split_script(text: str) -> list[Word | Operator]:
         ScriptSyntaxError: a quote, parenthesis or brace is not closed.
     """
     return list(_Scanner(text.replace("\r\n", "\n").replace("\0", "")).tokens())
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """The character that an escape of `$'…'` stands for."""
+    byte, point, octal, letter = match.groups()
+    if letter:
+        return _ESCAPED.get(letter, match[0])
+    code = int(octal, 8) & 0xFF if octal else int(byte or point, 16)
+    return chr(code) if code <= sys.maxunicode else match[0]
 
 
 def _home() -> Parameter:
@@ -241,10 +256,12 @@ class _Scanner:
             if source.startswith("$((") and source.endswith("))"):
                 return Arithmetic(source, quoted, tuple(_Scanner(source[3:-2])._parts("", quoted=True)))
             return Output(source)
-        for pattern in (_BACKTICKS, _ANSI):
-            if match := pattern.match(self._text, start):
-                self._at = match.end()
-                return Output(match[0])
+        if match := _BACKTICKS.match(self._text, start):
+            self._at = match.end()
+            return Output(match[0])
+        if not quoted and (match := _ANSI.match(self._text, start)):
+            self._at = match.end()
+            return Text(_ESCAPE.sub(_unescaped, match[0][2:-1]))
         if match := _BRACED.match(self._text, start):
             return self._braced(match, quoted)
         if match := _NAME.match(self._text, start) or _SIMPLE.match(self._text, start):

@@ -27,6 +27,11 @@ SCRIPTS = {
     "variables of the environment": f"CUDA_VISIBLE_DEVICES=0,1 PYTHONUNBUFFERED=1 {CALL} a=1",
     "other statements": f"set -x\nif [ -d . ]; then\n    mkdir -p x && cd x\nfi\n{CALL} a=1 2>&1 | cat\necho b=2",
     "interpolation of Hydra": f"{CALL} 'a=${{trainer.seed}}' b=1",
+    "defaults that are empty": f"""A=(a=1)
+[[ -n "${{NO1:-}}" ]] && A+=(b=2)
+{CALL} "${{A[@]}}" "${{NO1:-}}" ${{NO1:-}} "${{NO1+c=3}}" d="${{NO1-}}" """,
+    "escapes": rf"""T=$'x\ty\n\'z\' \x41\102\u0043\\ \q'
+{CALL} a="$T" b=$'c'd "e=$'f'" """,
     "several lines in quotes": f"{CALL} a='first\nsecond' b=1",
     "appended elements": f"MORE=(a=1)\nMORE+=(b='x y' c=3)\n{CALL} \"${{MORE[@]}}\"",
     "elements appended to nothing": f'MORE=()\nMORE+=(b=2)\nLESS=()\n{CALL} ${{MORE[@]}} "${{LESS[@]}}"',
