@@ -18,6 +18,8 @@ MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 NOT_FETCHED = "has no effect: spec.model.base is not a model id like 'owner/name'; remove this field"
 NOT_CACHED = "has no effect: spec.model.base is a folder, which is not downloaded; remove this field"
+ALL_LINEAR = "all-linear"
+NOT_ALONE = f"{ALL_LINEAR} is all layers; write it alone, or list suffixes"
 NO_HOME = "write the whole path: '~' is a different folder on another machine"
 
 
@@ -32,9 +34,18 @@ class Lora(StrictModel):
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),
         max_length=64,
-        description="Suffixes of the linear layers to adapt, e.g. attn.to_q. Default: the attention layers of the "
-        "model's family.",
+        description="Suffixes of the linear layers to adapt, e.g. attn.to_q, or all-linear alone: all that the engine "
+        "can adapt. Default: the attention layers of the model's family.",
     )
+
+    cel = (
+        Cel(f"!('{ALL_LINEAR}' in self.targetModules) || size(self.targetModules) == 1", NOT_ALONE, ".targetModules"),
+    )
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
+            yield Violation(("targetModules",), NOT_ALONE)
 
 
 class Model(StrictModel):

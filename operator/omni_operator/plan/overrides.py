@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
+from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.reward import Scorer
 from omni_operator.api.rollout import Rollout
 from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
@@ -58,10 +59,11 @@ def _model(spec: Spec) -> Settings:
     lora = spec.model.lora
     adapter: Settings = {"actor_rollout_ref.model.lora_rank": 0}
     if lora.enabled:
+        modules: Value = ALL_LINEAR if lora.target_modules == (ALL_LINEAR,) else lora.target_modules or None
         adapter = {
             "actor_rollout_ref.model.lora_rank": lora.rank,
             "actor_rollout_ref.model.lora_alpha": lora.alpha,
-            "actor_rollout_ref.model.target_modules": lora.target_modules or None,
+            "actor_rollout_ref.model.target_modules": modules,
         }
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
     if estimator := ESTIMATORS.get(spec.algorithm.name):

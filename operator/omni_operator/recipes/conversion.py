@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
+from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
 from omni_operator.api.setting_names import ELSEWHERE, REGISTERED
 from omni_operator.api.training import ESTIMATORS, LOSSES
@@ -60,6 +61,7 @@ TOTAL_STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 FILTER = "data.filter_overlong_prompts"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
 NO_ASSIGNMENT = "is not an assignment name=value"
+DELETED = "a setting cannot be deleted; write its value, or nothing for its default"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
 DEVICE, RESUMED = "trainer.device", "trainer.resume_from_path"
 TOKENIZER = f"{MODEL}.tokenizer_path"
@@ -120,7 +122,8 @@ def convert(arguments: Sequence[str]) -> Conversion:
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
         if match is None:
-            made.refused.append((argument, NOT_KNOWN if argument.startswith(("$", "`")) else NO_ASSIGNMENT))
+            reason = {"$": NOT_KNOWN, "`": NOT_KNOWN, "~": DELETED}.get(argument[:1], NO_ASSIGNMENT)
+            made.refused.append((argument, reason))
             continue
         for own_name, text in settings_in(match["name"], match["value"]):
             name = ELSEWHERE.get(own_name, own_name)
@@ -274,16 +277,13 @@ def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
 
 
 def _lora(made: _Made, values: Mapping[str, Any]) -> None:
-    rank, alpha, modules = (values.get(name) for name in LORA)
+    rank, alpha = (values.get(name) for name in LORA[:2])
     if not rank:
         made.put("model.lora", {"enabled": False})
         return
     made.put("model.lora", {"rank": number(rank)} | ({"alpha": _number(values, LORA[1])} if alpha else {}))
-    if modules == "all-linear":
-        reason = "spec.model.lora.targetModules takes suffixes of the layers' names; by default the attention's"
-        raise Refusal(reason, LORA[2])
-    if modules:
-        made.put("model.lora.targetModules", texts(modules))
+    if modules := texts(values.get(LORA[2], ALL_LINEAR)):  # the reference's default; null is that of this trainer
+        made.put("model.lora.targetModules", modules)
 
 
 def _window(made: _Made, values: Mapping[str, Any]) -> None:

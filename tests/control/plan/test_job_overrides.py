@@ -188,6 +188,7 @@ def test_target_modules_default_to_those_of_the_model_family() -> None:
     name = "actor_rollout_ref.model.target_modules"
     assert settings("spec.model.lora.rank=4")[name] is None
     assert settings("spec.model.lora.targetModules=[attn1.to_q]")[name] == ("attn1.to_q",)
+    assert settings("spec.model.lora.targetModules=[all-linear]")[name] == "all-linear", "of peft, not a suffix"
 
 
 def test_a_single_scorer_that_may_fail_needs_the_manager_of_several() -> None:

@@ -192,7 +192,8 @@ def test_the_mode_of_the_trainer_v1_says_how_many_batches_are_generated_ahead() 
     [
         ((), {"enabled": False}),
         (("lora_rank=0", "lora_alpha=8"), {"enabled": False}),
-        (("lora_rank=64", "lora_alpha=128"), {"rank": 64, "alpha": 128}),
+        (("lora_rank=64", "lora_alpha=128"), {"rank": 64, "alpha": 128, "targetModules": ["all-linear"]}),
+        (("lora_rank=8", "target_modules=all-linear"), {"rank": 8, "targetModules": ["all-linear"]}),
         (("lora_rank=8", "target_modules=['to_q','to_k']"), {"rank": 8, "targetModules": ["to_q", "to_k"]}),
     ],
 )
