@@ -15,6 +15,7 @@ import httpx
 from tenacity import AsyncRetrying, stop_after_attempt, wait_exponential
 from torch import Tensor
 
+from verl_omni.reward_loop import judge_answers
 from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
 from verl_omni.reward_loop.judge_router import WAITING
 from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
@@ -56,14 +57,14 @@ class Judge:
         """Where a chat request goes."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
-    async def ask(self, image: Tensor, question: str) -> str:
+    async def ask(self, image: Tensor, question: str) -> judge_answers.JudgeAnswer:
         """The answer to a question about an image, at temperature 0.
 
         Args:
             image: uint8 [3, H, W]; it is sent as a PNG in a data URL.
 
         Raises:
-            JudgeError: no attempt succeeded, or the response has no text.
+            JudgeError: no attempt succeeded, or the response has no usable text.
         """
         picture = await asyncio.to_thread(png_base64, image)  # encoding would block the other samples
         content = [
@@ -113,17 +114,16 @@ class Judge:
             answer.json()
         return answer
 
-    def _text(self, answer: Answer) -> str:
+    def _text(self, answer: Answer) -> judge_answers.JudgeAnswer:
         shown = f"{self.url}: {answer.shown}"
         if not 200 <= answer.status < 300:
             raise JudgeError(f"{shown}; check base_url, model ({self.model}) and api_key_env")
         try:
-            content = answer.json()["choices"][0]["message"]["content"]
-        except (LookupError, TypeError) as error:
+            return judge_answers.read(answer.json()["choices"][0])
+        except judge_answers.UnusableAnswer as error:
+            raise JudgeError(f"{shown}; {error}") from error
+        except (LookupError, TypeError, AttributeError) as error:
             raise JudgeError(f"{shown}; expected choices[0].message.content") from error
-        if not isinstance(content, str):
-            raise JudgeError(f"{shown}; choices[0].message.content is no text")
-        return content
 
 
 class _NoReplica(RuntimeError):

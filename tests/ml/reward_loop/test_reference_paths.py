@@ -70,7 +70,7 @@ def test_one_image_may_have_a_batch_dimension() -> None:
 @pytest.mark.parametrize(
     ("judge", "said", "wanted"),
     [
-        (compute_score_ocr, "HELLO", {"score": 1.0, "exact": 1.0}),
+        (compute_score_ocr, "HELLO", {"score": 1.0, "exact": 1.0, "cut": 0.0}),
         (compute_score_unified_reward, "Final Score: 3", {"score": 0.5, "rating": 3.0}),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from verl_omni.reward_loop.judge_answers import without_fence
 from verl_omni.reward_loop.judge_client import connect, connection_problems
 from verl_omni.reward_loop.rewards import check_picture
 from verl_omni.reward_loop.setting_types import Attempts, Seconds, Tokens
@@ -45,10 +46,11 @@ async def compute_score(
         question: what the judge is asked instead of QUESTION.
 
     Returns:
-        `score`, and `exact`: 1 if the text is right, otherwise 0.
+        `score`; `exact`: 1 if the text is right, otherwise 0; `cut`: 1 if the judge's answer ended at `max_tokens`,
+        so that it may have read more than was compared.
 
     Raises:
-        JudgeError: the judge did not answer.
+        JudgeError: the judge did not answer, or refused to.
         ValueError: the row has no text, `solution_image` is a video, or a setting of the judge is missing.
     """
     check_picture(solution_image, "genrm_ocr")
@@ -62,8 +64,9 @@ async def compute_score(
         base_url, model, api_key_env, reward_router_address=reward_router_address, model_name=model_name,
         timeout=timeout, attempts=attempts, max_tokens=max_tokens,
     )  # fmt: skip
-    read = normalize(await judge.ask(solution_image, question or QUESTION))
-    return {"score": text_score(read, wanted), "exact": float(read == wanted)}
+    answer = await judge.ask(solution_image, question or QUESTION)
+    read = normalize(without_fence(answer.text))
+    return {"score": text_score(read, wanted), "exact": float(read == wanted), "cut": float(answer.is_cut)}
 
 
 def normalize(text: str) -> str:

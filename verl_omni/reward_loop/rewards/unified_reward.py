@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from verl_omni.reward_loop import judge_answers
 from verl_omni.reward_loop.judge_client import JudgeError, connect, connection_problems
 from verl_omni.reward_loop.rewards import check_picture
 from verl_omni.reward_loop.setting_types import Attempts, Seconds, Tokens
@@ -19,8 +19,6 @@ Here are a caption and an image that was generated from it. Rate the image by tw
 Caption: {prompt}
 Give one rating from {lowest} (worst) to {highest} (best); decimals are allowed. Explain it in a sentence or two, and \
 end with a line "Final Score: <rating>"."""
-_RATING = re.compile(r"final score(?:\s+is)?\W*?(-?\d+(?:\.\d+)?)", re.IGNORECASE)
-_NUMBER = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*\.?\s*")
 
 
 async def compute_score(
@@ -66,12 +64,12 @@ async def compute_score(
     )  # fmt: skip
     question = fill(template or TEMPLATE, str(extra_info.get("prompt")), lowest, highest)
     answer = await judge.ask(solution_image, question)
-    rating = parse_rating(answer)
+    rating = judge_answers.rating(answer, highest)
     if rating is None or not lowest <= rating <= highest:
         found = "no rating" if rating is None else f"the rating {rating:g}"
         raise JudgeError(
             f"{judge.url}: {found} in the answer of {judge.model}, expected 'Final Score: N' from {lowest:g} to "
-            f"{highest:g} within {max_tokens} tokens: {answer[-200:]!r}"
+            f"{highest:g} within {max_tokens} tokens: {answer.text[-200:]!r}"
         )
     return {"score": (rating - lowest) / (highest - lowest), "rating": rating}
 
@@ -85,14 +83,6 @@ def fill(template: str, prompt: str, lowest: float, highest: float) -> str:
     """PURE: the question about an image; the prompt is inserted last, because it may contain braces."""
     bounded = template.replace("{lowest}", f"{lowest:g}").replace("{highest}", f"{highest:g}")
     return bounded.replace("{prompt}", prompt)
-
-
-def parse_rating(answer: str) -> float | None:
-    """PURE: the rating in an answer; None if there is none."""
-    if found := _RATING.findall(answer):
-        return float(found[-1])
-    alone = _NUMBER.fullmatch(answer)
-    return float(alone[1]) if alone else None
 
 
 def _template_problems(given: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,87 @@
+"""PURE: the text of a judge's answer, without what is no part of it: thoughts, and the fence of a code block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+THOUGHTS = ("<think>", "</think>")  # models that think, where the server does not separate it (vLLM's reasoning_parser)
+_FENCED = re.compile(r"\s*```(?:\w*\n)?(.*?)\n?```\s*", re.DOTALL)
+
+
+class UnusableAnswer(ValueError):
+    """An answer in which the judge says nothing about the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAnswer:
+    """What a judge says.
+
+    Attributes:
+        is_cut: it ended at `max_tokens`, so more might have followed.
+    """
+
+    text: str
+    is_cut: bool = False
+
+
+def read(choice: Mapping[str, Any]) -> JudgeAnswer:
+    """The answer in a choice of OpenAI's chat completions.
+
+    Raises:
+        UnusableAnswer: it was refused or withheld, has no text, or ends within the judge's thoughts.
+        LookupError, TypeError: it has no message.
+    """
+    message, ending = choice["message"], choice.get("finish_reason")
+    content, refusal = message["content"], message.get("refusal")
+    if refusal or ending == "content_filter":
+        text = f": {str(refusal)[:200]!r}" if refusal else ", by a content filter"
+        raise UnusableAnswer(f"the judge refused to answer{text}")
+    if not isinstance(content, str):
+        raise UnusableAnswer("choices[0].message.content is no text")
+    begin, end = THOUGHTS
+    _, ended, said = content.rpartition(end)
+    if begin in said:
+        raise UnusableAnswer(f"the answer ends within the judge's thoughts ({begin}): a larger max_tokens has room")
+    return JudgeAnswer(said if ended else content, ending == "length")
+
+
+def without_fence(text: str) -> str:
+    """The text of a code block, if there is nothing else; otherwise the text as it is."""
+    fenced = _FENCED.fullmatch(text)
+    return fenced[1] if fenced else text
+
+
+# "Final Score (1-5): 4" has one number, and "Final Score: 3-4" none. A number in another line must be alone in it: "the
+# final score.\n1. Alignment" is a list.
+_NUMBER = r"(-?\d+(?:[.,]\d+)?)(?![.,]?\d)"
+_SCALE = r"(?:\s*(?:/|out of)\s*(\d+))?"
+_NO_RANGE = r"(?!\s*(?:-|–|to\b|or\b)\s*\d)"
+_FINAL = r"final score(?:\s*\([^)\n]*\))?(?:\s+is)?"
+_RATING = re.compile(
+    rf"{_FINAL}(?:[^\w\n]*?{_NUMBER}{_SCALE}{_NO_RANGE}|[^\w\n]*\n[^\w]*?{_NUMBER}{_SCALE}[^\w\n]*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ALONE = re.compile(rf"\W*?{_NUMBER}{_SCALE}[^\w]*")
+
+
+def rating(answer: JudgeAnswer, highest: float | None = None) -> float | None:
+    """The last rating after "Final Score:" in an answer, or the number that is all of it; None if there is none.
+
+    Args:
+        highest: the best rating; "4/10" is no rating up to 5. None: any.
+    """
+    # Of an answer that ends at max_tokens, digits of the last word may be missing.
+    text = re.sub(r"\S+\Z", "", answer.text) if answer.is_cut else answer.text
+    alone = _ALONE.fullmatch(text)
+    found = [alone, *_RATING.finditer(text)] if alone else list(_RATING.finditer(text))
+    if not found or (last := found[-1]) is None:
+        return None
+    number, scale, *others = last.groups()
+    if number is None:
+        number, scale = others
+    if highest is not None and scale is not None and float(scale) != highest:
+        return None
+    return float(number.replace(",", "."))
