@@ -54,7 +54,16 @@ def pad_fields(fields: Mapping[str, Any], embed_length: int) -> dict[str, Any]:
 
 
 def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, int64 [1, length], padded on the tokenizer's padding side."""
+    """Token ids and attention mask, int64 [1, length], padded on the tokenizer's padding side.
+
+    Raises:
+        ValueError: there are more than `length`: rows of one batch have one length.
+    """
+    if len(prompt_ids) > length:
+        raise ValueError(
+            f"the agent loop returned {len(prompt_ids)} prompt_ids, and actor_rollout_ref.rollout.prompt_length is "
+            f"{length}: shorten them there, or raise data.max_prompt_length"
+        )
     made = tokenizer.pad(
         {"input_ids": prompt_ids}, padding="max_length", max_length=length,
         return_tensors="pt", return_attention_mask=True,

@@ -204,10 +204,22 @@ def test_what_no_batch_can_be_made_of_is_refused(
 
 
 @pytest.mark.slow
-async def test_the_sample_of_a_users_loop_is_checked(worker: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("prompt_ids", "said"),
+    [
+        (None, "the agent loop returned dict, and not DiffusionAgentLoopOutput"),
+        ([1] * 5000, r"returned 5000 prompt_ids, and actor_rollout_ref\.rollout\.prompt_length is \d+: shorten them"),
+    ],
+)
+async def test_the_sample_of_a_users_loop_is_checked(
+    worker: Any, batch: Any, monkeypatch: pytest.MonkeyPatch, prompt_ids: list[int] | None, said: str
+) -> None:
     async def run(self: Any, sampling_params: Any, **row: Any) -> Any:
-        return {"images": []}
+        image = torch.zeros(3, 2, 2, dtype=torch.uint8)
+        if prompt_ids is None:
+            return {"images": [image]}
+        return DiffusionAgentLoopOutput(prompt_ids=prompt_ids, response_diffusion_output=image, metrics={})  # type: ignore[arg-type]
 
     monkeypatch.setattr(DiffusionSingleTurnAgentLoop, "run", run)
-    with pytest.raises(SampleFailed, match="the agent loop returned dict, and not DiffusionAgentLoopOutput"):
+    with pytest.raises(SampleFailed, match=said):
         await worker().generate_sequences(batch(["a"]))

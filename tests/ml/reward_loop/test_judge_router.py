@@ -249,5 +249,5 @@ async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
         "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
         reward_router_address=address, model_name="tiny-vl",
     )  # fmt: skip
-    assert found == {"score": 1.0, "exact": 1.0} and server.received[0]["model"] == "tiny-vl"
+    assert found == {"score": 1.0, "exact": 1.0, "cut": 0.0} and server.received[0]["model"] == "tiny-vl"
     await router.stop()
