@@ -66,35 +66,6 @@ class Answer:
             raise AskAgain(f"the response is not JSON: {self.shown}") from error
 
 
-class AnswerReader:
-    """Collects the parts of an answer.
-
-    Args:
-        seconds: limit of the whole answer: a timeout of httpx is one of each part.
-        clock: seconds.
-    """
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock, self._until = seconds, clock, clock() + seconds
-        self._body = bytearray()
-
-    def add(self, part: bytes) -> None:
-        """Add a part.
-
-        Raises:
-            httpx.ReadTimeout: the answer takes too long. ValueError: it is too large.
-        """
-        self._body += part
-        if self._clock() > self._until:
-            raise httpx.ReadTimeout(f"the answer was not complete after {self._seconds:g} s")
-        if len(self._body) > LARGEST_ANSWER:
-            raise ValueError(f"the answer is larger than {LARGEST_ANSWER} bytes: {bytes(self._body[:SHOWN])!r}")
-
-    def answer(self, response: httpx.Response) -> Answer:
-        """The whole answer."""
-        return Answer(response.status_code, response.headers, bytes(self._body))
-
-
 def retry_after(value: str | None, now: Callable[[], datetime]) -> float | None:
     """PURE: seconds of a header `Retry-After`, which has seconds or a date; None for neither (RFC 9110, 10.2.3)."""
     if value is None:

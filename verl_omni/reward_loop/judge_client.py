@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +13,15 @@ import httpx
 from tenacity import AsyncRetrying, stop_after_attempt, wait_exponential
 from torch import Tensor
 
-from verl_omni.reward_loop import judge_answers
-from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
+from verl_omni.reward_loop import http_exchange, judge_answers
+from verl_omni.reward_loop.http_answers import AGAIN, Answer, AskAgain, pause_before
 from verl_omni.reward_loop.judge_router import WAITING
-from verl_omni.reward_loop.rewards.http import KEPT_SECONDS, png_base64
+from verl_omni.reward_loop.rewards.http import png_base64
 from verl_omni.reward_loop.scorer_results import error_text
 
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
 # What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
 SERVED = {"base_url": "http://reward-router", "model": "reward.reward_model.model_path"}
-_CLIENTS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = weakref.WeakKeyDictionary()
 
 
 class JudgeError(RuntimeError):
@@ -97,20 +94,11 @@ class Judge:
 
     async def _post(self, body: Mapping[str, Any]) -> Answer:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        reader = AnswerReader(self.timeout, time.monotonic)
-        request = _client().stream("POST", self.url, json=body, headers=headers, timeout=self.timeout)
-        try:
-            # httpx limits each part, also of the headers, and not all of them.
-            async with asyncio.timeout(self.timeout), request as response:
-                async for part in response.aiter_bytes():
-                    reader.add(part)
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"the answer was not complete after {self.timeout:g} s") from error
-        answer = reader.answer(response)
+        answer = await http_exchange.post(self.url, self.timeout, json=body, headers=headers)
         if answer.status >= 500 and WAITING in answer.headers:
             raise _NoReplica(answer.shown)
         answer.check_status()
-        if response.is_success:
+        if answer.is_success:
             answer.json()
         return answer
 
@@ -169,18 +157,3 @@ def connection_problems(given: Mapping[str, Any], environment: Mapping[str, str]
     if (variable := given.get("api_key_env")) and not environment.get(str(variable)):
         found.append(f"api_key_env: the environment variable {variable} is not set")
     return found
-
-
-def _client() -> httpx.AsyncClient:
-    """The client of this event loop; a new one for each request would connect each time."""
-    loop = asyncio.get_running_loop()
-    if loop not in _CLIENTS:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_SECONDS)
-        _CLIENTS[loop] = httpx.AsyncClient(limits=limits)
-    return _CLIENTS[loop]
-
-
-async def disconnect() -> None:
-    """Close the connections of this event loop."""
-    if client := _CLIENTS.pop(asyncio.get_running_loop(), None):
-        await client.aclose()

@@ -16,7 +16,8 @@ import torch
 
 from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
 from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.judge_client import JudgeError, disconnect
+from verl_omni.reward_loop.http_exchange import disconnect
+from verl_omni.reward_loop.judge_client import JudgeError
 from verl_omni.reward_loop.judge_router import CUT_ANSWERS, WAITING, JudgeRouter
 
 ASKED = {"model": "judge", "messages": []}

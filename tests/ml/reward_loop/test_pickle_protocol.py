@@ -17,7 +17,7 @@ from PIL import Image
 from tenacity import wait_none
 
 from tests.ml.reward_loop.stub_server import Server, start, stop
-from verl_omni.reward_loop import pickled_messages, rewards
+from verl_omni.reward_loop import http_exchange, pickled_messages, rewards
 from verl_omni.reward_loop.rewards import http
 from verl_omni.reward_loop.rewards.http import RewardServerError
 
@@ -28,8 +28,7 @@ GRAY = torch.full((3, 16, 16), 128, dtype=torch.uint8)
 def _no_pauses_and_new_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(http, "PAUSES", wait_none())
     yield
-    http._client().close()
-    http._client.cache_clear()
+    http_exchange.disconnect_threads()
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import torch
 
 from tests.ml.reward_loop.stub_server import start, stop
 from tests.ml.reward_loop.test_clip_scorers import write_clip
-from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.judge_client import disconnect
-from verl_omni.reward_loop.rewards import http
+from verl_omni.reward_loop import http_exchange, rewards
+from verl_omni.reward_loop.http_exchange import disconnect
 from verl_omni.utils.reward_score import default_compute_score_image, http_scorer_client
 from verl_omni.utils.reward_score.genrm_ocr import compute_score_ocr
 from verl_omni.utils.reward_score.jpeg_compressibility import compute_score as jpeg
@@ -29,8 +28,7 @@ IMAGE = torch.randint(256, (3, 32, 32), generator=GENERATOR, dtype=torch.uint8)
 @pytest.fixture(autouse=True)
 def _new_connections() -> Iterator[None]:
     yield
-    http._client().close()
-    http._client.cache_clear()
+    http_exchange.disconnect_threads()
 
 
 def test_jpeg_takes_an_image_alone_as_bytes_or_floats() -> None:

@@ -19,8 +19,7 @@ import torch
 from PIL import Image
 
 from tests.ml.reward_loop.stub_server import start, stop
-from verl_omni.reward_loop import rewards
-from verl_omni.reward_loop.rewards import http
+from verl_omni.reward_loop import http_exchange, rewards
 from verl_omni.reward_loop.rewards.http import RewardServerError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reward-server.md").read_text(encoding="utf-8")
@@ -37,8 +36,7 @@ LISTS = ("data_sources", "solution_images", "ground_truths", "extra_infos")
 @pytest.fixture(autouse=True)
 def _new_connections() -> Iterator[None]:
     yield
-    http._client().close()
-    http._client.cache_clear()
+    http_exchange.disconnect_threads()
 
 
 def fields(heading: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from PIL import Image
 from tenacity import wait_none
 
 from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
-from verl_omni.reward_loop import rewards
+from verl_omni.reward_loop import http_exchange, rewards
 from verl_omni.reward_loop.rewards import http
 from verl_omni.reward_loop.rewards.http import RewardServerError
 from verl_omni.reward_loop.rewards.python import load
@@ -171,8 +171,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
         return started[-1][0]
 
     yield made
-    http._client().close()  # threads of connections that are kept would outlive their server
-    http._client.cache_clear()
+    http_exchange.disconnect_threads()  # threads of connections that are kept would outlive their server
     for each in started:
         stop(*each)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -15,13 +13,12 @@ from PIL import Image
 from tenacity import Retrying, stop_after_attempt, wait_exponential
 from torch import Tensor
 
-from verl_omni.reward_loop import pickled_messages
-from verl_omni.reward_loop.http_answers import AGAIN, Answer, AnswerReader, AskAgain, pause_before
+from verl_omni.reward_loop import http_exchange, pickled_messages
+from verl_omni.reward_loop.http_answers import AGAIN, Answer, AskAgain, pause_before
 from verl_omni.reward_loop.pickled_messages import JSON, PICKLE, PROTOCOLS
 from verl_omni.reward_loop.scorer_results import LARGEST_SCORE, error_text
 from verl_omni.reward_loop.setting_types import Attempts, Seconds
 
-KEPT_SECONDS = 60.0  # how long an idle connection is kept
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
 
 
@@ -112,7 +109,7 @@ def _exchange(
         stop=stop_after_attempt(attempts), wait=lambda state: pause_before(state, PAUSES), reraise=True, retry=AGAIN
     )
     try:
-        return again(lambda: read(url, _post(url, sent, timeout)))
+        return again(lambda: read(url, http_exchange.post_and_wait(url, timeout, **sent)))
     except AskAgain as error:
         raise RewardServerError(f"{url}: {error}, in each of {attempts} attempts") from error
     except httpx.TransportError as error:
@@ -149,21 +146,6 @@ def _number(value: Any) -> float | None:
         return float(value)
     except OverflowError:  # Python's integers have no limit
         return math.inf if value > 0 else -math.inf
-
-
-@lru_cache(maxsize=1)
-def _client() -> httpx.Client:
-    """The client of this process, shared by all threads; a new one for each request would connect each time."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEPT_SECONDS)
-    return httpx.Client(limits=limits)
-
-
-def _post(url: str, sent: Mapping[str, Any], timeout: float) -> Answer:
-    reader = AnswerReader(timeout, time.monotonic)
-    with _client().stream("POST", url, timeout=timeout, **sent) as response:
-        for part in response.iter_bytes():
-            reader.add(part)
-    return reader.answer(response)
 
 
 def _read_json(url: str, answer: Answer) -> Any:
