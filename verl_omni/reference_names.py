@@ -14,6 +14,7 @@ from types import ModuleType
 _FAMILY = "register a model family of your own by verl_omni.extensions.register_family (docs/own-family.md)"
 _TRAINER = "start a run by verl_omni.trainer.main_diffusion, and register an algorithm of your own (docs/extensions.md)"
 _ENGINE = "the trained model is verl_omni.workers.actor, which is not an interface for subclasses"
+_SCORER = "name the scorer hpsv3 in the settings, or to verl_omni.utils.reward_score.default_compute_score_image"
 _OF_PIPELINES = "verl_omni.pipelines"
 # Modules that do not exist here: their documented names, and what to do instead.
 MODULES = {
@@ -31,6 +32,7 @@ MODULES = {
     "verl_omni.reward_loop.reward_loop": (
         ("OmniRewardLoopManager",), "reward workers are started by the trainer; the settings are below reward",
     ),
+    "verl_omni.utils.reward_score.hpsv3_reward": (("compute_score",), _SCORER),
 }  # fmt: skip
 # The same of modules that exist.
 NAMES = {

@@ -78,6 +78,11 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{SCORES}.jpeg_compressibility", "compute_score", ("solution_image",)),
     (f"{SCORES}.genrm_ocr", "compute_score_ocr", JUDGE),
     (f"{SCORES}.unified_reward", "compute_score_unified_reward", JUDGE),
+    (
+        f"{SCORES}.pickscore_reward", "compute_score_pickscore",
+        ("data_source", "solution_image", "ground_truth", "extra_info"),
+    ),
+    (f"{SCORES}.choice_reward", "compute_score", ("solution_str", "ground_truth")),
     (f"{SCORES}.http_scorer_client", "compute_score", ("data_source", "solution_image", "ground_truth", "server_url")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.__init__", ("config", "tokenizer", "compute_score")),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.run_single", ("data",)),

@@ -17,8 +17,10 @@ from tests.ml.reward_loop.test_clip_scorers import write_clip
 from verl_omni.reward_loop import http_exchange, rewards
 from verl_omni.reward_loop.http_exchange import disconnect
 from verl_omni.utils.reward_score import default_compute_score_image, http_scorer_client
+from verl_omni.utils.reward_score.choice_reward import compute_score as compute_choice
 from verl_omni.utils.reward_score.genrm_ocr import compute_score_ocr
 from verl_omni.utils.reward_score.jpeg_compressibility import compute_score as jpeg
+from verl_omni.utils.reward_score.pickscore_reward import compute_score_pickscore
 from verl_omni.utils.reward_score.unified_reward import compute_score_unified_reward
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -48,6 +50,27 @@ def test_the_data_source_chooses_the_scorer(tmp_path: Path) -> None:
     assert default_compute_score_image("clip_score", IMAGE, "", info, **settings) == wanted
     with pytest.raises(NotImplementedError, match="no scorer for data_source 'my_data'; scorers are aesthetic, "):
         default_compute_score_image("my_data", IMAGE, "")
+
+
+def test_pickscore_has_the_scale_of_the_reference(tmp_path: Path) -> None:
+    write_clip(tmp_path)
+    info, path = {"prompt": "a red circle"}, str(tmp_path)
+    models = {"model_name_or_path": path, "processor_name_or_path": path}
+    (plain,) = rewards.get_scorer("pickscore")(["d"], [IMAGE], [""], [info], **models)
+    assert compute_score_pickscore("d", IMAGE, "", info, **models, other=1) == pytest.approx(plain / 26)
+    by_name = {"data_source": "d", "solution_image": IMAGE.float() / 255, "ground_truth": "", "extra_info": info}
+    assert compute_score_pickscore(**by_name, **models, score_scale=1) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "score"),
+    [
+        ("It is <answer> B </answer>", "B", 1.0), ("<answer>B</answer>", "<answer>B</answer>", 1.0),
+        ("<answer>A</answer>", "B", 0.0), ("B", "B", 0.0), ("", "B", 0.0), ("", "", 0.0), ("<answer>B", "B", 0.0),
+    ],
+)  # fmt: skip
+def test_a_choice_is_right_only_in_an_answer(response: str, truth: str, score: float) -> None:
+    assert compute_choice(response, truth) == {"score": score, "accuracy": score}
 
 
 def test_the_data_source_of_a_missing_scorer_or_setting_is_told_what_to_do() -> None:
