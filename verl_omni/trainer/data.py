@@ -40,9 +40,10 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         if example.get(self.image_key):
             images = [image.convert("RGB") for image in self.images(example)]
             return prompt_images.with_images(as_messages(example[key]), images)
+        messages = as_messages(example[key])
         if isinstance(example[key], str):
-            return as_messages(example[key])
-        return super()._build_messages(example, key)  # type: ignore[no-any-return]
+            return messages
+        return super()._build_messages({**example, key: messages}, key)  # type: ignore[no-any-return]
 
     def countable(self, dataframe: Any) -> Sequence[Prompt]:
         """Prompts of rows with places for their images, whose tokens count."""
@@ -191,8 +192,23 @@ def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Map
 
 
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """The messages of a prompt; plain text is one of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    """The messages of a prompt; plain text is one of the user.
+
+    Parts of a message have no fields without a value: a column of Parquet has all fields in each part, and chat
+    templates ask whether a part has the field `image`.
+    """
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [
+        message
+        if isinstance(message["content"], str)
+        else {**message, "content": list(map(_given, message["content"]))}
+        for message in prompt
+    ]
+
+
+def _given(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if value is not None}
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Tensor:

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from verl import DataProto
 
+from verl_omni.trainer.prompt_images import shallow
 from verl_omni.utils.columns import objects
 from verl_omni.utils.messages import prompt_text
 from verl_omni.workers.algorithms.base import draw_seeds
@@ -82,6 +83,6 @@ class PreferencePairs:
         """Pixels, uint8 [3, H, W]."""
         path = self._path(value)
         with Image.open(io.BytesIO(value["bytes"]) if path is None else path) as file:
-            upright = ImageOps.exif_transpose(file)  # as viewers show it to those who prefer it
+            upright = ImageOps.exif_transpose(shallow(file))  # as viewers show it to those who prefer it
             image = ImageOps.fit(upright.convert("RGB"), self._size, Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)

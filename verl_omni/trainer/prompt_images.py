@@ -15,6 +15,9 @@ PLACE = "<image>"  # of an image in a prompt, as in verl's data sets
 Messages = list[dict[str, Any]]
 
 
+DEEP = ("I", "F")  # how modes of PIL begin that have more than 8 bits; their conversion to RGB cuts values off
+
+
 class ImageNotFound(ValueError):
     """An image of a prompt cannot be read."""
 
@@ -23,42 +26,67 @@ def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
     """An image of a row, whose pixels are read when they are needed.
 
     Args:
-        image: an image of PIL, its path, or a mapping with `bytes` or `path`, as Hugging Face's datasets have it.
+        image: an image of PIL, its path, the bytes of its file, or a mapping with `bytes` or `path`, as Hugging Face's
+            datasets have it, or with `image`, as verl's have it. A path may be a `file://` URL.
         folders: where relative paths start: those of the data files; the first that has the file.
 
     Raises:
-        ImageNotFound: there is no such file, or it is no image.
+        ImageNotFound: there is no such file, it is no image, or has more than 8 bits in each channel.
     """
-    if isinstance(image, Image.Image):
-        return image
-    content, path = (image.get("bytes"), image.get("path")) if isinstance(image, Mapping) else (None, image)
+    content, path = _content_and_path(image)
+    if isinstance(path, Image.Image):
+        return shallow(path)
     if content is None and not isinstance(path, str):
         raise ImageNotFound(f"an image must be a path, or a mapping with bytes or a path, not {type(image).__name__}")
     try:
         if content is not None:
-            return Image.open(BytesIO(content))
-        places = [folder / str(path) for folder in folders]
+            return shallow(Image.open(BytesIO(content)))
+        places = [folder / str(path).removeprefix("file://") for folder in folders]
         if not (found := [place for place in places if place.is_file()]):
             raise ImageNotFound(f"there is no image {' or '.join(map(str, places))}")
-        return Image.open(found[0])
+        return shallow(Image.open(found[0]))
     except UnidentifiedImageError as error:
         raise ImageNotFound(f"{path or 'its bytes'}: the file is no image") from error
+
+
+def _content_and_path(image: Any) -> tuple[bytes | None, Any]:
+    """The bytes of an image's file, and its path or the image itself."""
+    if isinstance(image, bytes):
+        return image, None
+    if not isinstance(image, Mapping):
+        return None, image
+    path = image.get("path")
+    return image.get("bytes"), image.get("image") if path is None else path
+
+
+def shallow(image: Image.Image) -> Image.Image:
+    """The image. Raises `ImageNotFound` if it has more than 8 bits in each channel."""
+    if image.mode.startswith(DEEP):
+        raise ImageNotFound(f"its pixels have the mode {image.mode}, which has more than 8 bits: convert it to RGB")
+    return image
 
 
 def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
     """Messages whose parts are text and `images`: where the text has `<image>`, otherwise in front of the first.
 
+    Contents that are parts already have places of their own: parts of the type `image` without an image.
+
     Raises:
         ValueError: the text has places for another number of images.
     """
-    places = sum(str(message["content"]).count(PLACE) for message in messages if isinstance(message["content"], str))
-    if places not in (0, len(images)):
+    contents = [message["content"] for message in messages]
+    places = sum(each.count(PLACE) if isinstance(each, str) else sum(map(_is_place, each)) for each in contents)
+    alone = places == 0 and any(
+        isinstance(message["content"], str) for message in messages if message["role"] == "user"
+    )
+    if places != len(images) and not alone:
         raise ValueError(f"a prompt has {places} times {PLACE}, and its row {len(images)} images")
     left = list(images)
     made = []
     for message in messages:
         if not isinstance(message["content"], str):
-            made.append(message)
+            filled = [image_part(left.pop(0)) if _is_place(part) else part for part in message["content"]]
+            made.append({**message, "content": filled})
             continue
         parts: list[dict[str, Any]] = []
         for number, text in enumerate(message["content"].split(PLACE)):
@@ -71,6 +99,11 @@ def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
             left = []
         made.append({**message, "content": parts})
     return made
+
+
+def _is_place(part: Mapping[str, Any]) -> bool:
+    """Whether a part of a message is of an image that its row has in another column."""
+    return part.get("type") == "image" and not any(part.get(name) for name in ("image", "path", "bytes"))
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
     for name, size in (("red", (64, 64)), ("wide", (96, 64))):
         Image.new("RGBA", size, "red").save(tmp_path / f"{name}.png")
     (tmp_path / "text.png").write_text("no image")
+    Image.new("I;16", (64, 64)).save(tmp_path / "deep.png")
     return tmp_path
 
 
@@ -57,7 +58,13 @@ def red_bytes() -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "image"),
-    [("train.jsonl", "red.png"), ("train.parquet", {"bytes": red_bytes(), "path": None}), ("train.jsonl", None)],
+    [
+        ("train.jsonl", "red.png"),
+        ("train.parquet", {"bytes": red_bytes(), "path": None}),
+        ("train.jsonl", None),
+        ("train.parquet", red_bytes()),
+        ("train.jsonl", {"image": "red.png"}),
+    ],
 )
 def test_an_image_is_in_front_of_the_text_and_scorers_get_it(model: Path, folder: Path, name: str, image: Any) -> None:
     image = image or str(folder / "red.png")
@@ -80,6 +87,11 @@ def test_an_image_is_in_front_of_the_text_and_scorers_get_it(model: Path, folder
         ({"prompt": "a dog", "images": ["red.png", "red.png"]}, "has 2 images, and the model takes 1"),
         ({"prompt": "a dog", "images": ["blue.png"]}, r"row 1 .*no image .*blue\.png"),
         ({"prompt": "a dog", "images": ["text.png"]}, r"text\.png: the file is no image"),
+        ({"prompt": "a dog", "images": ["deep.png"]}, r"row 1 .*the mode I;16, which has more than 8 bits: convert it"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": "a dog"}]}], "images": ["red.png"]},
+            "a prompt has 0 times <image>, and its row 1 images",
+        ),
         ({"prompt": "a dog", "images": ["wide.png"]}, r"96 x 64 pixels have another aspect ratio .* 64 x 64: crop"),
         (
             {"prompt": "<image> and <image>", "images": ["red.png"]},
@@ -106,6 +118,15 @@ def test_the_tokens_of_an_image_are_not_those_of_the_prompt(model: Path, folder:
     needed = int(str(refused.value).partition("row 0, has ")[2].partition(":")[0])
     fits = load(model, folder, [{"prompt": "a red circle", "images": ["red.png"]}], f"data.max_prompt_length={needed}")
     assert len(fits) == 1
+
+
+def test_a_part_for_an_image_gets_the_one_of_the_row(model: Path, folder: Path) -> None:
+    """In Parquet, each part has all fields, most without a value."""
+    parts = [{"type": "image", "text": None, "image": None}, {"type": "text", "text": "a dog", "image": None}]
+    rows = [{"prompt": [{"role": "user", "content": parts}], "images": [{"bytes": red_bytes(), "path": None}]}] * 2
+    (message,) = load(model, folder, rows, name="train.parquet")[0]["raw_prompt"]
+    picture, text = message["content"]
+    assert picture["image"].getpixel((3, 3)) == (255, 0, 0) and text == {"type": "text", "text": "a dog"}
 
 
 def test_messages_with_parts_stay() -> None:
