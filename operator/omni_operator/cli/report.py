@@ -31,7 +31,10 @@ def report(
         console.refuse(f"--out: {out.parent} is not a folder")
     elif out.is_dir():
         console.refuse(f"--out: {out} is a folder; name a file in it, such as {out / OUT}")
-    folders = [str(_folder(name, runs)) for name in names]
+    found = [_folder(name, runs) for name in names]
+    if twice := next((folder for place, folder in enumerate(found) if _is_among(folder, found[:place])), None):
+        console.refuse(f"{twice} is given twice; name different runs to compare them")
+    folders = [str(folder) for folder in found]
     arguments = folders if len(folders) == 1 else [*folders, "--out", str(out)]
     training_stack.exec_module("verl_omni.trainer.report", arguments)
 
@@ -46,6 +49,10 @@ def _folder(name: str, runs: Path) -> Path:
         known = sorted(path.parent.name for path in runs.glob(f"*/{run_folder.METRICS}"))
         console.refuse(f"no run {name!r} in {runs}; runs there: {', '.join(known) or 'none'}")
     return folder
+
+
+def _is_among(folder: Path, others: list[Path]) -> bool:
+    return any(folder.samefile(other) for other in others)
 
 
 def _is_run(folder: Path) -> bool:

@@ -144,6 +144,7 @@ def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch:
     for arguments, said in (
         (("a", "--out", out), "--out has no effect with one run, whose report is in its folder"),
         (("a", "c"), "no run 'c' in"),
+        (("a", "a"), f"{runs / 'a'} is given twice; name different runs"),
         (("a", other, "--out", tmp_path / "none" / "x.html"), f"--out: {tmp_path / 'none'} is not a folder"),
     ):
         refused = drl("report", *arguments, "--runs", runs)

@@ -48,6 +48,8 @@ def render(runs: Mapping[str, Run]) -> str:
     return page.environment().get_template("comparison.html.j2").render(
         columns=list(runs),
         summaries={name: statements.summary(run) for name, run in runs.items()},
+        endings={name: statements.ending(run) for name, run in runs.items()},
+        failed=[name for name, run in runs.items() if statements.failed(run)],
         warnings={name: statements.warnings(run) for name, run in runs.items()},
         reward=_reward(runs),
         results=results(every),
@@ -132,5 +134,6 @@ def _others(runs: Mapping[str, Run]) -> Iterator[page.Plot]:
     scorers = {name: name.removeprefix("reward/").removesuffix("/mean") for name in plots.scorer_metrics(lines)}
     for name, label in (scorers | METRICS).items():
         having = {key: run.lines for key, run in runs.items() if statements.recorded(run.lines, name)}
-        if len(having) > 1:
+        values = {line[name] for each in having.values() for line in statements.recorded(each, name)}
+        if len(having) > 1 and len(values) > 1:  # a plot of one value everywhere says nothing
             yield page.as_plot(label, plots.metric_of_runs(having, name))

@@ -16,8 +16,8 @@ from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.run_data import Image, Line, Run, load
 from verl_omni.trainer.run_folder import atomic_write
 
-MOST_COLUMNS = 4
 SMALL = 128  # pixels; narrower images are enlarged without smoothing
+MOST_ROWS = 12  # a longer table is folded
 STRIP = 2  # an image this many times as wide as high is a strip of video frames
 ACTOR_LABELS = {
     "actor/loss": "Loss",
@@ -75,7 +75,7 @@ def write(folder: Path) -> Path:
 def render(run: Run) -> str:
     """The report as one HTML document that loads nothing else."""
     steps = run.steps()
-    columns = evenly_spaced(sorted(run.images), MOST_COLUMNS)
+    columns = sorted(run.images)
     return (
         environment()
         .get_template("report.html.j2")
@@ -97,6 +97,7 @@ def render(run: Run) -> str:
             diversity=_plots(run.lines, DIVERSITY_LABELS),
             evaluations=run.evaluations(),
             evaluation_columns=_evaluation_columns(run),
+            folded=len(run.evaluations()) > MOST_ROWS,
             phases=_phases(steps),
             totals=statements.phase_totals(run),
             weights=statements.weight_versions(steps),
@@ -123,13 +124,6 @@ def environment() -> Environment:
 def plotly_js() -> Markup:
     """plotly.js, to be inlined once in a page."""
     return Markup(get_plotlyjs())
-
-
-def evenly_spaced(steps: list[int], most: int) -> list[int]:
-    """At most `most` of the steps, evenly spaced, with the first and the last."""
-    if len(steps) <= most:
-        return steps
-    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
 def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:

@@ -21,6 +21,7 @@ PHASE_COLORS = {"generate": "#4c8fd0", "wait": "#4c8fd0", "update": "#e0a030", "
 GRID = "rgba(128, 128, 128, 0.22)"
 TALL, LOW = 360, 250  # pixels
 MOST_BARS = 150  # more would be thinner than a pixel on a phone
+MOST_MARKERS = 40  # more would hide the line and its error bars
 FEW_STEPS = 8  # so few steps get a tick each, for there are no steps between them
 
 
@@ -48,7 +49,7 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
         figure.add_scatter(
             x=_column(known, "step"), y=_column(known, f"{held_out}/mean"), name=f"held-out {subject}",
             mode="lines+markers", error_y=bars, line={"color": HELD_OUT, "dash": "dash", "width": 1.5},
-            marker={"size": 8}, hovertemplate="%{y:.4g}",
+            marker={"size": _marker_size(known)}, hovertemplate="%{y:.4g}",
         )  # fmt: skip
     return figure
 
@@ -110,7 +111,8 @@ def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -
             errors = _column(known, "val/reward/stderr")
             figure.add_scatter(
                 x=_column(known, "step"), y=_column(known, "val/reward/mean"), name=f"{name}, held-out",
-                mode="lines+markers", line={"color": color, "dash": "dash", "width": 1.5}, marker={"size": 8},
+                mode="lines+markers", line={"color": color, "dash": "dash", "width": 1.5},
+                marker={"size": _marker_size(known)},
                 error_y=None if np.isnan(errors).all() else {"type": "data", "array": errors, "thickness": 1.5},
                 legendgroup=name, hovertemplate="%{y:.4g}",
             )  # fmt: skip
@@ -186,6 +188,10 @@ def _figure(height: int, lines: Sequence[Line]) -> go.Figure:
 def _mode(values: np.ndarray[Any, Any]) -> str:
     """A line through one point is invisible, so few points get markers."""
     return "lines+markers" if len(values) < 10 else "lines"
+
+
+def _marker_size(evaluations: Sequence[Line]) -> int:
+    return 8 if len(evaluations) <= MOST_MARKERS else 3
 
 
 def _recorded(lines: Sequence[Line], name: str) -> bool:

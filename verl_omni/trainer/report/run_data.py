@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_HEADER = 24  # bytes up to the end of width and height
+MOST_COLUMNS = 4
 Line = dict[str, float | None]
 T = TypeVar("T")
 
@@ -80,7 +81,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Contents of a run folder. `lines` has one line per step, in order of the steps."""
+    """Contents of a run folder.
+
+    Attributes:
+        lines: one line per step, in order of the steps.
+        images: by step, of at most `MOST_COLUMNS` evaluations, with the first and the last.
+        unreadable_images: those of all evaluations that are missing or malformed.
+    """
 
     name: str
     lines: Sequence[Line] = ()
@@ -131,6 +138,13 @@ def load(folder: Path) -> Run:
     )
 
 
+def evenly_spaced(steps: list[int], most: int) -> list[int]:
+    """At most `most` of the steps, evenly spaced, with the first and the last."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+
+
 def parse_metrics(text: str) -> list[Line]:
     """Complete lines of metrics in order of their steps; for a repeated step, the last line.
 
@@ -177,36 +191,43 @@ def _is_evaluation(line: Line) -> bool:
 
 def png_size(data: bytes) -> tuple[int, int] | None:
     """Width and height from the header of a PNG; None for anything else."""
-    if len(data) < 24 or not data.startswith(PNG_SIGNATURE) or data[12:16] != b"IHDR":
+    if len(data) < PNG_HEADER or not data.startswith(PNG_SIGNATURE) or data[12:16] != b"IHDR":
         return None
     return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
 
 
 def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], int]:
-    """Images of these steps, and the number of listed images that are missing or malformed.
+    """Images of the evaluations that are shown, and how many of all that are listed are missing or malformed.
 
-    Those of other steps are of an earlier run in the folder, or of an evaluation that did not end.
+    Of the others only headers are read: a long run has gigabytes of images. Those of steps that are not `evaluated` are
+    of an earlier run in the folder, or of an evaluation that did not end.
     """
-    found: dict[int, list[Image]] = {}
-    unreadable: Counter[str] = Counter()
+    listed: dict[int, list[tuple[Path, Entry, tuple[int, int]]]] = {}
+    unreadable = 0
     for path in sorted(folder.glob("step_*")):
         number = path.name.removeprefix("step_")
         if not (number.isascii() and number.isdigit() and int(number) in evaluated):
             continue
-        images = []
-        for entry in _parsed(_INDEX, path / "index.json", []):
-            file = path / entry.file
-            data = file.read_bytes() if file.is_file() else b""
-            size = png_size(data)
-            if size is None:
-                unreadable[path.name] += 1
-                continue
-            url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-            video = f"samples/{path.name}/{entry.video}" if entry.video else None
-            images.append(Image(entry.prompt, entry.seed, entry.score, url, *size, video))
-        if images:
-            found[int(number)] = images
-    return found, unreadable.total()
+        entries = _parsed(_INDEX, path / "index.json", [])
+        sizes = [(path / entry.file, entry, png_size(_header(path / entry.file))) for entry in entries]
+        unreadable += sum(size is None for _, _, size in sizes)
+        if images := [(file, entry, size) for file, entry, size in sizes if size is not None]:
+            listed[int(number)] = images
+    shown = evenly_spaced(sorted(listed), MOST_COLUMNS)
+    return {step: [_image(*each) for each in listed[step]] for step in shown}, unreadable
+
+
+def _image(file: Path, entry: Entry, size: tuple[int, int]) -> Image:
+    url = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+    video = f"samples/{file.parent.name}/{entry.video}" if entry.video else None
+    return Image(entry.prompt, entry.seed, entry.score, url, *size, video)
+
+
+def _header(file: Path) -> bytes:
+    if not file.is_file():
+        return b""
+    with file.open("rb") as opened:
+        return opened.read(PNG_HEADER)
 
 
 def _settings(config: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def record(folder: RunFolder, step: int, **more: Any) -> None:
     if step % 2 == 0:
         line |= {"val/reward/mean": 0.2 * step, "val/reward/stderr": 0.02, "val/n": 9, "val/correct/mean": 0.5}
         line |= {"timing_s/eval": 30.0, "diversity/images": 12.0}
-        image = torch.full((3, 8, 8), 40 * step, dtype=torch.uint8)
+        image = torch.full((3, 8, 8), 40 * step % 256, dtype=torch.uint8)
         folder.samples(step, [Sample(prompt, 7 + place, 0.1 * step, image) for place, prompt in enumerate(PROMPTS)], 24)
     folder.step(line | more)
 

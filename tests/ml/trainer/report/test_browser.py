@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from verl_omni.trainer import report
+from verl_omni.trainer.run_folder import RunFolder, Sample
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-port=0",
@@ -30,6 +33,7 @@ FACTS = """JSON.stringify({
   }).length,
   legends: document.querySelectorAll('.infolayer .legend').length,
   summary: document.querySelector('.summary').textContent,
+  prompts: [...document.querySelectorAll('.prompt')].map(p => p.getBoundingClientRect().height),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
   fetched: performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith('data:')),
 })"""
@@ -39,6 +43,7 @@ CENTRE = """JSON.stringify((() => {
   const box = area.getBoundingClientRect();
   return {x: box.x + box.width / 2, y: box.y + box.height / 2};
 })())"""
+HOSTILE = ("supercalifragilistic" * 40, "very " * 900 + "long", "<script>throw 1</script>", "قطة حمراء", "a\n\nb", "")
 HOVERED = "document.querySelector('.canvas .hoverlayer')?.textContent ?? ''"
 
 
@@ -50,6 +55,7 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
         if os.environ.get("CI"):
             pytest.fail("no Chromium: in CI the report must be opened in a browser (apt-get install chromium)")
         pytest.skip("no Chromium on this machine: install it (Debian: apt-get install chromium) to open the report")
+    RunFolder(run).samples(4, [*_hostile_prompts()], 24)
     page = report.write(run)
     profile = tmp_path / "profile"
     process = subprocess.Popen(
@@ -64,7 +70,8 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
         process.terminate()
         process.wait(20)
     assert errors == []
-    assert len(facts["images"]) == 6
+    assert len(facts["images"]) == 4 + len(HOSTILE)
+    assert max(facts["prompts"]) < 200, "a long prompt scrolls"
     assert min(facts["images"]) > 0
     assert facts["plots"] == facts["space"]
     assert len(facts["plots"]) == 8
@@ -78,6 +85,11 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
     assert facts["summary"].startswith("The held-out reward rose from")
     assert facts["overflow"] <= 0
     assert facts["fetched"] == []
+
+
+def _hostile_prompts() -> Iterator[Sample]:
+    for place, prompt in enumerate(HOSTILE):
+        yield Sample(prompt, 7 + place, 0.5, torch.zeros(3, 8, 8, dtype=torch.uint8))
 
 
 async def _port(file: Path) -> int:

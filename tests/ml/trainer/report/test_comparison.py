@@ -11,7 +11,7 @@ import torch
 
 from verl_omni.trainer.report import comparison
 from verl_omni.trainer.report.__main__ import main
-from verl_omni.trainer.report.run_data import Image, Run, load
+from verl_omni.trainer.report.run_data import Event, Image, Line, Run, load
 from verl_omni.trainer.run_folder import RunFolder, Sample
 
 
@@ -79,6 +79,29 @@ def test_a_page_has_the_curves_of_every_run_and_escapes_their_names(
     assert ["demo", "<b>other"] in names[1:], "the gradient norm, which both measured"
     assert page.count('<img src="data:image/png') == 2, "one image of each run"
     assert load(run).steps() and "actor_rollout_ref.rollout.n" in page
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_and_one_that_is_not_complete_say_so() -> None:
+    lines: list[Line] = [{"step": float(step), "reward/mean": 0.1 * step} for step in (1, 2)]
+    start = Event(event="start", total_steps=9)
+    page = comparison.render({
+        "good": Run("good", lines, events=[Event(event="start", total_steps=2)]),
+        "lost": Run("lost", lines, events=[start, Event(event="error", message="no <memory>")]),
+        "begun": Run("begun", lines, events=[start]),
+    })  # fmt: skip
+    assert page.count('<p class="warn">Failed at step 2 of 9: no &lt;memory&gt;</p>') == 1
+    assert "<p>Completed all 2 steps.</p>" in page
+    assert "<p>At step 2 of 9: still running, or ended without a final event.</p>" in page
+
+
+@pytest.mark.slow
+def test_a_metric_with_one_value_in_all_runs_has_no_plot() -> None:
+    lines: list[Line] = [{"step": float(step), "actor/lr": 0.001, "actor/grad_norm": 0.1 * step} for step in (1, 2)]
+    page = comparison.render({"a": Run("a", lines), "b": Run("b", lines)})
+    assert ("Gradient norm</figcaption>" in page, "Learning rate</figcaption>" in page) == (True, False)
+    higher: list[Line] = [line | {"actor/lr": 0.002} for line in lines]
+    assert "Learning rate</figcaption>" in comparison.render({"a": Run("a", lines), "b": Run("b", higher)})
 
 
 @pytest.mark.slow

@@ -110,6 +110,28 @@ def test_a_missing_image_leaves_its_place_empty(run: Path) -> None:
     assert "1 image missing or malformed, and not shown." in text
 
 
+def test_a_prompt_of_any_language_length_and_form_is_shown(begun: Callable[..., Any]) -> None:
+    folder = begun(last=0)
+    black = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    folder.samples(0, [Sample(prompt, place, 0.5, black) for place, prompt in enumerate(["قطة حمراء", ""])], 24)
+    text = own_text(report.write(folder.path).read_text())
+    assert '<h3 class="prompt" dir="auto">قطة حمراء</h3>' in text
+    assert '<h3 class="prompt soft" dir="auto">empty prompt</h3>' in text
+
+
+def test_many_evaluations_are_a_folded_table_with_small_points(run: Path) -> None:
+    few = load(run)
+    assert "<summary>All 3 evaluations" not in render(few)
+    lines = [line | {"step": float(step)} for step, line in enumerate([*few.evaluations()] * 20)]
+    text = own_text(render(Run("long", lines=lines)))
+    assert "<details><summary>All 60 evaluations</summary>" in text
+    sizes = [
+        [trace["marker"]["size"] for trace in figures(page)[0]["data"] if trace.get("name") == "held-out reward"]
+        for page in (render(few), text)
+    ]
+    assert sizes == [[8], [3]]
+
+
 def image(prompt: str, seed: int, width: int = 8, height: int = 8) -> Image:
     return Image(prompt, seed, 0.5, "data:,", width, height)
 

@@ -118,3 +118,11 @@ def test_what_an_earlier_run_left_in_the_folder_is_not_of_this_one(
     found = load(begun(last=step, resumed_from=resumed_from, continues=False).path)
     assert [line["step"] for line in found.lines] == list(found.images) == [step]
     assert [event.event for event in found.events] == ["start", "step"]
+
+
+def test_of_a_long_run_only_the_images_that_are_shown_are_read(begun: Callable[..., Any]) -> None:
+    run = begun(last=38, total=38).path
+    (run / "samples/step_000006/00.png").write_bytes(b"GIF89a")
+    found = load(run)
+    assert list(found.images) == [0, 12, 26, 38], "evenly spaced, with the first and the last"
+    assert found.unreadable_images == 1, "an image that is not shown is checked too"

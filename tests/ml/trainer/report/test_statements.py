@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_omni.trainer.report import statements
-from verl_omni.trainer.report.page import evenly_spaced
 from verl_omni.trainer.report.plots import scorer_metrics
-from verl_omni.trainer.report.run_data import Event, Run, load
+from verl_omni.trainer.report.run_data import Event, Run, evenly_spaced, load
 
 
 def evaluated(step: int, mean: float, stderr: float = 0.02, **more: float) -> dict[str, float | None]:
