@@ -27,12 +27,14 @@ def list_jobs(
         if not jobs:
             console.note(f"no jobs in namespace {client.namespace}")
             return
-        width = max(len("NAME"), *(len(job.name) for job in jobs))
-        console.say(f"{'NAME':{width}}  {'STATE':10}  {'STEP':11}  REWARD")
+        rows = [("NAME", "STATE", "REASON", "STEP", "REWARD")]
         for job in jobs:
-            progress = job.status.progress
-            row = f"{job.name:{width}}  {job.status.state or '-':10}  {progress.summary or '-':11}"
-            console.say(f"{row}  {progress.reward_summary or '-'}")
+            status, progress = job.status, job.status.progress
+            row = (status.state, status.reason, progress.summary, progress.reward_summary)
+            rows.append((job.name, *(cell or "-" for cell in row)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for cells in rows:
+            console.say("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
 def get(

@@ -104,7 +104,7 @@ def _source_pod(
     name = str(made["metadata"]["name"])
     note(f"no pod of {job.name} runs: pod {name} with image {image} mounts the claim {place.claim}")
     try:
-        _await_running(client, name)
+        _await_running(client, name, note)
         yield name
     except ClusterError as error:
         _delete(client, name, f"{error}; ")
@@ -115,17 +115,20 @@ def _source_pod(
     _delete(client, name)
 
 
-def _await_running(client: Client, name: str) -> None:
-    end = time.monotonic() + START_SECONDS
+def _await_running(client: Client, name: str, note: Callable[[str], None]) -> None:
+    end, told = time.monotonic() + START_SECONDS, ""
     while True:
         body = client.connection.send("GET", PODS.path(client.namespace, name))
         phase = (body.get("status") or {}).get("phase")
         if phase == "Running":
             return
+        troubles = find_pod_troubles((parse_pod(body),))
+        said = "; ".join(f"{found.reason}: {found.text}" for found in troubles)
         if phase in ("Succeeded", "Failed") or time.monotonic() > end:
-            troubles = find_pod_troubles((parse_pod(body),))
-            said = "; ".join(f"{found.reason}: {found.text}" for found in troubles) or f"its phase is {phase}"
-            raise CannotFetch(f"pod {name} does not start: {said}")
+            raise CannotFetch(f"pod {name} does not start: {said or f'its phase is {phase}'}")
+        if said not in ("", told):  # a new node or a slow volume may still end it
+            note(f"pod {name} does not run yet: {said}; waiting up to {START_SECONDS:.0f} s")
+            told = said
         time.sleep(POLL_SECONDS)
 
 

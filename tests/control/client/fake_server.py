@@ -24,7 +24,7 @@ CLUSTER = "uid-cluster"  # uid of the RayCluster of each job
 def make_job(name: str) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
     status = {
-        "state": "Starting", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"},
+        "state": "Starting", "reason": "ClaimNotFound", "conditions": conditions, "progress": {"summary": "3/10", "rewardSummary": "0.5"},
         "children": {"rayClusterUID": CLUSTER},
     }  # fmt: skip
     return {

@@ -21,7 +21,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
 
 def test_list_and_get_print_what_the_cluster_has(kubeconfig: Path) -> None:
     rows = [line.split() for line in drl(kubeconfig, "list").stdout.splitlines()]
-    assert rows[1:] == [["blue", "Starting", "3/10", "0.5"], ["red-grpo", "Starting", "3/10", "0.5"]]
+    same = ["Starting", "ClaimNotFound", "3/10", "0.5"]
+    assert rows == [["NAME", "STATE", "REASON", "STEP", "REWARD"], ["blue", *same], ["red-grpo", *same]]
     assert [job["metadata"]["name"] for job in json.loads(drl(kubeconfig, "list", "--json").stdout)] == [
         "blue",
         "red-grpo",

@@ -137,7 +137,8 @@ def test_no_pod_runs_an_image_of_what_may_not_be_the_operator(
 def test_a_pod_that_does_not_start_is_deleted_and_told(
     server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "START_SECONDS", 0.0)
+    monkeypatch.setattr(results, "START_SECONDS", 0.05)
+    monkeypatch.setattr(results, "POLL_SECONDS", 0.02)
     server.jobs["blue"] = full_job(DONE)
     server.objects[PODS] = 200, {"items": []}
     waits = {"name": "ray", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
@@ -147,6 +148,8 @@ def test_a_pod_that_does_not_start_is_deleted_and_told(
     assert (said.exit_code, len(server.deletions), (tmp_path / "a").exists()) == (1, 1, False)
     told = "pod blue-fetch-x does not start: ErrImagePull: no such image"
     assert told in said.stderr
+    waits_for = "note: pod blue-fetch-x does not run yet: ErrImagePull: no such image; waiting up to "
+    assert said.stderr.count(waits_for) == 1, "told at once, and once"
     server.deletion = 403, {"message": "User u cannot delete pods"}
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}", "--image=rollout:1")
     assert f"{told}; pod blue-fetch-x could not be deleted, delete it yourself: " in said.stderr
