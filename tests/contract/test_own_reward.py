@@ -28,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     (reward,) = blocks("yaml")
     (tmp_path / "contrast.py").write_text(function)
     job: dict[str, Any] = YAML(typ="safe").load(ROOT / "examples" / "red-grpo.yaml")
+    job["metadata"]["name"] = "my-job"
     job["spec"].update(YAML(typ="safe").load(reward))
     YAML().dump(job, tmp_path / "my-job.yaml")
     return tmp_path

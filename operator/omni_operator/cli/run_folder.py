@@ -44,7 +44,7 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
         fresh: rename an earlier run of that name and start a new one.
 
     Raises:
-        RunFolderError: the folder holds a run of another job, or other files.
+        RunFolderError: the folder holds a run of another job that has trained, or other files.
     """
     if fresh and folder.exists():
         folder.rename(_backup_name(folder))
@@ -116,9 +116,14 @@ def _must_match(folder: Path, job: DiffusionRLJob, render: Render) -> None:
         earlier = load_job(folder / JOB).job
     except JobError as error:
         raise RunFolderError(f"{shown} is not a run folder of this version: {error}\n{fix}") from error
-    if _computed(render(earlier)) != _computed(render(job)):
+    if _has_trained(folder) and _computed(render(earlier)) != _computed(render(job)):
         lines = "\n".join(f"  {name}" for name in sorted(_differing(_values(earlier), _values(job))))
         raise RunFolderError(f"{shown} holds a run of a different job; these fields differ:\n{lines}\n{fix}")
+
+
+def _has_trained(folder: Path) -> bool:
+    """Whether there is anything to lose; a run whose settings the trainer refused leaves only the job and logs."""
+    return any(True for _ in read_records(folder / METRICS)) or last_checkpoint(folder) is not None
 
 
 def _write_paths(document: Document, job: DiffusionRLJob) -> None:

@@ -132,6 +132,15 @@ def test_a_run_folder_of_another_job_is_refused_and_fresh_renames_it(
     assert (tmp_path / "runs" / "a-job-before-1" / "report.html").is_file()
 
 
+def test_a_job_can_be_corrected_after_the_trainer_refused_its_settings(
+    write_job: WriteJob, drl: Drl, tmp_path: Path
+) -> None:
+    assert drl("run", write_job("refuse"))[0] == 2
+    code, said = drl("run", write_job(), "--set", "spec.trainer.learningRate=0.5")
+    assert (code, "differ" in said) == (0, False), said
+    assert not (tmp_path / "runs" / "a-job-before-1").exists()
+
+
 def test_fields_for_clusters_only_do_not_prevent_a_resume(write_job: WriteJob, drl: Drl) -> None:
     job = write_job()
     drl("run", job, "--set", "spec.trainer.totalSteps=2")

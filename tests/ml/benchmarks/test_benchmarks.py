@@ -138,6 +138,23 @@ def test_learning_from_older_samples_is_judged_over_three_seeds(program: Any, tm
     assert "was measured with 1 of three seeds" in said["met", 3] and f"- **Target missed**: {target}" in said["met", 3]
 
 
+def test_the_main_example_is_judged_by_its_gain_its_time_and_a_control_that_learns_nothing(
+    program: Any, tmp_path: Path
+) -> None:
+    def said(**slower: float) -> str:
+        data = json.loads((DOCS / "figures" / "colors-grpo.json").read_text(encoding="utf-8"))
+        control = next(row for row in data["runs"] if row["control"])
+        control["held_out"][-1]["correct/mean"] += slower.get("learnt", 0.0)
+        control["seconds"] = slower.get("seconds", control["seconds"])
+        (tmp_path / "colors-grpo.json").write_text(json.dumps(data), encoding="utf-8")
+        return " ".join(program("page").generated(tmp_path)["benchmarks.md"].split())
+
+    target = "25 points more right over three seeds, and less for none, in at most 10 minutes (the slowest run took "
+    assert f"- Target met: {target}8.4); none with learning rate 0." in said()
+    assert f"- **Target missed**: {target}10.1); none with learning rate 0." in said(seconds=604.0)
+    assert "- **Target missed**: 25 points more right" in said(learnt=0.05)
+
+
 def test_the_page_says_what_is_not_measured(program: Any, tmp_path: Path) -> None:
     page = program("page")
     files = page.generated(tmp_path)
