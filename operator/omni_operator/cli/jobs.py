@@ -22,7 +22,7 @@ def list_jobs(
     with cluster_client(namespace, context, kubeconfig) as client:
         jobs = client.list()
         if as_json:
-            console.say(json.dumps([job.body for job in jobs], indent=2, ensure_ascii=False))
+            _say_json([job.body for job in jobs])
             return
         if not jobs:
             console.note(f"no jobs in namespace {client.namespace}")
@@ -51,7 +51,7 @@ def get(
     with cluster_client(namespace, context, kubeconfig) as client:
         job = client.get(name)
         if as_json:
-            console.say(json.dumps(job.body, indent=2, ensure_ascii=False))
+            _say_json(job.body)
             return
         unknown = "no state yet" if job.status.conditions else "not seen by an operator"
         console.say(f"{job.name}: {job.status.state or unknown}")
@@ -60,7 +60,13 @@ def get(
             console.say(f"  {condition.type:17} {condition.status:7} {condition.reason}{said}")
 
 
-def why(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+def why(
+    name: Name,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Say what holds a job on a cluster, since when, and what to do."""
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.explanation import explain
@@ -68,29 +74,52 @@ def why(name: Name, namespace: Namespace = None, context: Context = None, kubeco
 
         job = client.get(name)
         around = read_surroundings(client, job)
-        console.say(explain(job.name, job.status, job.created, job.deleted, around))
+        text = explain(job.name, job.status, job.created, job.deleted, around)
+        if as_json:
+            _say_json({"name": name, "state": job.status.state, "reason": job.status.reason, "text": text})
+            return
+        console.say(text)
 
 
-def suspend(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+def suspend(
+    name: Name,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Suspend a job on a cluster.
 
     The operator follows spec.suspendPolicy, such as saving a checkpoint, then deletes the pods.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name)
+        if as_json:
+            _say_json({"name": name, "changed": changed})
+            return
         console.say(f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true")
 
 
-def resume(name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None) -> None:
+def resume(
+    name: Name,
+    as_json: Json = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
     """Resume a suspended job on a cluster from its last checkpoint."""
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name, suspended=False)
+        if as_json:
+            _say_json({"name": name, "changed": changed})
+            return
         console.say(f"{name}: resumed" if changed else f"{name}: not suspended")
 
 
 def scale(
     name: Name,
     replicas: Annotated[int, typer.Option("--replicas", help="Number of rollout pods.", metavar="N", min=1)],
+    as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -101,6 +130,9 @@ def scale(
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         before = client.scale(name, replicas)
+        if as_json:
+            _say_json({"name": name, "changed": before != replicas, "replicas": replicas})
+            return
         changed = f"{replicas}, was {before}" if before != replicas else f"already {before}"
         console.say(f"{name}: spec.rollout.replicas is {changed}")
 
@@ -108,6 +140,7 @@ def scale(
 def cancel(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -121,6 +154,9 @@ def cancel(
         if not yes and not _confirmed(f"Delete job {name} of namespace {client.namespace}? {kept}"):
             console.refuse("nothing was deleted")
         client.cancel(job)  # the one that the user has seen
+        if as_json:
+            _say_json({"name": name, "claim": claim})
+            return
         console.say(f"{name}: deletion requested; {kept}")
 
 
@@ -136,22 +172,31 @@ def wait(
     name: Name,
     state: Annotated[str, typer.Option("--for", help="State to wait for.", metavar="STATE")] = "Succeeded",
     timeout: Annotated[float, typer.Option("--timeout", help="Time limit.", metavar="SECONDS", min=0)] = 3600.0,
+    as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Wait until a job on a cluster is in a state.
 
-    The exit code is 1 if the job ends in another state, or the time is over.
+    The exit code is 1 if the job ends in another state, or the time is over. With --json, prints the whole object.
     """
     states = get_args(JobState)
     if state not in states:
         console.refuse(f"--for {state}: no such state{did_you_mean(state, states)}; one of {', '.join(states)}")
     with cluster_client(namespace, context, kubeconfig) as client:
         try:
-            found = client.wait(name, state, timeout).status.state
+            job = client.wait(name, state, timeout)
         except TimeoutError as error:
             console.refuse(str(error), console.FAILED)
+        found = job.status.state
+        if as_json:
+            _say_json(job.body)
         if found != state:
             console.refuse(f"{name} is {found}; run drl why {name}", console.FAILED)
-        console.say(f"{name} is {found}")
+        if not as_json:
+            console.say(f"{name} is {found}")
+
+
+def _say_json(value: object) -> None:
+    console.say(json.dumps(value, indent=2, ensure_ascii=False))

@@ -101,6 +101,26 @@ def test_wait_ends_with_the_state_the_end_of_the_job_or_the_deadline(server: Fak
     assert (unknown.exit_code, "did you mean 'Running'?" in unknown.stderr) == (2, True)
 
 
+def test_commands_that_change_a_job_or_wait_for_it_print_json(server: FakeServer, kubeconfig: Path) -> None:
+    def said(*arguments: str) -> Any:
+        done = drl(kubeconfig, *arguments, "--json")
+        assert (done.exit_code, done.stderr) == (0, ""), done.output
+        return json.loads(done.stdout)
+
+    why = said("why", "blue")
+    assert (why["name"], why["state"], why["reason"]) == ("blue", "Starting", "ClaimNotFound")
+    assert why["text"] == drl(kubeconfig, "why", "blue").stdout.rstrip("\n")
+    assert said("wait", "blue", "--for=Starting") == make_job("blue")
+    assert [said("suspend", "blue") for _ in range(2)] == [{"name": "blue", "changed": each} for each in (True, False)]
+    assert said("resume", "blue") == {"name": "blue", "changed": True}
+    assert said("scale", "blue", "--replicas=4") == {"name": "blue", "changed": True, "replicas": 4}
+    assert said("cancel", "blue", "--yes") == {"name": "blue", "claim": "runs"}
+    ended = {"state": "Failed", "conditions": [{"type": "Failed", "status": "True", "reason": "OutOfMemory"}]}
+    server.jobs["blue"]["status"] = ended
+    failed = drl(kubeconfig, "wait", "blue", "--json")
+    assert (failed.exit_code, json.loads(failed.stdout)["status"]) == (1, ended)
+
+
 def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     missing = drl(kubeconfig, "get", "red-grp")
     assert (missing.exit_code, missing.stderr) == (
