@@ -13,6 +13,7 @@ from e2e.helm import CHART
 
 FOLDER = CHART / "monitoring" / "dashboards"
 VARIABLE = re.compile(r"\$(\w+)")
+LABEL_VALUES = re.compile(r"label_values\((?P<selector>.+), (?P<label>\w+)\)")  # a function of Grafana, not of PromQL
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,18 @@ def queries(name: str) -> Iterator[Query]:
     for panel in load(name)["panels"]:
         for target in panel["targets"]:
             yield Query(panel["title"], target["expr"])
+
+
+def choices(name: str) -> Iterator[Query]:
+    """The query of every variable of a dashboard that offers values of a label, in PromQL: one sample for each value.
+
+    Raises:
+        ValueError: a variable has another query.
+    """
+    for variable in load(name)["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        given = variable["query"]
+        if (found := LABEL_VALUES.fullmatch(given)) is None:
+            raise ValueError(f"{variable['name']}: {given}")
+        yield Query(variable["name"], f"group by ({found['label']}) ({found['selector']})")

@@ -104,7 +104,9 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
                 if query.expression.startswith(("diffusionrl_", "max by (type) (diffusionrl_"))
             ]
             assert len(of_operator) > 10 and len(of_job) > 3
-            server.await_data([*of_operator, *of_job])
+            chosen = [choice.with_values(values) for choice in dashboards.choices("omni-job")]
+            server.await_data([*of_operator, *of_job, *chosen])
+            assert [sample["metric"] for sample in server.query(chosen[-1])] == [{"name": job.name}]
             assert server.query('diffusionrl_operator_leader{namespace="omni-system",pod="operator-0"}')
             assert not server.query('{exported_namespace!=""}'), "the job's namespace keeps its name"
             deadlines.wait_until(

@@ -27,7 +27,7 @@ def list_jobs(
         if not jobs:
             console.note(f"no jobs in namespace {client.namespace}")
             return
-        rows = [("NAME", "STATE", "REASON", "STEP", "REWARD")]
+        rows: list[tuple[str, ...]] = [("NAME", "STATE", "REASON", "STEP", "REWARD")]
         for job in jobs:
             status, progress = job.status, job.status.progress
             row = (status.state, status.reason, progress.summary, progress.reward_summary)

@@ -36,6 +36,13 @@ def test_panels_have_titles_queries_and_places_of_their_own(name: str) -> None:
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
+def test_variables_offer_namespaces_and_jobs() -> None:
+    assert [choice.panel for choice in dashboards.choices("omni-job")] == ["namespace", "job"]
+    for choice in dashboards.choices("omni-job"):
+        assert metrics_page.NAME.search(choice.expression), choice
+        assert metrics_page.unknown_names(choice.expression) == set(), choice
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_queries_use_metrics_of_the_reference_and_variables_of_the_dashboard(name: str) -> None:
     known = {variable["name"] for variable in dashboards.load(name)["templating"]["list"]} | {"__rate_interval"}
