@@ -43,7 +43,8 @@ class ObjectWatch:
     Attributes:
         handle: called with each change: `ADDED`, `MODIFIED` or `DELETED`. Objects of a list are `ADDED`.
         listed: called after each list with the versions of the objects that exist by uid, and that of the list.
-        synced: set after the first list, or when the kind turns out not to be served.
+        synced: called after each list, and when the kind turns out not to be served.
+        denied: called when the operator may not list the objects.
     """
 
     source: WatchSource
@@ -53,6 +54,7 @@ class ObjectWatch:
     handle: Callable[[Kind, str, Body], None]
     listed: Callable[[Kind, str | None, dict[str, int], int], None]
     synced: Callable[[], None]
+    denied: Callable[[], None] = lambda: None
     _version: str | None = None
     _streams_lists: bool = True
     _pause: float = field(default_factory=lambda: PAUSE_FIRST)
@@ -72,6 +74,8 @@ class ObjectWatch:
                 self.synced()  # nothing of it exists
                 await asyncio.sleep(PAUSE_ABSENT)
             except ClusterError as error:
+                if isinstance(error, Forbidden):
+                    self.denied()
                 after = error.after if isinstance(error, Unavailable) else None
                 pause = max(after or 0.0, self._pause * random.uniform(0.5, 1.0))
                 self._pause = min(self._pause * 2, PAUSE_MOST)

@@ -2,6 +2,9 @@
 
 A pass needs the job's children, so jobs wait until all kinds of children were listed once. After that, new jobs are
 passed over as they arrive, and all others when the jobs are listed too, because their passes would delay the list.
+
+A namespace in which the operator may not list something waits alone: who deletes the RoleBinding there, or the
+namespace itself, must not stop the jobs of all others.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Watches:
         own_namespace: that of the operator's Leases.
         lease_changed: called with type and object of each change of a Lease.
         restored: called when a list has older objects than before: etcd was restored from an older snapshot.
-        children_listed: set when all kinds of children were listed once.
+        children_listed: set when all kinds of children were listed once, in all namespaces but those that wait alone.
         wake: called with the job that an event belongs to.
         watched: called with the resource of every event, for metrics.
     """
@@ -58,6 +61,7 @@ class Watches:
     restored: Callable[[], None] = lambda: None
     children_listed: asyncio.Event = field(default_factory=asyncio.Event)
     _unlisted: set[Unlisted] = field(default_factory=set)
+    _denied: set[Unlisted] = field(default_factory=set)
     _lease_seen: bool = False
 
     def runs(self) -> list[Coroutine[Any, Any, None]]:
@@ -65,7 +69,7 @@ class Watches:
         watches = [
             ObjectWatch(
                 self.source, kind, namespace, selector_of(kind), self.handle, self.compare,
-                functools.partial(self.synced, (kind, namespace)),
+                functools.partial(self.synced, (kind, namespace)), functools.partial(self.denied, (kind, namespace)),
             )
             for kind in (*CHILDREN, JOBS, LEASES)
             for namespace in ((self.own_namespace,) if kind == LEASES else self.namespaces or (None,))
@@ -87,7 +91,7 @@ class Watches:
         if kind == LEASES:
             self._lease_seen = True
             self.lease_changed(change, body)
-            self._update_readiness()
+            self._update()
             return
         key = self.cache.remove(kind, body) if change == "DELETED" else self.cache.put(kind, body)
         if key is not None:
@@ -111,13 +115,21 @@ class Watches:
 
     def synced(self, done: Unlisted) -> None:
         """Start the passes that waited for a list."""
+        self._denied.discard(done)
         if done in self._unlisted:
             self._unlisted.discard(done)
-            if not any(kind in CHILDREN for kind, _ in self._unlisted):
-                self.children_listed.set()
             if done[0] != LEASES:
                 self.wake_all()
-        self._update_readiness()
+        self._update()
+
+    def denied(self, what: Unlisted) -> None:
+        """Let a namespace wait alone in which the operator may not list a kind."""
+        if what in self._unlisted and what not in self._denied:
+            self._denied.add(what)
+            kind, namespace = what
+            where = f"namespace {namespace}" if namespace else "all namespaces"
+            log.error("%s: the operator may not watch %s: jobs there wait for its roles", where, kind.plural)
+            self._update()
 
     def wake_all(self) -> None:
         """Start a pass over each job, unless it has to wait for a list."""
@@ -125,15 +137,25 @@ class Watches:
             self._wake(key)
 
     def _wake(self, key: Key) -> None:
-        summary = self.cache.summary(key)
-        jobs_listed = self._unlisted.isdisjoint({(JOBS, None), (JOBS, key[0])})
-        if self.children_listed.is_set() and (jobs_listed or (summary is not None and summary.is_new)):
+        summary, unlisted = self.cache.summary(key), {kind for kind, place in self._unlisted if place in (None, key[0])}
+        if unlisted.isdisjoint(CHILDREN) and (JOBS not in unlisted or (summary is not None and summary.is_new)):
             self.wake(key)
 
-    def _update_readiness(self) -> None:
-        if self._lease_seen and not self._unlisted and not self.liveness.ready:
+    def _update(self) -> None:
+        """Tell what is listed by now."""
+        waiting = self._awaited()
+        if not any(kind in CHILDREN for kind, _ in waiting):
+            self.children_listed.set()
+        if self._lease_seen and not waiting and not self.liveness.ready:
             self.liveness.ready = True
             log.info("all objects are listed; the watches deliver changes")
+
+    def _awaited(self) -> set[Unlisted]:
+        """The lists that everything waits for: not those of namespaces that wait alone, unless all do."""
+        alone = {namespace for _, namespace in self._denied}
+        if not alone < set(self.namespaces):
+            return self._unlisted
+        return {(kind, namespace) for kind, namespace in self._unlisted if kind == LEASES or namespace not in alone}
 
 
 def selector_of(kind: Kind) -> str:

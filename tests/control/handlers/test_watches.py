@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 
 from omni_operator.api.names import JOB_LABEL
+from omni_operator.cluster import object_watch
+from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.watch_liveness import WatchLiveness
@@ -27,10 +29,15 @@ def body_of(kind: Kind, name: str, version: int, **parts: Any) -> Body:
 
 
 class Gates:
-    """A source whose lists end when the test opens their gate; then a queue has the changes."""
+    """A source whose lists end when the test opens their gate; then a queue has the changes.
+
+    Attributes:
+        denied: kind and namespace of lists that are forbidden.
+    """
 
     def __init__(self, objects: dict[Kind, list[Body]]) -> None:
         self.objects, self.requests = objects, list[tuple[Kind, str | None]]()
+        self.denied: set[tuple[Kind, str | None]] = set()
         self.gates = {kind: asyncio.Event() for kind in (*CHILDREN, JOBS, LEASES)}
         self.later = {kind: asyncio.Queue[tuple[str, Body]]() for kind in self.gates}
 
@@ -38,8 +45,11 @@ class Gates:
         self, kind: Kind, namespace: str | None, selector: str, since: str | None
     ) -> AsyncGenerator[tuple[str, Body]]:
         self.requests.append((kind, since))
+        if (kind, namespace) in self.denied:
+            raise Forbidden(f"watch {kind.plural}")
         for body in self.objects.get(kind, ()):
-            yield "ADDED", body
+            if namespace in (None, body["metadata"]["namespace"]):
+                yield "ADDED", body
         await self.gates[kind].wait()
         yield "BOOKMARK", {"metadata": END}
         while True:
@@ -103,6 +113,52 @@ async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", [JOBS, PODS, RAYJOBS], ids=lambda kind: kind.plural)
+async def test_a_namespace_that_may_not_be_listed_waits_alone(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    """Else its owner, who deletes the RoleBinding, would stop the jobs of all others with the next restart."""
+    monkeypatch.setattr(object_watch, "PAUSE_FIRST", 0.0)
+    monkeypatch.setattr(object_watch, "PAUSE_MOST", 0.0)
+    jobs = [body_of(JOBS, "red", 1, spec={}), body_of(JOBS, "blue", 2, spec={})]
+    jobs[1]["metadata"]["namespace"] = "shut"
+    source, liveness, woken = Gates({JOBS: jobs}), WatchLiveness(60.0), list[Key]()
+    source.denied = {(kind, "shut")}
+    watches = Watches(source, ("ns", "shut"), ObjectCache(), liveness, woken.append, lambda resource: None, "system")
+    for gate in source.gates.values():
+        gate.set()
+    tasks = [asyncio.create_task(run) for run in watches.runs()]
+    watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
+    await quiet()
+    assert liveness.ready and watches.children_listed.is_set()
+    assert {name for _, name in woken} == {"red"}
+    source.denied.clear()
+    await asyncio.wait_for(_until(lambda: ("shut", "blue") in woken), 5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_operator_that_may_list_no_namespace_is_not_ready() -> None:
+    source, liveness = Gates({}), WatchLiveness(60.0)
+    source.denied = {(PODS, "ns"), (PODS, "shut")}
+    watches = Watches(
+        source, ("ns", "shut"), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system"
+    )
+    for gate in source.gates.values():
+        gate.set()
+    tasks = [asyncio.create_task(run) for run in watches.runs()]
+    watches.handle(LEASES, "ADDED", body_of(LEASES, "canary", 12))
+    await quiet()
+    assert not liveness.ready and not watches.children_listed.is_set()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until(there: Callable[[], bool]) -> None:
+    while not there():
+        await asyncio.sleep(0)
 
 
 async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_no_watch() -> None:
