@@ -32,6 +32,7 @@ from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.pod_replacement import replace_pods
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS
+from omni_operator.cluster.status_writer import is_as_decided, write_status
 from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
@@ -205,7 +206,7 @@ class Reconciler:
             if not refusal:
                 memory.refusals = NO_REFUSALS
         current = self.cache.job(key)
-        if current is None or not _is_as_decided(current, body):
+        if current is None or not is_as_decided(current, body):
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
         newest = max(status.attempts, after.newest)
@@ -371,18 +372,14 @@ class Reconciler:
         if due is None or due > now:
             return ReconcileResult(wake=due)
         values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
-        try:
-            answer = await self.cluster.apply_status(JOBS, body, values)
-        except (Conflict, NotFound) as error:
-            log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
-            # Without waiting for the watch: what this pass did has to be recorded before anything follows from it.
-            if current := await self.cluster.read(JOBS, *key):
-                self.cache.put(JOBS, current)
-                return ReconcileResult(wake=now + SOON, result="conflict")
+        answer, written = await write_status(self.cluster, body, values)
+        if answer is None:
             # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
             self.cache.remove(JOBS, body)
             return self._forget(key)
         self.cache.put(JOBS, answer)
+        if not written:
+            return ReconcileResult(wake=now + SOON, result="conflict")
         memory.written = now
         known = {failure.attempt for failure in status.failures}
         for failure in derived.failures:
@@ -392,8 +389,3 @@ class Reconciler:
             await self._events.create(body, event, now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=now, result="wrote")
-
-
-def _is_as_decided(current: Body, body: Body) -> bool:
-    """Whether a job was neither created again nor written since a pass began with `body`."""
-    return (current["metadata"]["uid"], current.get("status")) == (body["metadata"]["uid"], body.get("status"))
