@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from e2e.cluster.api import Api
+
 Rule = dict[str, Any]
 
 
@@ -32,3 +34,15 @@ OWN: tuple[Rule, ...] = (
 )
 # In the whole cluster: whose token it is.
 CLUSTER: tuple[Rule, ...] = (rule("authentication.k8s.io", "tokenreviews", "create"),)
+
+
+def grant(api: Api, namespace: str, kind: str, rules: tuple[Rule, ...]) -> None:
+    """Bind a role with these rules to the namespace's default service account."""
+    where = f"namespaces/{namespace}/" if kind == "Role" else ""
+    name = f"operator-{namespace}"
+    root = f"/apis/rbac.authorization.k8s.io/v1/{where}"
+    api.post(f"{root}{kind.lower()}s", {"metadata": {"name": name}, "rules": list(rules)})
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+    api.post(f"{root}{kind.lower()}bindings", binding)

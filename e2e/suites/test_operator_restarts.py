@@ -13,7 +13,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import AGENT, install, operator
-from e2e.operator_rights import CLUSTER, OWN, WATCHED, Rule
+from e2e.operator_rights import CLUSTER, OWN, WATCHED, grant
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
@@ -78,18 +78,6 @@ def test_two_concurrent_operators_create_one_child(
         job.await_condition("Succeeded", "True")
         status = job.status()
         assert (status["attempts"], len(status["failures"]), status["failuresCounted"]) == (2, 1, 1)
-
-
-def grant(api: Api, namespace: str, kind: str, rules: tuple[Rule, ...]) -> None:
-    """Bind a role with these rules to the namespace's default service account."""
-    where = f"namespaces/{namespace}/" if kind == "Role" else ""
-    name = f"operator-{namespace}"
-    root = f"/apis/rbac.authorization.k8s.io/v1/{where}"
-    api.post(f"{root}{kind.lower()}s", {"metadata": {"name": name}, "rules": list(rules)})
-    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
-    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
-    api.post(f"{root}{kind.lower()}bindings", binding)
 
 
 @pytest.mark.parametrize("scope", ["everywhere", "one-namespace"])

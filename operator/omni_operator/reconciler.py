@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from omni_operator.api.names import FINALIZER, Names
+from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import Status
 from omni_operator.cluster import owned_objects
 from omni_operator.cluster.errors import (
@@ -33,13 +33,20 @@ from omni_operator.cluster.pod_replacement import replace_pods
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS
 from omni_operator.cluster.status_writer import is_as_decided, write_status
+from omni_operator.lost_children import recover_lost
 from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.plan import ClusterSettings
 from omni_operator.spec_cache import SpecCache, ValidSpec
 from omni_operator.status.decision import decide
 from omni_operator.status.events import find_events
 from omni_operator.status.job_facts import JobFacts
-from omni_operator.status.job_status import Context, derive_invalid_status, derive_status, find_heartbeat
+from omni_operator.status.job_status import (
+    Context,
+    derive_invalid_status,
+    derive_refused_status,
+    derive_status,
+    find_heartbeat,
+)
 from omni_operator.status.observation import Observation, TrainerReport
 from omni_operator.status.rolling import hold_templates
 from omni_operator.status.situation import (
@@ -177,9 +184,15 @@ class Reconciler:
     ) -> ReconcileResult:
         memory = self._memory.of(key, facts.uid)
         if not status.finished:
-            cached = self.cache.observed(key, facts.uid)
-            await self._recover_rayjob(key, facts.uid, cached, status, memory)
-            await self._recover_raycluster(key, cached, status, memory)
+            try:
+                known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
+            except Refused as error:
+                log.warning("%s/%s: the API server rejected a request: %s", *key, error)
+                memory.refusals, known = memory.refusals.add(error, facts.generation, now), False
+            if not known and (refusal := memory.refusals.last):
+                derived = derive_refused_status(facts, status, refusal, now)
+                await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
+                return ReconcileResult(wake=memory.refusals.until, result="refused")
         observed = self._observe(key, facts.uid)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         decision = decide(facts, observed, status, self.timeouts, now)
@@ -231,30 +244,6 @@ class Reconciler:
         context = Context(timeouts=self.timeouts, now=now, listening=now)
         derived = derive_invalid_status(facts, observed, status, text, context)
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
-
-    async def _recover_rayjob(self, key: Key, uid: str, cached: Observation, status: Status, memory: JobMemory) -> None:
-        """Read a RayJob that was there, and no watch delivers: it may only have lost its labels."""
-        names = Names(key[1])
-        name = names.attempt(cached.last) if cached.last > status.attempts else status.children.ray_job
-        number = names.number_of(name or "")
-        if name is None or number is None or name in (memory.lost, *(rayjob.name for rayjob in cached.rayjobs)):
-            return
-        found = await owned_objects.recover_rayjob(self.cluster, key, uid, number)
-        if found is None:
-            memory.lost = name
-        else:
-            self.cache.put(RAYJOBS, found)
-
-    async def _recover_raycluster(self, key: Key, cached: Observation, status: Status, memory: JobMemory) -> None:
-        """The same for the RayCluster: unseen, it would train at the same time as the next attempt."""
-        name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
-        if name is None or uid is None or uid in (memory.lost_cluster, *(each.uid for each in cached.clusters)):
-            return
-        found = await owned_objects.recover_raycluster(self.cluster, key, name, uid, status.attempts)
-        if found is None:
-            memory.lost_cluster = uid
-        else:
-            self.cache.put(RAYCLUSTERS, found)
 
     def _unchanged(self, spec: ValidSpec, observed: Observation, number: int) -> bool:
         """Whether the spec is allowed, and that of the attempt but for what can change while it runs."""

@@ -13,7 +13,7 @@ from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
 from .evidence import without_control
 from .job_facts import JobFacts
-from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
+from .observation import REFUSALS, Observation, ObservedRayCluster, Refusal, TrainerReport
 from .situation import (
     Active,
     BetweenAttempts,
@@ -185,6 +185,23 @@ def review_output(facts: JobFacts, report: TrainerReport | None, before: Conditi
     return unknown_because("NothingSent")
 
 
+def show_refusal(previous: Status, refusal: Refusal, generation: int, now: datetime) -> tuple[Condition, ...]:
+    """The conditions of a status with `Ready`, which names a refusal, and all others as they were."""
+    return update_conditions(previous, {"Ready": false_because(refusal.kind, refusal.text)}, generation, now)
+
+
+def review_end(previous: Status, refusal: Refusal | None, generation: int, now: datetime) -> tuple[Condition, ...]:
+    """Conditions of a job that has ended: `Ready` names a refused step, as the deletion of the job, while it lasts."""
+    if refusal:
+        return show_refusal(previous, refusal, generation, now)
+    failed, ready = previous.condition("Failed"), previous.condition("Ready")
+    last = previous.failures[-1] if previous.failures and failed and failed.status == "True" else None
+    end = false_because(last.reason, last.message) if last else false_because("Finished")
+    if ready is None or ready.reason == end.reason or ready.reason not in REFUSALS:
+        return previous.conditions
+    return update_conditions(previous, {"Ready": end}, generation, now)
+
+
 def _refused(refusal: Refusal | None) -> ConditionValue | None:
     return false_because(refusal.kind, refusal.text) if refusal else None
 
@@ -288,10 +305,13 @@ def _stalled(heartbeat: Heartbeat, now: datetime) -> ConditionValue:
 
 
 def update_conditions(previous: Status, table: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """Conditions with times; lastTransitionTime changes only when the status changes."""
+    """Conditions with times; lastTransitionTime changes only when the status changes. Others than in `table` stay."""
     made = []
     for kind in CONDITION_TYPES:
-        new, old = table[kind], previous.condition(kind)
+        new, old = table.get(kind), previous.condition(kind)
+        if new is None:
+            made.extend([old] if old else [])
+            continue
         flipped = old is None or old.status != new.status or parse_timestamp(old.last_transition_time) is None
         made.append(
             Condition(

@@ -26,8 +26,10 @@ from .conditions import (
     Heartbeat,
     derive_conditions,
     false_because,
+    review_end,
     review_output,
     review_spec,
+    show_refusal,
     true_because,
     update_conditions,
 )
@@ -84,7 +86,7 @@ def derive_status(
     if isinstance(situation, Deleting):
         return previous
     if isinstance(situation, Finished):
-        return _finished(facts, observed, previous)
+        return _finished(facts, observed, previous, context)
     now, attempt = context.now, max(previous.attempts, observed.newest)
     facts = as_running(facts, observed, attempt)
     if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
@@ -142,12 +144,19 @@ def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None
     return Heartbeat(at, silence, facts.max_lag, facts.max_age)
 
 
-def _finished(facts: JobFacts, observed: Observation, previous: Status) -> Status:
-    """Status after the end: only the last report, remaining pods and the observed generation can still change."""
+def derive_refused_status(facts: JobFacts, previous: Status, refusal: Refusal, now: datetime) -> Status:
+    """Status of a job of which nothing else can be decided, because a request was refused."""
+    conditions = show_refusal(previous, refusal, facts.generation, now)
+    return with_state(previous.model_copy(update={"conditions": conditions}))
+
+
+def _finished(facts: JobFacts, observed: Observation, previous: Status, context: Context) -> Status:
+    """Status after the end: only the last report, remaining pods, refusals and the observed generation still change."""
     report, facts = observed.report_of(previous.attempts), as_running(facts, observed, previous.attempts)
     made = previous.model_copy(
         update={
             "observed_generation": facts.generation,
+            "conditions": review_end(previous, context.refusal, facts.generation, context.now),
             "progress": update_progress(previous.progress, report, facts),
             "weights": update_weights(previous.weights, report),
             "checkpoint": update_checkpoint(previous.checkpoint, report),

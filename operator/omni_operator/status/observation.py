@@ -250,13 +250,20 @@ class TrainerReport:
         return self.judge_queue if group == REWARD_GROUP else self.queue
 
 
+REFUSALS = frozenset(
+    {
+        "KubeRayNotInstalled", "QuotaExceeded", "ChildRefused", "Forbidden", "NamespaceTerminating", "NameTaken",
+        "ServerFailed",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The API server's refusal of the last apply.
+    """The API server's refusal of the last request.
 
     Attributes:
-        kind: `KubeRayNotInstalled`, `QuotaExceeded`, `ChildRefused`, `Forbidden`, `NamespaceTerminating`,
-            `NameTaken` or `ServerFailed`.
+        kind: one of `REFUSALS`.
     """
 
     kind: str

@@ -1,0 +1,63 @@
+"""Search for a RayJob and a RayCluster that the status records and no watch delivers: they may have lost labels."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from omni_operator.api.names import Names
+from omni_operator.api.status import Status
+from omni_operator.cluster import owned_objects
+from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Key
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.protocol import Cluster
+from omni_operator.pass_memory import JobMemory
+from omni_operator.status.job_facts import JobFacts
+from omni_operator.status.observation import Observation
+
+
+async def recover_lost(
+    cluster: Cluster, cache: ObjectCache, key: Key, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
+) -> bool:
+    """Cache the objects that were found; each one that does not exist is looked for once.
+
+    Returns:
+        Whether it is known what exists. It is not while the pause after a refusal lasts.
+
+    Raises:
+        Refused: the API server refuses to say it.
+    """
+    cached = cache.observed(key, facts.uid)
+    number, raycluster = _lost_rayjob(key, cached, status, memory), _lost_raycluster(cached, status, memory)
+    if (number or raycluster) and memory.refusals.standing(facts.generation, now):
+        return False
+    if number:
+        found = await owned_objects.recover_rayjob(cluster, key, facts.uid, number)
+        if found is None:
+            memory.lost = Names(key[1]).attempt(number)
+        else:
+            cache.put(RAYJOBS, found)
+    if raycluster:  # unseen, it would train at the same time as the next attempt
+        name, uid = raycluster
+        found = await owned_objects.recover_raycluster(cluster, key, name, uid, status.attempts)
+        if found is None:
+            memory.lost_cluster = uid
+        else:
+            cache.put(RAYCLUSTERS, found)
+    return True
+
+
+def _lost_rayjob(key: Key, cached: Observation, status: Status, memory: JobMemory) -> int | None:
+    """Number of the attempt whose RayJob is to be looked for."""
+    names = Names(key[1])
+    name = names.attempt(cached.last) if cached.last > status.attempts else status.children.ray_job
+    if name is None or name in (memory.lost, *(rayjob.name for rayjob in cached.rayjobs)):
+        return None
+    return names.number_of(name)
+
+
+def _lost_raycluster(cached: Observation, status: Status, memory: JobMemory) -> tuple[str, str] | None:
+    """Name and uid of the RayCluster that is to be looked for."""
+    name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
+    if name is None or uid is None or uid in (memory.lost_cluster, *(each.uid for each in cached.clusters)):
+        return None
+    return name, uid

@@ -1,0 +1,88 @@
+"""Requests that the API server refuses, when a job has ended and when it is not known whether its attempt exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_operator.cluster.errors import Forbidden, Refused
+from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Kind
+
+KEY = ("team-a", "red")
+
+
+def allow(verb: str, kind: Kind, name: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize("ends", ["SUCCEEDED", "FAILED"])
+async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(simulation: Any, ends: str) -> None:
+    def refused(verb: str, kind: Kind, name: str) -> Refused | None:
+        return Forbidden("jobs are kept here") if (verb, kind) == ("delete", JOBS) else None
+
+    simulation.submit(ttlSecondsAfterFinished=60)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.cluster.failures = refused
+    simulation.end(1, ends)
+    await simulation.settle()
+    before = simulation.status()
+    assert before.finished
+    simulation.cluster.counts()
+    await simulation.after(3600)
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", "jobs are kept here")
+    assert simulation.event_reasons().count("ChildRefused") == 1
+    assert simulation.status().state == before.state
+    assert simulation.cluster.counts()["delete", "diffusionrljobs"] < 25
+    others = [condition for condition in simulation.status().conditions if condition.type != "Ready"]
+    assert others == [condition for condition in before.conditions if condition.type != "Ready"]
+
+    simulation.edit(ttlSecondsAfterFinished=7200)  # nothing is refused any more
+    await simulation.settle()
+    assert simulation.condition("Ready") == before.condition("Ready").model_copy(update={"observed_generation": 2})
+    simulation.cluster.failures = allow
+    simulation.edit(ttlSecondsAfterFinished=0)
+    await simulation.settle()
+    assert simulation.cluster.get(JOBS, *KEY) is None
+
+
+@pytest.mark.parametrize("kind", [RAYJOBS, RAYCLUSTERS], ids=lambda kind: kind.plural)
+async def test_without_the_right_to_look_for_its_attempt_a_job_says_so_and_starts_no_other(
+    simulation: Any, kind: Kind
+) -> None:
+    """An attempt that lost its labels is seen by no watch, and may still run."""
+
+    def refused(verb: str, of: Kind, name: str) -> Refused | None:
+        return Forbidden(f"cannot get {of.plural}") if (verb, of) == ("get", kind) else None
+
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    simulation.cluster.failures = refused
+    name = "red-a01" if kind == RAYJOBS else "red-a01-x1"
+    body = simulation.cluster.get(kind, KEY[0], name)
+    labels = dict.fromkeys(body["metadata"]["labels"])
+    body = simulation.cluster.change(kind, KEY[0], name, metadata={"labels": labels})
+    simulation.watch()
+    # A watch with a label selector reports an object that loses the label as deleted.
+    assert simulation.cache.remove(kind, body) == KEY
+    simulation.wakes[KEY] = simulation.now
+    simulation.cluster.counts()
+    await simulation.after(600)
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", f"cannot get {kind.plural}")
+    assert "ReconcileError" not in {found.type for found in simulation.status().conditions}
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+    assert simulation.cluster.counts()["get", kind.plural] < 12
+    for number in range(5):  # a pause is not ended by what others change
+        simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {"example.com/touched": str(number)}})
+        await simulation.settle()
+    assert not simulation.cluster.counts()["get", kind.plural]
+    simulation.cluster.failures = allow
+    await simulation.after(300)
+    assert simulation.condition("Ready").status == "True"
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
