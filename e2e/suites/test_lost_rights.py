@@ -16,7 +16,7 @@ from e2e.operator_process import operator
 from e2e.operator_rights import CLUSTER, OWN, WATCHED, grant
 
 pytestmark = pytest.mark.cluster
-QUICK = {"CANARY_SECONDS": "600", "RETRY_SECONDS": "0.1"}
+QUICK: dict[str, Any] = {"CANARY_SECONDS": "600", "RETRY_SECONDS": "0.1"}
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_namespace_without_rights_does_not_stop_the_others(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, kubeconfig: Path
 ) -> None:
     """As when its owner has deleted it, or the RoleBinding there."""
-    settings = {"NAMESPACE": namespace, "NAMESPACES": f"gone,{namespace}", **QUICK}
+    settings: dict[str, Any] = {"NAMESPACE": namespace, "NAMESPACES": f"gone,{namespace}", **QUICK}
     with operator(installed, tmp_path, kubeconfig, **settings) as running:
         job = JobOnPlane(api, namespace)
         job.start()

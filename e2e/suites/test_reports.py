@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 from collections import Counter
 
 import aiohttp
@@ -14,6 +16,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import AGENT, RunningOperator
+from omni_operator.handlers.http_server import PROBE_CONNECTIONS, REPORT_CONNECTIONS
 from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE
 
 pytestmark = pytest.mark.cluster
@@ -136,3 +139,35 @@ def test_half_sent_requests_do_not_keep_a_trainer_out(running: RunningOperator, 
                 writer.close()
 
     asyncio.run(attack())
+
+
+def test_a_flood_of_connections_keeps_no_trainer_out_and_takes_no_descriptor_from_the_operator(
+    running: RunningOperator, job: JobOnPlane
+) -> None:
+    """Within the 1024 descriptors that many container runtimes let a process open."""
+    pid = running.process.pid
+    token, before = trainer(running, job), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, before[1]))
+    flooded = ((running.reports, 2 * REPORT_CONNECTIONS), (running.http, 8 * PROBE_CONNECTIONS))
+
+    async def attack() -> None:
+        opened: list[asyncio.StreamWriter] = []
+        try:
+            for port, count in flooded:
+                for number in range(count):
+                    source = f"127.0.1.{number % 3 + 1}", 0
+                    opened.append((await asyncio.open_connection("127.0.0.1", port, local_addr=source))[1])
+            assert len(await asyncio.to_thread(os.listdir, f"/proc/{pid}/fd")) < 1024 - 128
+            for number in range(5):
+                assert (await asyncio.to_thread(running.page, "/healthz")).status_code == 200
+                assert await asyncio.to_thread(post, running, token, {**STEP, "step": 4 + number}) == 200
+        finally:
+            for writer in opened:
+                writer.close()
+
+    try:
+        asyncio.run(attack())
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    job.await_status("the last step", lambda found: found["progress"].get("globalStep") == 8)
+    assert "Too many open files" not in running.log.read_text()

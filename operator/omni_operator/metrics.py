@@ -40,6 +40,7 @@ class OperatorMetrics:
     def __init__(self, jobs: JobMetrics | None = None) -> None:
         self.registry, self._jobs = CollectorRegistry(), jobs
         self._read: Callable[[], tuple[int, int, bool]] = lambda: (0, 0, True)
+        self._rendering: asyncio.Task[bytes] | None = None
         self._passes = Histogram(
             f"{OPERATOR}_reconcile_seconds",
             "Duration of reconcile passes over jobs.",
@@ -91,7 +92,16 @@ class OperatorMetrics:
         self._read = lambda: (depth(), late(), leads())
 
     async def page(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """All metrics in Prometheus' text format. Scrapes at the same time share one page: a flood costs no more."""
+        if self._rendering is None:
+            self._rendering = asyncio.create_task(self._new_page())
+            self._rendering.add_done_callback(self._rendered)
+        return await asyncio.shield(self._rendering)
+
+    def _rendered(self, page: asyncio.Task[bytes]) -> None:
+        self._rendering = None
+
+    async def _new_page(self) -> bytes:
         depth, late, leads = self._read()
         self._depth.set(depth)
         self._late.set(late)

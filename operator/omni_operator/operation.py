@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 def run_operator() -> int:
     """Run until stopped. Return 0, or 2 if credentials or settings are invalid."""
     spare_collections()
+    raise_file_limit()
     try:
         while asyncio.run(operate(os.environ)):
             log.info("Omni Operator restarts its watches")
@@ -42,6 +44,12 @@ def spare_collections() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+
+
+def raise_file_limit() -> None:
+    """Open as many files as the process may: each watched namespace takes a connection for each kind of object."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def operate(environ: Mapping[str, str]) -> bool:

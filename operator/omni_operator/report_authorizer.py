@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
 import ipaddress
 import json
@@ -72,6 +73,7 @@ def read_claims(token: str) -> Claims | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
 def source_of(address: str | None) -> str:
     """The sender that limits apply to: an IPv4 address, or the /64 network of an IPv6 address."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
+
+from .connection_limit import LimitedConnection
+
+# Below 1024 together, which is what many container runtimes let a process open.
+PROBE_CONNECTIONS, REPORT_CONNECTIONS = 64, 512
+BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +63,13 @@ def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Calla
 @asynccontextmanager
 async def serve(
     routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None,
-    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
+    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS, connections: int = PROBE_CONNECTIONS,
 ) -> AsyncIterator[int]:  # fmt: skip
     """Serve routes while the context is open. Yields the port; `port=0` picks a free one.
 
     Args:
         host: address to listen on; None: all.
+        connections: maximum number of open connections.
 
     Raises:
         OSError: the port is taken.
@@ -75,9 +83,15 @@ async def serve(
         keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest, logger=log,
     )  # fmt: skip
     await runner.setup()
+    server = runner.server
+    assert server is not None  # it is set up
     try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        yield int(runner.addresses[0][1])
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: LimitedConnection(server, connections), host, port, backlog=BACKLOG
+        )
+        try:
+            yield int(listening.sockets[0].getsockname()[1])
+        finally:
+            listening.close()
     finally:
         await runner.cleanup()
