@@ -231,6 +231,7 @@ class Reconciler:
         derived = derive_status(facts, after, status, decision.situation, context)
         written = await self._count_errors(memory, facts, self._write(key, current, status, derived, memory, now))
         wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
+        wakes.append(None if memory.ensured else memory.corrections.pause_end(now))
         wakes.append(now + SOON if conflict else None)
         wakes.extend(self._deadlines(facts, decision, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
@@ -337,20 +338,32 @@ class Reconciler:
         memory = self._memory.of(key, facts.uid)
         if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
             return
+        # No attempt starts without them.
+        if memory.corrections.pause_end(self.clock()) and self.cache.observed(key, facts.uid).rayjobs:
+            memory.ensured = None
+            return
         complete = True
         for body in spec.shared:
             kind, name = kind_of(body), body["metadata"]["name"]
+            live = self.cache.shared(key, kind, name)
             if self._memory.absent.get(kind, self.clock()) > self.clock():
                 complete = False
                 continue
             try:
-                self.cache.put(kind, await owned_objects.ensure(self.cluster, self.cache.shared(key, kind, name), body))
+                answer = await owned_objects.ensure(self.cluster, live, body)
             except KindAbsent as error:
                 if kind.group != "monitoring.coreos.com":
                     raise
                 log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
                 self._memory.absent[kind] = self.clock() + BACKOFF_MOST
                 complete = False
+                continue
+            self.cache.put(kind, answer)
+            if answer is not live:
+                memory.corrections = memory.corrections.add(self.clock())
+        if end := memory.corrections.pause_end(self.clock()):
+            text = "%s/%s: others change its objects all the time; they are corrected again after %s"
+            log.warning(text, *key, end)
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
     async def _write(
