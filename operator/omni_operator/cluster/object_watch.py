@@ -3,7 +3,8 @@
 Invariants:
 - `handle` receives each change in order; after a list, `listed` receives what exists, so that the objects whose
   deletion no event reported can be removed;
-- a broken connection continues from the last version; only an expired version leads to a new list.
+- a broken connection continues from the last version; only an expired version leads to a new list;
+- lists without any change in between, because each one expires, follow each other after pauses that grow.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -55,9 +56,11 @@ class ObjectWatch:
     listed: Callable[[Kind, str | None, dict[str, int], int], None]
     synced: Callable[[], None]
     denied: Callable[[], None] = lambda: None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     _version: str | None = None
     _streams_lists: bool = True
     _pause: float = field(default_factory=lambda: PAUSE_FIRST)
+    _expired: int = 0  # lists since the last change
 
     async def run(self) -> None:
         """Watch until cancelled. Failures are retried after a pause that grows while there is no progress."""
@@ -65,14 +68,17 @@ class ObjectWatch:
         while True:
             try:
                 await self._follow()
-                await asyncio.sleep(PAUSE_FIRST)
+                await self.sleep(PAUSE_FIRST)
             except Expired as error:
                 log.info("%s in %s: listing again: %s", self.kind.plural, where, error)
                 self._version = None
+                if self._expired:
+                    await self.sleep(min(PAUSE_FIRST * 2 ** min(self._expired, 16), PAUSE_MOST))
+                self._expired += 1
             except KindAbsent:
                 self._version = None
                 self.synced()  # nothing of it exists
-                await asyncio.sleep(PAUSE_ABSENT)
+                await self.sleep(PAUSE_ABSENT)
             except ClusterError as error:
                 if isinstance(error, Forbidden):
                     self.denied()
@@ -80,7 +86,7 @@ class ObjectWatch:
                 pause = max(after or 0.0, self._pause * random.uniform(0.5, 1.0))
                 self._pause = min(self._pause * 2, PAUSE_MOST)
                 log.warning("%s in %s: watch failed, retry in %.1f s: %s", self.kind.plural, where, pause, error)
-                await asyncio.sleep(pause)
+                await self.sleep(pause)
 
     async def _follow(self) -> None:
         if self._version is None and not self._streams_lists:
@@ -105,7 +111,7 @@ class ObjectWatch:
                 if change != "BOOKMARK":
                     self.handle(self.kind, change, body)
                 if self._version is not None:
-                    self._version = version
+                    self._version, self._expired = version, 0
                 elif change != "BOOKMARK":
                     alive[str(body["metadata"].get("uid"))] = as_number(version)
                 elif is_end_of_list(body):

@@ -58,11 +58,11 @@ class WatchClient(AuthenticatedClient):
         response = await self._open("watch", kind, namespace, parameters, what)
         try:
             async for line in _lines(response, what):
-                event = load_json(line)
-                if event["type"] == "ERROR":
-                    code = int(event["object"].get("code") or 500)
-                    raise error_of(code, event["object"], what)
-                yield event["type"], event["object"]
+                change, body = _parse_event(line, what)
+                if change == "ERROR":
+                    code = body.get("code")
+                    raise error_of(code if isinstance(code, int) else 500, body, what)
+                yield change, body
         finally:
             response.close()
 
@@ -102,7 +102,7 @@ class WatchClient(AuthenticatedClient):
                 response = await self._open("list", kind, namespace, parameters, what)
                 try:
                     text = await _read(response, most)
-                    return None if text is None else load_json(text)
+                    return None if text is None else _parse_page(text)
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                     raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
                 finally:
@@ -138,6 +138,36 @@ class WatchClient(AuthenticatedClient):
             if code != 401 or rejected is not None:
                 raise error_of(code, parse_json(reply), what, response.headers.get("Retry-After"))
             rejected = used
+
+
+def _parse_event(line: bytes, what: str) -> tuple[str, Body]:
+    """Type and object of an event.
+
+    Raises:
+        Unavailable: it is none, as the page of a proxy between operator and API server.
+    """
+    try:
+        event = load_json(line)
+        change, body = event["type"], event["object"]
+        if change == "ERROR" or isinstance(body["metadata"], dict):
+            return str(change), body
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise Unavailable(f"{what}: the answer is not a watch of the API server: {line[:100]!r}")
+
+
+def _parse_page(text: bytes) -> Body:
+    """A page of a list.
+
+    Raises:
+        ValueError: it is none.
+    """
+    page = load_json(text)
+    if not (
+        isinstance(page, dict) and isinstance(page.get("metadata"), dict) and "resourceVersion" in page["metadata"]
+    ):
+        raise ValueError("the answer is not a list of the API server")
+    return page
 
 
 def is_end_of_list(bookmark: Body) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from omni_operator.cluster import object_watch as module
 from omni_operator.cluster.errors import Expired, Forbidden, KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, Body, Kind
@@ -64,6 +62,11 @@ class Seen:
     lists: list[tuple[set[str], int]] = field(default_factory=list)
     versions: list[dict[str, int]] = field(default_factory=list)
     synced: int = 0
+    pauses: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
 
     def handle(self, kind: Kind, change: str, body: Body) -> None:
         self.changes.append((change, body["metadata"]["name"]))
@@ -76,16 +79,10 @@ class Seen:
         self.synced += 1
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PAUSE_FIRST", "PAUSE_MOST", "PAUSE_ABSENT"):
-        monkeypatch.setattr(module, name, 0.0)
-
-
 async def watch(*streams: list[Any], lists: list[list[Any]] | None = None) -> tuple[ScriptedSource, Seen]:
     """Run a watch to the end of its scripts."""
     source, seen = ScriptedSource(list(streams), lists or []), Seen()
-    made = ObjectWatch(source, JOBS, None, "", seen.handle, seen.listed, seen.sync)
+    made = ObjectWatch(source, JOBS, None, "", seen.handle, seen.listed, seen.sync, sleep=seen.sleep)
     task = asyncio.create_task(made.run())
     async with asyncio.timeout(10):
         await source.exhausted.wait()
@@ -115,6 +112,17 @@ async def test_an_expired_version_leads_to_a_list_of_what_is_left() -> None:
     assert source.since == [None, "2", None]
     assert seen.lists == [({"u-a", "u-b"}, 2), ({"u-b"}, 8)]
     assert seen.versions == [{"u-a": 1, "u-b": 2}, {"u-b": 2}]
+
+
+async def test_lists_that_expire_one_after_the_other_are_not_requested_all_the_time() -> None:
+    """Such as of an API server whose etcd is compacted before it has sent a list: each one costs it all objects."""
+    expires = [("ADDED", job("a", 1)), bookmark(2, **END), Expired("too old")]
+    source, seen = await watch(*[expires] * 12, [("ADDED", job("a", 1)), bookmark(2, **END)])
+    assert source.since == [None] * 13
+    assert seen.pauses == [min(module.PAUSE_FIRST * 2**count, module.PAUSE_MOST) for count in range(1, 12)]
+    change = [bookmark(2, **END), ("ADDED", job("b", 3)), Expired("too old")]
+    source, seen = await watch(*[change] * 12, [bookmark(4, **END)])
+    assert (source.since, seen.pauses) == ([None] * 13, []), "after a change the next list follows at once"
 
 
 async def test_a_list_that_breaks_off_is_not_complete() -> None:

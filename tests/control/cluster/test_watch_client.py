@@ -75,6 +75,20 @@ def streams(*events: Body, cut: bool = False) -> Answer:
     return answer
 
 
+# What a proxy may answer instead of the API server.
+NO_EVENTS = (
+    "<html>sign in</html>", "null", "[]", "7", "{}", '{"type": "ADDED"}', '{"type": "ADDED", "object": null}',
+    '{"type": "ADDED", "object": {"metadata": 1}}', '{"object": {}}',
+)  # fmt: skip
+
+
+def page(text: str) -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=f"{text}\n")
+
+    return answer
+
+
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     monkeypatch.setattr(module, "PAGE_PAUSE", 0.0)
@@ -120,12 +134,25 @@ async def test_the_first_watch_asks_for_a_streamed_list_and_the_next_for_changes
         (streams({"type": "ERROR", "object": {"code": 410, "message": "old"}}), Expired),
         (streams({"type": "ERROR", "object": {"code": 500}}), Unavailable),
         (streams(event("ADDED", "a"), cut=True), Unavailable),
+        (streams({"type": "ERROR", "object": {"code": "many"}}), Unavailable),
+        *((page(text), Unavailable) for text in NO_EVENTS),
         (says(422, message="sendInitialEvents is forbidden for watch"), Refused),
         (says(404, message="the server could not find the requested resource"), KindAbsent),
         (says(429), Unavailable),
         (says(401), Unavailable),
     ],
-    ids=["gone", "gone-event", "error-event", "cut", "no-streams", "no-kind", "busy", "rejected"],
+    ids=[
+        "gone",
+        "gone-event",
+        "error-event",
+        "cut",
+        "odd-code",
+        *map(repr, NO_EVENTS),
+        "no-streams",
+        "no-kind",
+        "busy",
+        "rejected",
+    ],
 )
 async def test_errors_by_meaning(server: Server, answer: Answer, error: type[Exception]) -> None:
     server.answers = [answer]
@@ -152,6 +179,16 @@ async def test_a_failed_page_is_requested_again_and_not_the_list(server: Server)
     assert found == [("a", "9"), ("b", "9"), ("c", "9")]
     tokens = [request.query.get("continue") for request in server.requests]
     assert tokens == [None, "first", "first", "first", "second", "second"]
+
+
+@pytest.mark.parametrize("text", [*NO_EVENTS, '{"metadata": {}}'])
+async def test_a_page_that_is_no_list_is_an_error_that_is_retried(server: Server, text: str) -> None:
+    server.answers = [page(text)]
+    async with server.client() as client:
+        with pytest.raises(Unavailable):
+            async for _ in client.pages(JOBS, None, ""):
+                pass
+    assert len(server.requests) == module.PAGE_TRIES
 
 
 async def test_a_page_of_large_objects_is_requested_with_fewer_of_them(
