@@ -36,10 +36,10 @@ from omni_operator.cluster.status_writer import is_as_decided, write_status
 from omni_operator.lost_children import recover_lost
 from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.plan import ClusterSettings
-from omni_operator.spec_cache import SpecCache, ValidSpec
-from omni_operator.status.decision import decide
+from omni_operator.spec_cache import InvalidSpec, SpecCache, ValidSpec
+from omni_operator.status.decision import decide, needs_spec
 from omni_operator.status.events import find_events
-from omni_operator.status.job_facts import JobFacts
+from omni_operator.status.job_facts import JobFacts, without_pods
 from omni_operator.status.job_status import (
     Context,
     derive_invalid_status,
@@ -52,7 +52,6 @@ from omni_operator.status.rolling import hold_templates
 from omni_operator.status.situation import (
     Active,
     CreateAttempt,
-    Creating,
     Decision,
     DeleteRayJob,
     DeleteSelf,
@@ -66,6 +65,7 @@ from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.write_throttle import next_write_time
 
 SOON = timedelta(seconds=1)
+WITHOUT_SPEC = (RemoveFinalizer, DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
@@ -154,11 +154,13 @@ class Reconciler:
             return await self._delete(key, facts, now)
         status = parse_status(body)
         spec = self._specs.get(key, body, self.settings)
-        if isinstance(spec, str):
-            return await self._without_spec(key, body, status, spec, now)
+        if spec.job is None:
+            return await self._without_spec(key, body, status, spec.refused or "", now)
         if spec.job.spec.managed_by != "diffusionrl.io/operator":
             return ReconcileResult()
-        return await self._pass(key, body, spec, parse_job_facts(body, spec.job.spec), status, now)
+        facts = parse_job_facts(body, spec.job.spec)
+        facts = facts if isinstance(spec, ValidSpec) else without_pods(facts)
+        return await self._pass(key, body, spec, facts, status, now)
 
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
         """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
@@ -180,7 +182,7 @@ class Reconciler:
         return ReconcileResult(gone=True, result="gone")
 
     async def _pass(
-        self, key: Key, body: Body, spec: ValidSpec, facts: JobFacts, status: Status, now: datetime
+        self, key: Key, body: Body, spec: ValidSpec | InvalidSpec, facts: JobFacts, status: Status, now: datetime
     ) -> ReconcileResult:
         memory = self._memory.of(key, facts.uid)
         if not status.finished:
@@ -198,13 +200,15 @@ class Reconciler:
         decision = decide(facts, observed, status, self.timeouts, now)
         refused_spec = None if status.finished else spec.refused
         # The operator's settings may have become stricter: a running attempt continues to its end.
-        if refused_spec and (observed.empty or isinstance(decision.situation, Creating)):
+        if refused_spec and needs_spec(decision.situation, observed, status):
             return await self._without_spec(key, body, status, refused_spec, now)
         refusal = memory.refusals.standing(facts.generation, now)
         conflict = False
-        for step in () if refusal else decision.steps:
+        valid = spec if isinstance(spec, ValidSpec) else None
+        steps = [step for step in decision.steps if valid or isinstance(step, WITHOUT_SPEC)]
+        for step in () if refusal else steps:
             try:
-                await self._count_errors(memory, facts, self._perform(step, key, spec, facts))
+                await self._count_errors(memory, facts, self._perform(step, key, valid, facts))
             except (Conflict, NotFound) as error:
                 # The cache is older than the API server's state; the watch will update it.
                 log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
@@ -222,11 +226,10 @@ class Reconciler:
         if current is None or not is_as_decided(current, body):
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
-        newest = max(status.attempts, after.newest)
+        newest, edited = max(status.attempts, after.newest), status.observed_generation != facts.generation
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._memory.listening, refusal=refusal,
-            refused_spec=refused_spec,
-            digest=spec.digest(newest) if newest and status.observed_generation != facts.generation else None,
+            refused_spec=refused_spec, digest=valid.digest(newest) if valid and newest and edited else None,
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
         written = await self._count_errors(memory, facts, self._write(key, current, status, derived, memory, now))
@@ -246,10 +249,12 @@ class Reconciler:
         derived = derive_invalid_status(facts, observed, status, text, context)
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
-    def _unchanged(self, spec: ValidSpec, observed: Observation, number: int) -> bool:
+    def _unchanged(self, spec: ValidSpec | InvalidSpec, observed: Observation, number: int) -> bool:
         """Whether the spec is allowed, and that of the attempt but for what can change while it runs."""
         rayjob = observed.rayjob(number)
-        return not spec.refused and rayjob is not None and rayjob.digest == spec.digest(number)
+        if isinstance(spec, InvalidSpec) or spec.refused or rayjob is None:
+            return False
+        return rayjob.digest == spec.digest(number)
 
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))

@@ -6,10 +6,13 @@ all else that is cached of a job, so only the last ones stay.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -27,6 +30,10 @@ from omni_operator.plan import (
 )
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 
+if TYPE_CHECKING:
+    from omni_operator.api.yaml_document import Path
+
+REPAIRS = 8  # times that fields are removed until the others are valid
 KEPT = 64  # several times the passes that run at the same time
 
 
@@ -64,14 +71,27 @@ class ValidSpec:
         return self._digests[number]
 
 
+@dataclass(frozen=True, slots=True)
+class InvalidSpec:
+    """A specification that this version of the operator refuses. No attempt starts with it; one may run.
+
+    Attributes:
+        refused: its errors, each with its field.
+        job: the job without the invalid fields, for what becomes of its attempt; None if too little is left of it.
+    """
+
+    refused: str
+    job: DiffusionRLJob | None = None
+
+
 @dataclass(slots=True)
 class SpecCache:
     """Specifications of the last jobs, valid or not."""
 
-    _specs: OrderedDict[Key, tuple[object, ValidSpec | str]] = field(default_factory=OrderedDict)
+    _specs: OrderedDict[Key, tuple[object, ValidSpec | InvalidSpec]] = field(default_factory=OrderedDict)
 
-    def get(self, key: Key, body: Body, settings: ClusterSettings) -> ValidSpec | str:
-        """The specification of a job, or its errors, each with its field."""
+    def get(self, key: Key, body: Body, settings: ClusterSettings) -> ValidSpec | InvalidSpec:
+        """The specification of a job."""
         meta = body["metadata"]
         # Labels and annotations are part of a job without being part of its generation.
         identity = (settings, *(meta.get(name) for name in ("uid", "generation", "labels", "annotations")))
@@ -79,7 +99,7 @@ class SpecCache:
         if known is None or known[0] != identity:
             if problem := _too_large(body):
                 self.forget(key)
-                return problem
+                return InvalidSpec(problem)
             known = (identity, _parse(body, settings))
         self._specs[key] = known
         self._specs.move_to_end(key)
@@ -104,8 +124,43 @@ def _too_large(body: Body) -> str | None:
     )
 
 
-def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | str:
+def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | InvalidSpec:
     try:
         return ValidSpec(DiffusionRLJob.model_validate({**body, "status": {}}), settings)
     except ValidationError as error:
-        return "; ".join(f"{format_path(at)}: {text}" for at, text in describe_errors(error, DiffusionRLJob))
+        found = list(describe_errors(error, DiffusionRLJob))
+    text = "; ".join(f"{format_path(at)}: {problem}" for at, problem in found)
+    return InvalidSpec(text, _without_invalid(body, [at for at, _ in found]))
+
+
+def _without_invalid(body: Body, invalid: Sequence[Path]) -> DiffusionRLJob | None:
+    """The job without invalid fields, or without what has them; None if a field is left that it needs."""
+    rest = {**copy.deepcopy(body), "status": {}}
+    for _ in range(REPAIRS):
+        # From the end of each list on, so that no index changes before it is used.
+        removed = [_remove(rest, at) for at in sorted(set(invalid), key=str, reverse=True)]
+        if not any(removed):
+            return None
+        try:
+            return DiffusionRLJob.model_validate(rest)
+        except ValidationError as error:
+            invalid = [at for at, _ in describe_errors(error, DiffusionRLJob)]
+    return None
+
+
+def _remove(rest: Body, at: Path) -> bool:
+    """Remove what is at a path, or the innermost part of the spec around it. Returns whether there is any."""
+    inside: Any = rest
+    found: list[tuple[Any, str | int]] = []
+    for step in at:
+        if not (
+            step in inside if isinstance(inside, dict) else isinstance(inside, list) and step in range(len(inside))
+        ):
+            break
+        found.append((inside, step))
+        inside = inside[step]
+    if len(found) < 2 or found[0][1] != "spec":
+        return False
+    parent, step = found[-1]
+    del parent[step]
+    return True

@@ -38,6 +38,7 @@ from .situation import (
     Finished,
     RemoveFinalizer,
     RequestCheckpoint,
+    Situation,
     Succeeding,
     Suspended,
     Suspending,
@@ -57,6 +58,20 @@ def decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Tim
     """
     decision = Decision(Deleting()) if facts.deleting else _decide(facts, observed, status, timeouts, now)
     return replace(decision, steps=(RemoveFinalizer(), *decision.steps)) if facts.has_finalizer else decision
+
+
+def needs_spec(situation: Situation, observed: Observation, status: Status) -> bool:
+    """Whether a job can only wait while its spec is refused: its next step would be an attempt."""
+    suspended = status.condition("Suspended")
+    match situation:
+        case Creating():
+            return True
+        case BetweenAttempts():
+            return observed.empty
+        case Suspended():  # a suspension that is under way is recorded first
+            return suspended is None or suspended.status != "Unknown"
+        case _:
+            return False
 
 
 def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Timeouts, now: datetime) -> Decision:

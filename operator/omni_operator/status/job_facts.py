@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
@@ -97,6 +97,7 @@ class JobFacts:
         sends_output: results are sent to a store.
         vendor: vendor of the accelerators; None if the job does not name it.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
+        complete: False if fields of the spec are invalid, so that there are defaults instead of them.
     """
 
     uid: str
@@ -123,11 +124,18 @@ class JobFacts:
     keeps_results: bool = True
     sends_output: bool = False
     vendor: str | None = None
+    complete: bool = True
 
     @property
     def pools(self) -> tuple[PoolFacts, ...]:
         """The rollout and the reward pods."""
         return self.rollouts, self.judges
+
+
+def without_pods(facts: JobFacts) -> JobFacts:
+    """Facts of a job with an invalid spec: its attempt keeps its pods, whatever the valid fields say of them."""
+    rollouts, judges = (replace(pool, live=False) for pool in facts.pools)
+    return replace(facts, complete=False, rolling=(), rollouts=rollouts, judges=judges)
 
 
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:

@@ -24,6 +24,7 @@ from omni_operator.api.status import (
 from .conditions import (
     ConditionValue,
     Heartbeat,
+    Table,
     derive_conditions,
     false_because,
     review_end,
@@ -106,6 +107,8 @@ def derive_status(
     assert table is not None  # the other situations returned above
     sent = review_output(facts, report, previous.condition("OutputSent"))
     table = {**table, **review_spec(facts), **review_scaling(facts, observed, attempt, now), "OutputSent": sent}
+    if not facts.complete:
+        table = {**table, **_keep(previous, review_spec(None))}
     weights = base.condition("WeightsInSync")
     if report is None and heartbeat.at and weights and table["ProgressStalled"].reason != "NotRunning":
         # An earlier process received the last report: its result stays until the next report.
@@ -131,6 +134,14 @@ def derive_status(
         }
     )
     return with_state(_with_failure(made, situation, now) if isinstance(situation, Failing) else made)
+
+
+def _keep(previous: Status, table: Table) -> Table:
+    """Conditions as they were, or as in `table` where there were none."""
+    found = {kind: previous.condition(kind) for kind in table}
+    return {
+        kind: ConditionValue(old.status, old.reason, old.message) if old else table[kind] for kind, old in found.items()
+    }
 
 
 def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None, context: Context) -> Heartbeat:

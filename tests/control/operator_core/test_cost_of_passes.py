@@ -13,7 +13,7 @@ from omni_operator import spec_cache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
-from omni_operator.spec_cache import KEPT, SpecCache, ValidSpec
+from omni_operator.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
 
 if TYPE_CHECKING:
     from .conftest import Simulation
@@ -145,9 +145,7 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     small = {**large, "metadata": {**meta, "generation": 2}, "spec": SPEC}
     for body in (small, large):
         found = cache.get(KEY, body, settings)
-    assert (
-        isinstance(found, str)
-        and f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found
-    )
+    assert isinstance(found, InvalidSpec) and found.job is None
+    assert f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found.refused
     assert derived["_parse"] == 1
     assert new_valid_specs() == 0, "nothing of the generation before is kept either"
