@@ -15,7 +15,7 @@ from omni_operator.cluster.errors import Refused, Unavailable
 from omni_operator.cluster.kinds import Kind
 from omni_operator.cluster.protocol import Cluster
 
-READS = frozenset({"read", "list_metadata", "serves", "review_token"})
+READS = frozenset({"read", "list_metadata", "list_objects", "serves", "review_token"})
 OF_THE_JOB = frozenset({"apply_status", "patch", "delete"})
 
 

@@ -22,6 +22,7 @@ WATCHED: tuple[Rule, ...] = (
     rule("diffusionrl.io", "diffusionrljobs/finalizers", "update"),  # to own children with blockOwnerDeletion
     rule("ray.io", "rayjobs", "get list watch create patch delete"),
     rule("ray.io", "rayclusters", "get list watch patch"),
+    rule("kueue.x-k8s.io", "workloads", "list"),  # before a queued job asks for fewer rollout pods
     rule("", "pods", "list watch"),
     rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),
     rule("monitoring.coreos.com", "podmonitors", "get list watch create patch"),

@@ -1,7 +1,8 @@
-"""Jobs in a queue of a real Kueue, with a real KubeRay: admission, waiting, preemption, return."""
+"""Jobs in a queue of a real Kueue, with a real KubeRay: admission, also in part, waiting, preemption, return."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +23,10 @@ WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 PATIENCE = 90.0
 
 
-def queue_objects() -> list[dict[str, Any]]:
-    """A queue with two accelerators, where urgent work preempts the rest."""
+def queue_objects(accelerators: int = 2) -> list[dict[str, Any]]:
+    """A queue, where urgent work preempts the rest."""
     version = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
-    quota = {"cpu": "100", "memory": "1000Gi", "nvidia.com/gpu": "2"}
+    quota = {"cpu": "100", "memory": "1000Gi", "nvidia.com/gpu": str(accelerators)}
     resources = [{"name": name, "nominalQuota": value} for name, value in quota.items()]
     return [
         {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
@@ -49,7 +50,7 @@ def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         with control_plane({"gpu-0": {"nvidia.com/gpu": 8}}, parent=folder) as plane, kueue.queues(plane):
             install(plane, kuberay=False)
             kueue.apply(plane, queue_objects())
-            with operator(plane, folder):
+            with operator(plane, folder, QUEUE_SECONDS="10"):
                 yield plane
     except ToolMissing as error:
         leave_out(error)
@@ -88,7 +89,7 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
         (workload,) = api.get(WORKLOADS)["items"]
         pods = {part["name"]: part["count"] for part in workload["spec"]["podSets"]}
         assert pods == {"head": 1, "trainer": 1}
-        deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(first))
+        deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(first) or None)
         uid = first.await_attempt(1)["metadata"]["uid"]
 
         second = submit(api, "second")
@@ -106,7 +107,7 @@ def test_a_job_is_one_workload_waits_for_quota_is_preempted_and_returns(queued: 
             api.delete(job.own_path)
             job.await_gone()
         first.await_condition("Admitted", "True")
-        deadlines.wait_until("a RayCluster again", PATIENCE, lambda: cluster_of(first))
+        deadlines.wait_until("a RayCluster again", PATIENCE, lambda: cluster_of(first) or None)
         status = first.status()
         assert status["attempts"] == 1 and first.await_attempt(1)["metadata"]["uid"] == uid
         assert condition(status, "Failed").get("status") != "True"
@@ -146,3 +147,48 @@ def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued:
         groups = api.get(job.ray("rayclusters", name))["spec"]["workerGroupSpecs"]
         numbers = [(one["groupName"], one["minReplicas"], one["maxReplicas"]) for one in groups]
         assert numbers == [("trainer", 1, 1), ("rollout", 2, 2), ("reward", 2, 2)]
+
+
+def workloads_of(job: JobOnPlane) -> list[dict[str, Any]]:
+    """The Workloads of a job's first attempt."""
+    uid = job.await_attempt(1)["metadata"]["uid"]
+    return [item for item in job.api.get(WORKLOADS)["items"] if item["metadata"]["ownerReferences"][0]["uid"] == uid]
+
+
+def numbers_of(job: JobOnPlane) -> dict[str, Any]:
+    """Rollout pods of a job, by what has their number."""
+    (workload,), (cluster,) = workloads_of(job), cluster_of(job)
+    groups = {one["groupName"]: one for one in job.api.get(job.ray("rayclusters", cluster))["spec"]["workerGroupSpecs"]}
+    (nodes,) = re.findall(r"rollout\.nnodes=(\d+)", job.await_attempt(1)["spec"]["entrypoint"])
+    return {
+        "Workload": {part["name"]: part["count"] for part in workload["spec"]["podSets"]}["rollout"],
+        "RayCluster": groups["rollout"]["replicas"], "trainer": int(nodes),
+        "status": job.status()["rollout"]["desired"],
+    }  # fmt: skip
+
+
+def test_a_queue_without_room_for_all_rollout_pods_admits_as_many_as_fit(queued: ControlPlane) -> None:
+    spec: dict[str, Any] = {
+        "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 1}},
+        "rollout": {"placement": "Separate", "replicas": 4, "minReplicas": 1},
+    }
+    with queued.api() as api:
+        kueue.apply(queued, queue_objects(accelerators=3))
+        job = submit(api, "fewer", spec)
+        (workload,) = deadlines.wait_until("its Workload", PATIENCE, lambda: workloads_of(job) or None)
+        admitted = job.await_condition("Admitted", "True", "PartiallyAdmitted")
+        assert admitted["message"].startswith("admitted with 2 of 4 rollout pods")
+        deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
+        assert set(numbers_of(job).values()) == {2}
+
+        urgent = submit(api, "urgent", priority="urgent")
+        urgent.await_condition("Admitted", "True")
+        deadlines.wait_until(
+            "all pods to be asked for again", PATIENCE, lambda: "for 4 of 4" in job.condition("Admitted")["message"]
+        )
+        kueue.apply(queued, queue_objects(accelerators=7))
+        job.await_condition("Admitted", "True", "ChildUnsuspended")
+        deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
+        assert set(numbers_of(job).values()) == {4} and job.status()["attempts"] == 1
+        # In all of that, Kueue has updated the Workload, and never made another one, which would be the last in line.
+        assert workloads_of(job)[0]["metadata"]["uid"] == workload["metadata"]["uid"]

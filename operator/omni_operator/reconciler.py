@@ -7,7 +7,7 @@ observed objects and the written status, so it can be repeated, interrupted anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
@@ -31,6 +31,7 @@ from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
 from omni_operator.cluster.pod_replacement import replace_pods
 from omni_operator.cluster.protocol import Cluster, GroupChange
+from omni_operator.cluster.queued_attempt import ask_for_pods
 from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS
 from omni_operator.cluster.status_writer import is_as_decided, write_status
 from omni_operator.lost_children import recover_lost
@@ -45,14 +46,12 @@ from omni_operator.status.job_status import (
     derive_invalid_status,
     derive_refused_status,
     derive_status,
-    find_heartbeat,
 )
 from omni_operator.status.observation import Observation, TrainerReport
 from omni_operator.status.rolling import hold_templates
 from omni_operator.status.situation import (
-    Active,
+    AskForPods,
     CreateAttempt,
-    Decision,
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
@@ -62,6 +61,7 @@ from omni_operator.status.situation import (
     Step,
 )
 from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.wake_times import find_deadlines
 from omni_operator.status.write_throttle import next_write_time
 
 SOON = timedelta(seconds=1)
@@ -236,7 +236,7 @@ class Reconciler:
         wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
         wakes.append(None if memory.ensured else memory.corrections.pause_end(now))
         wakes.append(now + SOON if conflict else None)
-        wakes.extend(self._deadlines(facts, decision, derived, after, context))
+        wakes.extend(find_deadlines(facts, decision.situation, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
         return ReconcileResult(wake=min((at for at in wakes if at), default=None), result=result)
 
@@ -258,23 +258,6 @@ class Reconciler:
 
     def _observe(self, key: Key, uid: str) -> Observation:
         return replace(self.cache.observed(key, uid), report=self.reports.newest(key, uid))
-
-    def _deadlines(
-        self, facts: JobFacts, decision: Decision, status: Status, observed: Observation, context: Context
-    ) -> Iterator[datetime]:
-        """Times at which the status changes without an event: a job is stalled, its weights are too old, it started."""
-        if not isinstance(decision.situation, Active):
-            return
-        rayjob = observed.rayjob(status.attempts)
-        if rayjob and rayjob.started and rayjob.started > context.now:  # by a clock that is ahead
-            yield rayjob.started
-        report = observed.report_of(status.attempts)
-        stalled = status.condition("ProgressStalled")
-        heartbeat = find_heartbeat(facts, status, report, context)
-        if heartbeat.at and stalled and stalled.status == "False":
-            yield heartbeat.at + heartbeat.silence
-        if report and report.synced_at and status.is_true("WeightsInSync"):
-            yield report.synced_at + heartbeat.max_age
 
     async def _count_errors(self, memory: JobMemory, facts: JobFacts, request: Awaitable[Answer]) -> Answer:
         """The answer of a request.
@@ -307,6 +290,9 @@ class Reconciler:
                 change = GroupChange(step.index, step.group, step.old, step.new, step.removed)
                 answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], cluster.name, cluster.uid, change)
                 self.cache.put(RAYCLUSTERS, answer)
+            case AskForPods():
+                if asked := await ask_for_pods(self.cluster, key[0], step, self.clock()):
+                    self.cache.put(RAYJOBS, asked)
             case DeleteRayJob(name=name, uid=uid):
                 await self.cluster.delete(RAYJOBS, key[0], name, uid)
             case DeleteSelf():

@@ -186,7 +186,7 @@ def _parse_log_format(text: str) -> str:
 
 _TIMEOUTS = {
     "HEAD_TIMEOUT_SECONDS": "head", "IMAGE_TIMEOUT_SECONDS": "image", "STALL_SECONDS": "stall",
-    "RETRY_SECONDS": "retry",
+    "RETRY_SECONDS": "retry", "QUEUE_SECONDS": "queue",
 }  # fmt: skip
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "NAMESPACES": _parse_list, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,

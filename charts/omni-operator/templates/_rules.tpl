@@ -18,6 +18,9 @@ and a RayCluster before it replaces rollout pods.
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [get, list, watch, patch] # patch: number and template of the rollout pods
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list] # before a queued job asks for fewer rollout pods
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

@@ -15,6 +15,8 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
 PODS_ANNOTATION = f"{GROUP}/pods"  # of a RayJob: its pods and their accelerators, by worker group, as JSON
+# Of a RayJob in a queue: when it asked for another number of rollout pods, and how often for all of them.
+ASKED_ANNOTATION = f"{GROUP}/asked"
 JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
 PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and reward pods are not replaced
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found

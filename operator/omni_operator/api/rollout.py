@@ -176,7 +176,8 @@ class Rollout(StrictModel):
         ge=1,
         le=1024,
         description="Rollout pods without which the trainer waits: with fewer that have the current weights, it "
-        "generates nothing until others have joined. Default: 1. Separate only.",
+        "generates nothing until others have joined. If given, a Kueue queue without room for all replicas may admit "
+        "the job with fewer, down to this number. Default: 1. Separate only.",
     )
     autoscaling: RolloutAutoscaling | None = Field(
         default=None,

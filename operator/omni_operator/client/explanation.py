@@ -23,7 +23,7 @@ ADVICE = {
 }
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
-_NOT_UPDATED = ("RolledBack", "RollingUpdatePaused")  # of a job that runs
+_NOTED = ("RolledBack", "RollingUpdatePaused", "PartiallyAdmitted")  # of a job that runs
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
 _REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
 _NO_CLUSTER = "if that lasts for more than a minute, check that KubeRay's operator runs and watches this namespace"
@@ -126,8 +126,8 @@ def find_cause(status: Status) -> Condition | None:
         condition = status.condition(kind)
         if condition is not None and condition.status == held:
             return condition
-    updated = status.condition("Updated")
-    return updated if updated is not None and updated.reason in _NOT_UPDATED else None
+    noted = (status.condition(kind) for kind in ("Updated", "Admitted"))
+    return next((found for found in noted if found is not None and found.reason in _NOTED), None)
 
 
 def _lacks_cluster(status: Status, cause: Condition | None) -> bool:

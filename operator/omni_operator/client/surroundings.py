@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from omni_operator.api.names import ATTEMPT_LABEL, JOB_LABEL, Names
 from omni_operator.api.status import Condition
 from omni_operator.cluster.errors import ClusterError
-from omni_operator.cluster.kinds import PODS, Kind
+from omni_operator.cluster.kinds import PODS, WORKLOADS, Kind
 from omni_operator.cluster.object_parser import parse_pod
 
 from .events import Event, sort_events
@@ -18,7 +18,6 @@ from .explanation import QueueState, Surroundings
 from .jobs import CORE_EVENTS, Client, Job
 from .pods import select_pod_bodies
 
-WORKLOADS = Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 

@@ -133,6 +133,10 @@ class ApiServer(AuthenticatedClient):
         except NotFound:
             return None
 
+    async def list_objects(self, kind: Kind, namespace: str, selector: str) -> list[Body]:
+        found = await self._send("list", kind, "GET", kind.path(namespace), parameters={"labelSelector": selector})
+        return list(found.get("items") or ())
+
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         found: list[Meta] = []
         version = 0

@@ -122,6 +122,15 @@ class FakeCluster:
         self._record("get", kind, name)
         return self.get(kind, namespace, name)
 
+    async def list_objects(self, kind: Kind, namespace: str, selector: str) -> list[Body]:
+        self._record("list", kind, "")
+        name, _, value = selector.partition("=")
+        return [
+            body
+            for body in self.all(kind)
+            if body["metadata"]["namespace"] == namespace and _label(body, name) == value
+        ]
+
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         self._record("list", kind, "")
         name, _, value = selector.partition("=")

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from omni_operator.api.names import (
+    ASKED_ANNOTATION,
     PODS_ANNOTATION,
     RENDERED_ANNOTATION,
     REWARD_GROUP,
@@ -25,6 +26,7 @@ from omni_operator.api.names import (
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
+    Asked,
     ObservedPod,
     ObservedRayCluster,
     ObservedRayJob,
@@ -72,6 +74,7 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         suspended=bool(spec.get("suspend")),
         digest=str(annotations.get(RENDERED_ANNOTATION, "")),
         pools=_pool_sizes(str(annotations.get(PODS_ANNOTATION, ""))[:TEXT_LIMIT]),
+        asked=_asked(str(annotations.get(ASKED_ANNOTATION, ""))[:TEXT_LIMIT]),
         deployment=_text(status.get("jobDeploymentStatus")),
         job=_text(status.get("jobStatus")),
         reason=_text(status.get("reason")),
@@ -95,10 +98,16 @@ def _pool_sizes(text: str) -> tuple[PoolSize, ...]:
     if not isinstance(sizes[TRAINER_GROUP], Mapping):
         return ()
     return tuple(
-        PoolSize(group, _count(size.get("pods")), _count(size.get("accelerators")), _count(size.get("least")))
+        PoolSize(group, *(_count(size.get(part)) for part in ("pods", "accelerators", "least", "fewest", "most")))
         for group, size in sizes.items()
         if isinstance(size, Mapping)
     )
+
+
+def _asked(text: str) -> Asked | None:
+    at, _, rounds = text.partition(" ")
+    found = parse_timestamp(at)
+    return Asked(found, int(rounds) if rounds.isdecimal() and len(rounds) < 3 else 0) if found else None
 
 
 def _job_started(status: Mapping[str, Any]) -> datetime | None:

@@ -76,6 +76,9 @@ class Cluster(Protocol):
     async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
         """An object; None if it does not exist."""
 
+    async def list_objects(self, kind: Kind, namespace: str, selector: str) -> list[Body]:
+        """The objects of a namespace that match a label selector, which must be few."""
+
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         """Namespace, name and uid of all objects that match a label selector."""
 

@@ -21,7 +21,7 @@ from .digest import compute_digest
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
-from .pools import follows_judges, follows_replicas, pools_of
+from .pools import KUEUE_QUEUE, follows_judges, follows_replicas, pools_of
 from .rayjob import render_ray_job
 from .rolled_fields import without_rolled
 from .run_layout import resolve_paths
@@ -78,13 +78,22 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
 def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:
     """What the status needs of the pods that an attempt was created with; `cluster/object_parser.py` reads it."""
     counted = job.spec.uses_accelerators
-    made = {
+    made: dict[str, dict[str, int]] = {
         pool.group: {"pods": pool.replicas, "accelerators": pool.accelerator.count if counted else 0}
         for pool in pools_of(job)
     }
     if ROLLOUT_GROUP in made:
         made[ROLLOUT_GROUP]["least"] = job.spec.rollout.min_replicas or 1
+        made[ROLLOUT_GROUP] |= _range_in_queue(job)
     return made
+
+
+def _range_in_queue(job: DiffusionRLJob) -> dict[str, int]:
+    """Numbers of rollout pods that the attempt may ask a Kueue queue for, if there is more than one."""
+    rollout = job.spec.rollout
+    if KUEUE_QUEUE not in job.metadata.labels or rollout.min_replicas in (None, rollout.replicas):
+        return {}
+    return {"fewest": rollout.min_replicas, "most": rollout.replicas}
 
 
 def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> str:

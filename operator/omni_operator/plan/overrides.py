@@ -19,6 +19,7 @@ from .storage import HUB_ENDPOINT, trainer_variables
 Settings = dict[str, Value]
 PYTHONS = ("python", "python3")
 ROLLOUT = "actor_rollout_ref.rollout"
+ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
 
@@ -117,7 +118,7 @@ def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
     if not layout.rollout_nodes:
         return {}
     made: Settings = {
-        f"{ROLLOUT}.nnodes": layout.rollout_nodes,
+        ROLLOUT_NODES: layout.rollout_nodes,
         f"{ROLLOUT}.n_gpus_per_node": layout.rollout_accelerators_per_node,
     }
     if rollout.min_replicas:

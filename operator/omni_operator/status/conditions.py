@@ -14,6 +14,7 @@ from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 from .evidence import without_control
 from .job_facts import JobFacts
 from .observation import REFUSALS, Observation, ObservedRayCluster, Refusal, TrainerReport
+from .partial_admission import describe_admission, describe_request
 from .situation import (
     Active,
     BetweenAttempts,
@@ -224,9 +225,14 @@ def _active(
     now: datetime,
 ) -> Table:
     if going.stage is Stage.QUEUED:
-        queued = false_because("Queued", "the queue has not admitted the RayJob (its spec.suspend is true)")
+        text, asks = (
+            "the queue has not admitted the RayJob (its spec.suspend is true)",
+            describe_request(observed, attempt),
+        )
+        queued = false_because("Queued", f"{text}, which {asks}" if asks else text)
         return _table(queued, false_because("Queued"), unknown_because("Queued"), updated=updated)
-    admitted = true_because("ChildUnsuspended")
+    fewer = describe_admission(observed, attempt)
+    admitted = true_because("PartiallyAdmitted", fewer) if fewer else true_because("ChildUnsuspended")
     problem = false_because(going.problem_reason, going.problem) if going.problem_reason else None
     problem = problem or _refused(refusal)
     if going.stage is Stage.STARTING:

@@ -20,6 +20,7 @@ from omni_operator.api.status import Status
 
 from .job_facts import JobFacts, action_for
 from .observation import Observation, ObservedRayJob
+from .partial_admission import find_request
 from .reasons import Action, FailureReason
 from .rolling import find_steps
 from .scaling import scale
@@ -39,6 +40,7 @@ from .situation import (
     RemoveFinalizer,
     RequestCheckpoint,
     Situation,
+    Step,
     Succeeding,
     Suspended,
     Suspending,
@@ -89,9 +91,13 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
         return _next(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
-    replacements, late = find_steps(facts, observed, current, now)
-    # Both change the same groups, so one follows the other.
-    steps = scale(facts, observed, current, now) or replacements
+    if verdict.stage is Stage.QUEUED:
+        request, late = find_request(observed, current, status, timeouts, now)
+        steps: tuple[Step, ...] = (request,) if request else ()
+    else:
+        replacements, late = find_steps(facts, observed, current, now)
+        # Both change the same groups, so one follows the other.
+        steps = scale(facts, observed, current, now) or replacements
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
     # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
     earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)

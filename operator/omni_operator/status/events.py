@@ -103,6 +103,8 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Normal", EventReason.SUSPENDING, new.message, key)]
         case "Suspended", "False" if before[0] in ("True", "Unknown"):
             return [Event("Normal", EventReason.RESUMED, "spec.suspend is false", key)]
+        case "Admitted", "True" if new.reason == "PartiallyAdmitted":
+            return [Event("Normal", EventReason.PARTIALLY_ADMITTED, f"attempt {attempt}: {new.message}", key)]
         case "ProgressStalled", "True":
             return [Event("Warning", EventReason.PROGRESS_STALLED, new.message, key)]
         case "ProgressStalled", "False" if before[0] == "True":

@@ -23,7 +23,7 @@ WAITING: dict[str, Explanation] = {
         shown=("Admitted=False", "Ready=False", "Succeeded=Unknown"),
         meaning="The queue has not admitted the attempt: `spec.suspend` of its RayJob is true.",
         look="kubectl get workloads.kueue.x-k8s.io --output=wide",
-        action="The queue decides; ask for less, or see the Workload of the RayJob.",
+        action="The queue decides; ask for less, set `spec.rollout.minReplicas`, or see the RayJob's Workload.",
     ),
     "KubeRayNotInstalled": Explanation(
         shown=_REFUSED,

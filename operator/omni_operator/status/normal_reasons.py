@@ -8,6 +8,12 @@ NORMAL: dict[str, Explanation] = {
     name: Explanation(shown=shown, meaning=meaning)
     for name, shown, meaning in (
         ("ChildUnsuspended", ("Admitted=True",), "The attempt may run."),
+        (
+            "PartiallyAdmitted",
+            ("Admitted=True", "event"),
+            "The queue had no room for all rollout pods, and admitted the attempt with fewer, but no fewer than "
+            "`spec.rollout.minReplicas`. The message has both numbers.",
+        ),
         ("TrainerAndRolloutsServing", ("Ready=True",), "All pods are ready."),
         ("RolloutsMissing", ("Ready=True",), "Rollout pods are missing, but not too many: the run continues."),
         ("JudgesMissing", ("Ready=True",), "Reward pods are missing, but not all: the others answer their questions."),

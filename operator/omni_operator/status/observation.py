@@ -17,18 +17,34 @@ HEAD = "head"
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Pods of a worker group that an attempt was created with.
+    """Pods of a worker group that an attempt was created with, or that it asks its queue for.
 
     Attributes:
         group: name of the worker group.
         accelerators: of one pod.
         least: number of pods with fewer of which the trainer waits.
+        fewest, most: numbers of pods that it may ask its queue for; 0: only `pods`.
     """
 
     group: str
     pods: int
     accelerators: int
     least: int = 1
+    fewest: int = 0
+    most: int = 0
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether the attempt may ask its queue for fewer pods."""
+        return 0 < self.fewest < self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """When an attempt asked its queue for another number of rollout pods, and how often it did for all of them."""
+
+    at: datetime
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +53,8 @@ class ObservedRayJob:
 
     Attributes:
         digest: digest of the rendered object at its creation.
-        pools: pods at its creation, the trainer's first; empty if an earlier version of the operator created it.
+        pools: its pods, the trainer's first; empty if an earlier version of the operator created it.
+        asked: None before it asked its queue for another number of pods than at its creation.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
         job: `status.jobStatus`, Ray's status of the job.
         reason: `status.reason`, KubeRay's reason of a failure.
@@ -53,6 +70,7 @@ class ObservedRayJob:
     suspended: bool = False
     digest: str = ""
     pools: tuple[PoolSize, ...] = ()
+    asked: Asked | None = None
     deployment: str = ""
     job: str = ""
     reason: str = ""
@@ -61,6 +79,10 @@ class ObservedRayJob:
     dashboard: str = ""
     started: datetime | None = None
     ended: datetime | None = None
+
+    def pool(self, group: str) -> PoolSize | None:
+        """The pods of a worker group; None if it has none, or is of an earlier version of the operator."""
+        return next((size for size in self.pools if size.group == group), None)
 
     @property
     def waits(self) -> bool:

@@ -66,6 +66,7 @@ class EventReason(str, Enum):
     WEIGHTS_IN_SYNC = "WeightsInSync"
     RESULTS_ON_EMPTY_DIR = "ResultsOnEmptyDir"
     NO_VENDOR = "NoVendor"
+    PARTIALLY_ADMITTED = "PartiallyAdmitted"
     ROLLOUT_POD_LOST = "RolloutPodLost"
     ROLLING_UPDATE = "RollingUpdate"
     ROLLED_BACK = "RolledBack"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from .observation import ObservedRayCluster, PodGroup
+from .observation import ObservedRayCluster, ObservedRayJob, PodGroup
 from .reasons import Action, FailureReason
 from .verdict import InProgress
 
@@ -71,6 +71,21 @@ class ScaleGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class AskForPods:
+    """Ask the queue for another number of rollout pods of an attempt that it has not admitted.
+
+    Attributes:
+        old, new: numbers of pods.
+        rounds: how often the attempt has asked for all of them by then, from 0.
+    """
+
+    rayjob: ObservedRayJob
+    old: int
+    new: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartReplacement:
     """Give new pods of a group of a running attempt the template of the current spec."""
 
@@ -116,6 +131,7 @@ ReplacementStep = StartReplacement | ReplacePods | FinishReplacement | GiveUpTem
 Step = (
     ReplacementStep
     | ScaleGroup
+    | AskForPods
     | RemoveFinalizer
     | EnsureShared
     | CreateAttempt

@@ -16,6 +16,8 @@ class Timeouts:
         restarts: restarts of one container before the attempt counts as failed.
         stall: without a report before the job counts as stalled.
         leftovers: for objects of a failed attempt to go, e.g. pods of a lost node, before the next attempt is created.
+        queue: in a Kueue queue, for each number of rollout pods, before an attempt asks for another one; doubled from
+            round to round, up to eight times as long.
         retry: pause before the second attempt; doubled for each further one up to `retry_most`.
     """
 
@@ -24,5 +26,6 @@ class Timeouts:
     restarts: int = 4
     stall: timedelta = timedelta(minutes=10)
     leftovers: timedelta = timedelta(minutes=10)
+    queue: timedelta = timedelta(minutes=2)
     retry: timedelta = timedelta(seconds=5)
     retry_most: timedelta = timedelta(minutes=5)

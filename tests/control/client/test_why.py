@@ -72,6 +72,16 @@ def test_a_message_of_the_condition_is_not_repeated() -> None:
     assert said.endswith("What to do: ask for less, correct the selectors, or add nodes that have the resource.")
 
 
+def test_a_running_job_that_has_fewer_rollout_pods_than_it_asked_for_is_explained() -> None:
+    text = "admitted with 2 of 4 rollout pods; the next attempt asks for all of them again"
+    fewer = Condition(type="Admitted", status="True", reason="PartiallyAdmitted", message=text)
+    assert f"Admitted is True: PartiallyAdmitted: {text}" in explain(
+        "red", Status(state="Running", conditions=(fewer,)), AT
+    )
+    held = Condition(type="Ready", status="False", reason="Unschedulable", message=NO_NODE)
+    assert text not in explain("red", Status(state="Pending", conditions=(fewer, held)), AT)
+
+
 def test_a_rayjob_that_kuberay_does_not_act_on_is_named() -> None:
     held = Condition(type="Ready", status="False", reason="Starting", message="attempt 1")
     alone = Status(state="Starting", conditions=(held,), children=Children(ray_job="red-a01"))

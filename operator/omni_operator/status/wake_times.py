@@ -1,0 +1,35 @@
+"""PURE: times at which the status of a job changes without an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from omni_operator.api.status import Status
+
+from .job_facts import JobFacts
+from .job_status import Context, find_heartbeat
+from .observation import Observation
+from .situation import Active, Situation
+
+
+def find_deadlines(
+    facts: JobFacts, situation: Situation, status: Status, observed: Observation, context: Context
+) -> Iterator[datetime]:
+    """When a running job is stalled, its weights are too old, or it has started by a clock that is ahead.
+
+    Args:
+        status: as derived from the situation.
+    """
+    if not isinstance(situation, Active):
+        return
+    rayjob = observed.rayjob(status.attempts)
+    if rayjob and rayjob.started and rayjob.started > context.now:
+        yield rayjob.started
+    report = observed.report_of(status.attempts)
+    stalled = status.condition("ProgressStalled")
+    heartbeat = find_heartbeat(facts, status, report, context)
+    if heartbeat.at and stalled and stalled.status == "False":
+        yield heartbeat.at + heartbeat.silence
+    if report and report.synced_at and status.is_true("WeightsInSync"):
+        yield report.synced_at + heartbeat.max_age

@@ -1,0 +1,225 @@
+"""Jobs in a Kueue queue that has no room for all of their rollout pods."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from control.operator_core.queue import KEY, NO_ROOM, RAYJOB, ROLLOUT, Queue
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, WORKLOADS
+from omni_operator.status.partial_admission import RECHECK
+from omni_operator.status.timeouts import Timeouts
+
+PAUSE = Timeouts().queue.total_seconds()
+
+
+@pytest.fixture
+def queue(simulation: Any) -> Queue:
+    return Queue(simulation)
+
+
+async def ask_on(queue: Queue, pauses: int) -> list[int]:
+    """The numbers of rollout pods that the attempt asks for, after each pause of the first round."""
+    found = []
+    for _ in range(pauses):
+        await queue.simulation.after(PAUSE)
+        found.append(queue.asked())
+    return found
+
+
+async def test_a_queued_attempt_asks_for_fewer_rollout_pods_down_to_the_minimum_and_then_for_all_again(
+    queue: Queue,
+) -> None:
+    await queue.submit()
+    assert queue.asked() == 4
+    assert await ask_on(queue, 3) == [3, 2, 4]
+    await queue.simulation.after(PAUSE)
+    assert queue.asked() == 4  # the pauses of the second round are twice as long
+    assert "asks for 4 of 4 rollout pods" in queue.simulation.condition("Admitted").message
+    await queue.simulation.after(PAUSE)
+    assert queue.asked() == 3
+
+
+async def test_the_trainer_and_the_status_have_the_number_that_was_admitted(queue: Queue) -> None:
+    await queue.submit()
+    await ask_on(queue, 2)
+    await queue.admit()
+    rayjob = queue.rayjob()
+    trainer, _ = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    files = "".join(trainer["template"]["metadata"]["annotations"].values())
+    for text in (rayjob["spec"]["entrypoint"], files):
+        assert text.count("actor_rollout_ref.rollout.nnodes=2") == 1 and "rollout.nnodes=4" not in text
+    status, admitted = queue.simulation.status(), queue.simulation.condition("Admitted")
+    assert status.rollout.desired == 2 and queue.simulation.condition("Updated").reason == "AsRequested"
+    assert (admitted.status, admitted.reason) == ("True", "PartiallyAdmitted")
+    assert admitted.message.startswith("admitted with 2 of 4 rollout pods")
+    assert queue.simulation.event_reasons().count("PartiallyAdmitted") == 1
+    await queue.simulation.after(100 * PAUSE)
+    assert queue.asked() == 2  # what runs is not changed
+
+
+@pytest.mark.parametrize("rollout", [{**ROLLOUT, "minReplicas": None}, {**ROLLOUT, "minReplicas": 4}])
+async def test_without_a_smaller_minimum_all_pods_are_asked_for(queue: Queue, rollout: dict[str, Any]) -> None:
+    await queue.submit(rollout=rollout)
+    await queue.simulation.after(100 * PAUSE)
+    assert queue.asked() == 4 and ("list", "workloads") not in queue.simulation.cluster.log
+    await queue.admit()
+    assert queue.simulation.condition("Admitted").reason == "ChildUnsuspended"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"reserved": "True", "reason": "QuotaReserved"},  # an admission check may take long
+        {"message": f"{NO_ROOM}. Pending the preemption of 2 workload(s)"},
+        {"reason": "Inadmissible", "message": "LocalQueue team-a doesn't exist"},
+        {"reason": ""},  # not tried yet
+    ],
+)
+async def test_nothing_is_changed_while_the_workload_does_not_wait_for_quota(
+    queue: Queue, state: dict[str, str]
+) -> None:
+    await queue.submit()
+    queue.wait(**state)
+    await queue.simulation.after(20 * PAUSE)
+    assert queue.asked() == 4 and ("patch", "rayjobs") not in queue.simulation.cluster.log
+    queue.wait()
+    await queue.simulation.after(PAUSE)
+    assert queue.asked() == 3
+
+
+@pytest.mark.parametrize("found", ["no Kueue", "no Workload", "a Workload that an administrator stopped"])
+async def test_nothing_is_changed_unless_kueue_decides(queue: Queue, found: str) -> None:
+    await queue.submit()
+    match found:
+        case "no Kueue":
+            queue.simulation.cluster.absent.add(WORKLOADS)
+        case "no Workload":
+            queue.simulation.cluster.remove(WORKLOADS, KEY[0], f"rayjob-{RAYJOB}")
+        case _:
+            queue.simulation.cluster.change(WORKLOADS, KEY[0], f"rayjob-{RAYJOB}", spec={"active": False})
+    await queue.simulation.after(20 * PAUSE)
+    assert queue.asked() == 4 and queue.simulation.condition("Admitted").reason == "Queued"
+    queue.simulation.cluster.absent.clear()
+    if found == "no Workload":
+        queue.make_workload()
+    await queue.admit()
+    assert queue.simulation.condition("Ready").reason != "KubeRayNotInstalled"
+
+
+async def test_a_preempted_attempt_asks_for_all_pods_again_with_short_pauses(queue: Queue) -> None:
+    await queue.submit()
+    await queue.simulation.after(40 * PAUSE)  # in a later round
+    while queue.asked() != 2:
+        await queue.simulation.after(PAUSE)
+    await queue.admit()
+    await queue.simulation.after(1000)
+    await queue.preempt()
+    assert queue.asked() == 4 and queue.simulation.status().attempts == 1
+    assert await ask_on(queue, 3) == [3, 2, 4]
+
+
+async def test_a_preempted_attempt_changes_nothing_before_its_pods_and_its_reservation_are_gone(queue: Queue) -> None:
+    await queue.submit()
+    await ask_on(queue, 2)
+    await queue.admit()
+    await queue.simulation.after(1000)
+    queue.simulation.cluster.change(
+        RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True}, status={"jobDeploymentStatus": "Suspending"}
+    )
+    await queue.simulation.after(10 * PAUSE)
+    assert queue.asked() == 2 and queue.simulation.condition("Admitted").reason == "Queued"
+    queue.wait("True", "QuotaReserved")
+    await queue.simulation.after(10 * PAUSE)
+    assert queue.asked() == 2
+    queue.wait()
+    await queue.simulation.after(RECHECK.total_seconds())
+    assert queue.asked() == 4
+
+
+async def test_the_next_attempt_asks_for_all_pods(queue: Queue) -> None:
+    await queue.submit(backoffLimit=1)
+    await ask_on(queue, 2)
+    await queue.admit()
+    queue.simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await queue.simulation.after(60)
+    assert queue.simulation.attempts()[-1] == "red-a02" and queue.asked("red-a02") == 4
+
+
+async def test_another_operator_goes_on_where_the_last_one_was_stopped(queue: Queue) -> None:
+    await queue.submit()
+    asked = []
+    for _ in range(4):
+        await queue.simulation.after(PAUSE)
+        queue.simulation.start_operator()
+        await queue.simulation.settle()
+        asked.append(queue.asked())
+    assert asked == [3, 2, 4, 4]
+
+
+async def test_an_edited_job_still_asks_as_it_was_created(queue: Queue) -> None:
+    await queue.submit()
+    queue.simulation.edit(rollout={**ROLLOUT, "replicas": 8, "minReplicas": 1})
+    assert await ask_on(queue, 3) == [3, 2, 4]
+
+
+async def test_the_queue_may_admit_the_attempt_in_the_moment_of_the_change(queue: Queue) -> None:
+    await queue.submit()
+
+    def admit(verb: str, kind: Any, name: str) -> None:
+        if (verb, kind) == ("list", WORKLOADS):  # after the operator has read the RayJob
+            queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"suspend": False})
+        return
+
+    queue.simulation.cluster.failures = admit
+    await queue.simulation.after(PAUSE + 5)
+    assert queue.asked() == 4 and not queue.rayjob()["spec"]["suspend"]
+    queue.simulation.cluster.failures = lambda verb, kind, name: None
+    await queue.admit()
+    assert queue.simulation.condition("Admitted").reason == "ChildUnsuspended"
+
+
+@pytest.mark.parametrize("hours", [-1, -48])
+async def test_a_clock_that_was_set_back_prolongs_no_pause(queue: Queue, hours: int) -> None:
+    await queue.submit()
+    assert await ask_on(queue, 1) == [3]
+    queue.simulation.skew = timedelta(hours=hours)
+    queue.simulation.start_operator()
+    numbers = []
+    for _ in range(6):
+        await queue.simulation.after(PAUSE)
+        numbers.append(queue.asked())
+    assert {2, 4} <= set(numbers) <= {2, 3, 4}
+
+
+async def test_a_change_takes_two_reads_and_two_writes_and_a_long_wait_few(queue: Queue) -> None:
+    await queue.submit()
+    queue.simulation.cluster.counts()
+    await queue.simulation.after(PAUSE)
+    assert queue.asked() == 3
+    assert dict(queue.simulation.cluster.counts()) == {
+        ("get", "rayjobs"): 1, ("list", "workloads"): 1, ("patch", "rayjobs"): 1,
+        ("apply_status", "diffusionrljobs"): 1,
+    }  # fmt: skip
+    await queue.simulation.after(100 * PAUSE)
+    queue.simulation.cluster.counts()
+    await queue.simulation.after(80 * PAUSE)
+    assert queue.simulation.cluster.counts()["patch", "rayjobs"] == 10  # one in eight pauses
+
+
+async def test_many_pods_go_down_in_few_steps(queue: Queue) -> None:
+    await queue.submit(rollout={**ROLLOUT, "replicas": 100, "minReplicas": 2})
+    assert await ask_on(queue, 8) == [86, 72, 58, 44, 30, 16, 2, 100]
+
+
+async def test_annotations_that_someone_has_broken_stop_nothing(queue: Queue) -> None:
+    await queue.submit()
+    broken = {"diffusionrl.io/asked": "yesterday x", "diffusionrl.io/pods": "{}"}
+    queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, metadata={"annotations": broken})
+    await queue.simulation.after(10 * PAUSE)
+    assert queue.asked() == 4
+    await queue.admit()
+    assert queue.simulation.condition("Admitted").status == "True"
+    assert queue.simulation.cluster.get(JOBS, *KEY) is not None

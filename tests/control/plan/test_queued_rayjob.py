@@ -1,0 +1,89 @@
+"""The RayJob of an attempt in a Kueue queue, changed for another number of rollout pods."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.names import ASKED_ANNOTATION, JOB_ANNOTATION, PODS_ANNOTATION, RENDERED_ANNOTATION
+from omni_operator.cluster.errors import Conflict
+from omni_operator.cluster.object_parser import parse_rayjob
+from omni_operator.cluster.queued_attempt import change
+from omni_operator.status.situation import AskForPods
+
+MakeJob = Callable[..., DiffusionRLJob]
+SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+QUEUE = 'metadata.labels={"kueue.x-k8s.io/queue-name": team-a}'
+
+
+def rendered(make_job: MakeJob, replicas: int, *more: str, least: int | None = 2, queue: str = QUEUE) -> dict[str, Any]:
+    job = make_job(
+        "spec.rollout.placement=Separate", f"spec.rollout.replicas={replicas}", queue,
+        "spec.trainer.accelerator={vendor: NVIDIA, count: 2}", *more,
+        *([f"spec.rollout.minReplicas={least}"] if least else []),
+    )  # fmt: skip
+    body = plan.render_attempt(job, 1, SETTINGS)
+    body["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    body["spec"]["suspend"] = True
+    return body
+
+
+def asked(body: dict[str, Any], old: int, new: int) -> dict[str, Any]:
+    """The RayJob after the operator has asked for another number."""
+    changes = change(body, AskForPods(parse_rayjob(body), old, new, 0), NOW)
+    made = copy.deepcopy(body)
+    made["metadata"]["annotations"] |= changes["metadata"]["annotations"]
+    made["spec"]["entrypoint"] = changes["spec"]["entrypoint"]
+    made["spec"]["rayClusterSpec"] |= changes["spec"]["rayClusterSpec"]
+    return made
+
+
+@pytest.mark.parametrize("more", [(), ("spec.rollout.engine.tensorParallelSize=2", "spec.trainer.replicas=2")])
+def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob, more: tuple[str, ...]) -> None:
+    full = rendered(make_job, 12, *more)
+    for number in (11, 2):
+        found, expected = asked(full, 12, number), rendered(make_job, number, *more)
+        pods = json.loads(found["metadata"]["annotations"].pop(PODS_ANNOTATION))
+        wanted = json.loads(expected["metadata"]["annotations"].pop(PODS_ANNOTATION))
+        assert (
+            pods["rollout"] == {**wanted["rollout"], "fewest": 2, "most": 12} and pods["trainer"] == wanted["trainer"]
+        )
+        assert found["metadata"]["annotations"].pop(ASKED_ANNOTATION) == "2026-01-01T00:00:00Z 0"
+        for body in (found, expected):
+            body["metadata"]["annotations"].pop(RENDERED_ANNOTATION)  # the attempt is that of its job
+            trainer, _ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+            trainer["template"]["metadata"]["annotations"].pop(JOB_ANNOTATION)  # as its user wrote it
+        assert found == expected
+        assert asked(asked(full, 12, number), number, 12)["spec"] == full["spec"]
+
+
+def test_what_was_changed_is_parsed_again(make_job: MakeJob) -> None:
+    found = parse_rayjob(asked(rendered(make_job, 4), 4, 3))
+    size = found.pool("rollout")
+    assert size and (size.pods, size.fewest, size.most, size.least) == (3, 2, 4, 2)
+    assert found.asked and (found.asked.at, found.asked.rounds) == (NOW, 0)
+
+
+def test_only_a_suspended_rayjob_with_the_expected_number_is_changed(make_job: MakeJob) -> None:
+    body = rendered(make_job, 4)
+    with pytest.raises(Conflict):
+        asked(body, 3, 2)
+    body["spec"]["suspend"] = False
+    with pytest.raises(Conflict):
+        asked(body, 4, 3)
+
+
+@pytest.mark.parametrize(("least", "queue"), [(2, "metadata.labels={}"), (12, QUEUE), (None, QUEUE)])
+def test_without_a_queue_or_a_smaller_minimum_the_number_is_fixed(
+    make_job: MakeJob, least: int | None, queue: str
+) -> None:
+    size = parse_rayjob(rendered(make_job, 12, least=least, queue=queue)).pool("rollout")
+    assert size is not None and not size.adjustable
