@@ -230,7 +230,8 @@ def _active(
             describe_request(observed, attempt),
         )
         queued = false_because("Queued", f"{text}, which {asks}" if asks else text)
-        return _table(queued, false_because("Queued"), unknown_because("Queued"), updated=updated)
+        ready = _refused(refusal) or false_because("Queued")
+        return _table(queued, ready, unknown_because("Queued"), updated=updated)
     fewer = describe_admission(observed, attempt)
     admitted = true_because("PartiallyAdmitted", fewer) if fewer else true_because("ChildUnsuspended")
     problem = false_because(going.problem_reason, going.problem) if going.problem_reason else None

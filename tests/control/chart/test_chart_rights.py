@@ -10,7 +10,17 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.cluster.kinds import EVENTS, JOBS, LEASES, RAYCLUSTERS, RAYJOBS, TOKEN_REVIEWS, Kind, kind_of
+from omni_operator.cluster.kinds import (
+    EVENTS,
+    JOBS,
+    LEASES,
+    RAYCLUSTERS,
+    RAYJOBS,
+    TOKEN_REVIEWS,
+    WORKLOADS,
+    Kind,
+    kind_of,
+)
 from omni_operator.handlers.watches import CHILDREN
 
 pytestmark = pytest.mark.cluster
@@ -51,6 +61,7 @@ def needed() -> set[Right]:
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
     found |= rights(RAYCLUSTERS, "get", "patch")  # number and template of the rollout pods
+    found |= rights(WORKLOADS, "list")  # before a queued job asks for fewer rollout pods
     for kind in (JOBS, *CHILDREN):
         found |= rights(kind, "list", "watch")
     for kind in applied():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from control.operator_core.queue import KEY, NO_ROOM, RAYJOB, ROLLOUT, Queue
+from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, WORKLOADS
 from omni_operator.status.partial_admission import RECHECK
 from omni_operator.status.timeouts import Timeouts
@@ -107,6 +108,21 @@ async def test_nothing_is_changed_unless_kueue_decides(queue: Queue, found: str)
         queue.make_workload()
     await queue.admit()
     assert queue.simulation.condition("Ready").reason != "KubeRayNotInstalled"
+
+
+async def test_an_operator_without_the_right_to_see_workloads_says_so(queue: Queue) -> None:
+    await queue.submit()
+    queue.simulation.cluster.failures = lambda verb, kind, name: (
+        Forbidden("workloads is forbidden") if kind == WORKLOADS else None
+    )
+    await queue.simulation.after(PAUSE)
+    ready = queue.simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "Forbidden") and "workloads is forbidden" in ready.message
+    assert queue.simulation.status().state == "Queued" and queue.asked() == 4
+    queue.simulation.cluster.failures = lambda verb, kind, name: None
+    await queue.admit()
+    await queue.simulation.after(300)
+    assert queue.simulation.condition("Ready").reason != "Forbidden"
 
 
 async def test_a_preempted_attempt_asks_for_all_pods_again_with_short_pauses(queue: Queue) -> None:
