@@ -142,6 +142,7 @@ async def test_a_preempted_attempt_changes_nothing_before_its_pods_and_its_reser
     await ask_on(queue, 2)
     await queue.admit()
     await queue.simulation.after(1000)
+    queue.wait()
     queue.simulation.cluster.change(
         RAYJOBS, KEY[0], RAYJOB, spec={"suspend": True}, status={"jobDeploymentStatus": "Suspending"}
     )
