@@ -53,8 +53,8 @@ class JudgeMembers:
         with self._lock:
             return list(self.serving)
 
-    def serves(self, replica: Any) -> bool:
-        """Whether a replica gets questions."""
+    def served(self, replica: Any) -> bool:
+        """Whether a replica gets questions; of one that was lost, it is not known whether it has answered any."""
         with self._lock:
             return replica in self.serving
 

@@ -120,7 +120,12 @@ class JudgeServers:
             pinned=config.reward.reward_model.node_resource is not None,
         )
         return ReplicaPool(
-            members, launcher, first_rank=len(self._replicas), looked=members.looked, noun="judge replica"
+            members,
+            launcher,
+            first_rank=len(self._replicas),
+            looked=members.looked,
+            noun="judge replica",
+            failing="was lost within seconds",
         )
 
     def wake_up(self) -> None:

@@ -74,8 +74,8 @@ class Members(Protocol):
     def all(self) -> list[Any]:
         """The replicas that serve, and those that are about to."""
 
-    def serves(self, replica: Any) -> bool:
-        """Whether a replica that has joined gets requests."""
+    def served(self, replica: Any) -> bool:
+        """Whether a replica that has joined gets requests, or is known to have got some before it was lost."""
 
     def join(self, replica: Any, times: JoinTimes) -> None:
         """Add a replica that has started.
@@ -113,6 +113,7 @@ class ReplicaPool(Generic[M]):
     Args:
         looked: called at the end of each look, with `Room.hosts`.
         noun: what a replica is called in messages.
+        failing: what happened to one that started, and that `Members.served` does not know.
     """
 
     def __init__(
@@ -123,11 +124,13 @@ class ReplicaPool(Generic[M]):
         *,
         looked: Callable[[Mapping[str, int]], None],
         noun: str = "replica",
+        failing: str = "was lost before it served",
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.updates = updates
-        self._launcher, self._rank, self._looked, self._noun = launcher, first_rank, looked, noun
+        self._launcher, self._rank, self._looked = launcher, first_rank, looked
+        self._noun, self._failing = noun, failing
         self._clock = clock
         self._run = run or _in_thread
         self._starting = 0
@@ -172,8 +175,9 @@ class ReplicaPool(Generic[M]):
                 self._excuse(replica)
                 if self.updates.leave(replica):
                     self._leaving.append(replica)
-        self._prove()
-        self._ending += self.updates.take_left()
+        left = self.updates.take_left()
+        self._prove([*self.updates.all(), *left])
+        self._ending += left
         while self._ending:  # an error leaves the others to the next look
             self._launcher.stop(self._ending[0])
             self._left(self._ending.pop(0))
@@ -187,12 +191,12 @@ class ReplicaPool(Generic[M]):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
         self._looked(room.hosts)
 
-    def _prove(self) -> None:
-        """Start without a pause again once a replica that was started serves."""
-        serving = {each.replica_rank for each in self.updates.all() if self.updates.serves(each)}
+    def _prove(self, replicas: Iterable[Any]) -> None:
+        """Start without a pause again once a replica that was started serves, or has served between two looks."""
+        served = {each.replica_rank for each in replicas if self.updates.served(each)}
         with self._lock:
-            if serving & self._unproven:
-                self._unproven -= serving
+            if served & self._unproven:
+                self._unproven -= served
                 self._failures = 0
 
     def _left(self, replica: Any) -> None:
@@ -201,7 +205,7 @@ class ReplicaPool(Generic[M]):
             unproven = replica.replica_rank in self._unproven
             self._unproven.discard(replica.replica_rank)
         if unproven:
-            self._failed(f"{self._noun} {replica.replica_rank} started, and was lost before it served", None)
+            self._failed(f"{self._noun} {replica.replica_rank} started, and {self._failing}", None)
 
     def _failed(self, what: str, error: BaseException | None) -> None:
         """Pause before the next start, after each failure twice as long."""

@@ -75,6 +75,7 @@ class ReplicaUpdates:
     _joining: list[Any] = field(default_factory=list)
     _started: dict[int, tuple[JoinTimes, float]] = field(default_factory=dict)  # by rank, with the end of the start
     _held: dict[int, int] = field(default_factory=dict)  # version of each replica in `replicas`, by rank
+    _served: set[int] = field(default_factory=set)  # ranks of lost replicas that an update had reached
     _reasons: list[str] = field(default_factory=list)
     _generating: int | None = None
     _changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
@@ -137,10 +138,10 @@ class ReplicaUpdates:
         with self._changed:
             return [*self.replicas, *self._joining]
 
-    def serves(self, replica: Any) -> bool:
-        """Whether an update has reached a replica, and it has not been lost since."""
+    def served(self, replica: Any) -> bool:
+        """Whether an update has ever reached a replica."""
         with self._changed:
-            return replica in self.replicas
+            return replica in self.replicas or replica.replica_rank in self._served
 
     def join(self, replica: Any, times: JoinTimes) -> None:
         """Add a started replica, which serves once an update has reached it."""
@@ -253,6 +254,7 @@ class ReplicaUpdates:
         gone = [replica for replica, _ in lost]
         # From the router first: no request may reach an older version.
         self.transport.remove(gone)
+        self._served |= {each.replica_rank for each in gone if each in self.replicas}
         self._forget(gone)
         self.left += gone
         for replica, reason in lost:

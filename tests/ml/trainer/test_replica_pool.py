@@ -239,6 +239,21 @@ def test_a_replica_that_starts_and_fails_its_first_update_is_one_that_did_not_st
     assert len(pool.updates.all()) == 2, "after a replica that served, the next one starts at once"
 
 
+def test_a_replica_that_served_between_two_looks_is_not_said_to_be_lost_before() -> None:
+    memory = Memory()
+    pool = pool_of(memory, 1, clock=lambda: 0.0)
+    for rank in (1, 2, 3):
+        memory.nodes[1] = "ready"
+        pool.look()
+        pool.updates.update_weights(rank)
+        memory.replicas[rank].alive = False
+        pool.updates.update_weights(rank + 10)  # in which it is lost
+        pool.look()
+    reports: Any = pool.updates.reports
+    assert not [line for line in reports.lines if "before it served" in line], reports.lines
+    assert len(memory.replicas) == 5, "each is replaced without a pause"
+
+
 def test_a_replica_that_does_not_start_is_tried_again_after_longer_and_longer_pauses() -> None:
     memory, now = Memory(start_fails=True), [0.0]
     pool = pool_of(memory, 1, clock=lambda: now[0])
