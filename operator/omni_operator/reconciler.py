@@ -48,7 +48,7 @@ from omni_operator.status.job_status import (
     derive_status,
 )
 from omni_operator.status.observation import Observation, TrainerReport
-from omni_operator.status.rolling import hold_templates
+from omni_operator.status.rolling import hold_templates, replaces_missing
 from omni_operator.status.situation import (
     AskForPods,
     CreateAttempt,
@@ -232,7 +232,9 @@ class Reconciler:
             refused_spec=refused_spec, digest=valid.digest(newest) if valid and newest and edited else None,
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
-        written = await self._count_errors(memory, facts, self._write(key, current, status, derived, memory, now))
+        replaced = replaces_missing(after, newest)
+        write = self._write(key, current, status, derived, memory, now, replaced=replaced)
+        written = await self._count_errors(memory, facts, write)
         wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
         wakes.append(None if memory.ensured else memory.corrections.pause_end(now))
         wakes.append(now + SOON if conflict else None)
@@ -358,9 +360,10 @@ class Reconciler:
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
     async def _write(
-        self, key: Key, body: Body, status: Status, derived: Status, memory: JobMemory, now: datetime
-    ) -> ReconcileResult:
-        """Write the status if it is due, then create events for what changed."""
+        self, key: Key, body: Body, status: Status, derived: Status, memory: JobMemory, now: datetime,
+        *, replaced: bool = False,
+    ) -> ReconcileResult:  # fmt: skip
+        """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
         due = next_write_time(status, derived, memory.written, now)
         if due is None or due > now:
             return ReconcileResult(wake=due)
@@ -378,7 +381,7 @@ class Reconciler:
         for failure in derived.failures:
             if failure.attempt not in known:
                 self.failed(failure.reason)
-        for event in find_events(status, derived):
+        for event in find_events(status, derived, replaced=replaced):
             await self._events.create(body, event, now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
         return ReconcileResult(wake=now, result="wrote")

@@ -42,8 +42,12 @@ class Event:
     key: str
 
 
-def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
-    """Events for the difference between two statuses."""
+def find_events(previous: Status, new: Status, *, replaced: bool = False) -> tuple[Event, ...]:
+    """Events for the difference between two statuses.
+
+    Args:
+        replaced: whether rollout pods are missing only because the operator replaces them.
+    """
     made: list[Event] = []
     if new.attempts > max(1, previous.attempts):  # the first attempt is not news
         resumes = f", resumes from {new.checkpoint.last}" if new.checkpoint.last else ""
@@ -59,7 +63,7 @@ def find_events(previous: Status, new: Status) -> tuple[Event, ...]:
     asked = previous.condition("Suspended")
     if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
         made.append(Event("Normal", EventReason.CHECKPOINT_SAVED, new.checkpoint.last, f"c{new.checkpoint.last}"))
-    made += _lost_rollouts(previous, new)
+    made += [] if replaced else _lost_rollouts(previous, new)
     for condition in new.conditions:
         made.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
     return tuple(made)
@@ -71,9 +75,6 @@ def _lost_rollouts(previous: Status, new: Status) -> list[Event]:
     if ready is None or ready.reason not in ("TooFewRollouts", "RolloutsMissing"):
         return []
     if after >= before or previous.attempts != new.attempts:
-        return []
-    updated = new.condition("Updated")
-    if updated is not None and updated.reason == "RollingUpdate":  # the operator deletes pods itself
         return []
     key = f"r{new.attempts}-{after}-{new.progress.heartbeat_time}"
     return [Event("Warning", EventReason.ROLLOUT_POD_LOST, f"attempt {new.attempts}: {ready.message}", key)]

@@ -198,6 +198,22 @@ def count_updated(facts: JobFacts, observed: Observation, attempt: int, group: s
     return sum(pod.template == wanted for pod in pods) if wanted else len(pods)
 
 
+def replaces_missing(observed: Observation, attempt: int) -> bool:
+    """Whether rollout pods are missing only because they are being replaced, also where that is paused or given up.
+
+    Every other pod is ready, or a new one that starts. A place without a pod counts as one of the replacement.
+    """
+    cluster = observed.cluster(attempt)
+    group = cluster.group(ROLLOUT_GROUP) if cluster else None
+    if group is None or not group.template or not group.removed:
+        return False
+    pods = [pod for pod in observed.pods_of(attempt) if pod.group == group.name]
+    if not group.replacing and all(pod.template == group.template for pod in pods):
+        return False  # the last replacement is over
+    others = [pod for pod in pods if pod.name not in group.removed]
+    return all(not pod.deleting and (pod.ready or pod.template == group.template) for pod in others)
+
+
 def _known_pods(observed: Observation, attempt: int, group: PodGroup) -> list[ServingPod] | None:
     """The pods of a group that are not being deleted; None if the trainer has not reported its replicas."""
     report = observed.report_of(attempt)

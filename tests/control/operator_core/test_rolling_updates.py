@@ -154,6 +154,39 @@ async def test_in_a_queue_the_change_is_for_the_next_attempt(simulation: Any, po
     assert (simulation.condition("Updated").reason, pools.patches()) == ("NextAttempt", 0)
 
 
+@pytest.mark.parametrize("state", ["RollingUpdate", "RollingUpdatePaused", "RolledBack"])
+async def test_a_pod_that_is_replaced_is_not_said_to_be_lost_and_another_one_is(
+    simulation: Any, pools: Pools, state: str
+) -> None:
+    await pools.run(backoffLimit=0)
+    await report(simulation)
+    simulation.edit(rollout={**NEW, "updateStrategy": {"progressDeadlineSeconds": 600}})
+    await simulation.settle()
+    if state == "RolledBack":
+        replace_named(simulation, pools, {"phase": "Pending"})
+        await simulation.after(610)
+        await report(simulation)
+    elif state == "RollingUpdatePaused":
+        simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "true"}})
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == state
+    (named,) = pools.leaving()
+    # The pod drains, then it is gone, and another one starts.
+    finalizers = {"finalizers": ["drains"]}
+    simulation.cluster.change(PODS, KEY[0], named, metadata=finalizers)
+    simulation.cluster.remove(PODS, KEY[0], named)
+    await simulation.after(20)
+    simulation.cluster.change(PODS, KEY[0], named, metadata={"finalizers": []})
+    await simulation.after(20)
+    started = pools.add("rollout", {"phase": "Pending"})
+    await simulation.after(20)
+    assert pools.events("RolloutPodLost") == []
+    other = next(name for name in rollout_pods(simulation) if name not in (named, started))
+    simulation.cluster.change(PODS, KEY[0], other, status={"conditions": [{"type": "Ready", "status": "False"}]})
+    await simulation.after(20)
+    assert len(pools.events("RolloutPodLost")) == 1
+
+
 async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pools) -> None:
     await pools.run()
     await report(simulation)
