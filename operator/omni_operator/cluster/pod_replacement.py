@@ -18,6 +18,7 @@ from omni_operator.status.situation import (
     GiveUpTemplate,
     ReplacementStep,
     ReplacePods,
+    RestartDeadline,
     StartReplacement,
 )
 from omni_operator.status.timestamps import format_timestamp
@@ -71,6 +72,8 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
             group["scaleStrategy"] = {"workersToDelete": list(removed)}
             if before:
                 annotations = {names.replacing: format_timestamp(now)}
+        case RestartDeadline():
+            annotations = {names.replacing: format_timestamp(now)}
         case FinishReplacement():
             annotations = {names.before: None, names.replacing: None}
         case GiveUpTemplate(text=text):

@@ -107,6 +107,14 @@ class ReplacePods:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartDeadline:
+    """Count the deadline of a replacement from now on: the clock was set back."""
+
+    cluster: ObservedRayCluster
+    group: PodGroup
+
+
+@dataclass(frozen=True, slots=True)
 class FinishReplacement:
     """Forget the template before: all pods of a group have the new one, and serve."""
 
@@ -127,7 +135,7 @@ class GiveUpTemplate:
     text: str = ""
 
 
-ReplacementStep = StartReplacement | ReplacePods | FinishReplacement | GiveUpTemplate
+ReplacementStep = StartReplacement | ReplacePods | RestartDeadline | FinishReplacement | GiveUpTemplate
 Step = (
     ReplacementStep
     | ScaleGroup

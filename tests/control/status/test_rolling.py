@@ -16,7 +16,13 @@ from omni_operator.cluster.pod_replacement import change
 from omni_operator.status.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup, TrainerReport
 from omni_operator.status.rolling import ServingPod, compare, find_steps, next_step, review_rolling
-from omni_operator.status.situation import FinishReplacement, GiveUpTemplate, ReplacePods, StartReplacement
+from omni_operator.status.situation import (
+    FinishReplacement,
+    GiveUpTemplate,
+    ReplacePods,
+    RestartDeadline,
+    StartReplacement,
+)
 from tests.control.status.rolled_pods import BAD, DEADLINE, START, World, group_of
 
 
@@ -152,6 +158,33 @@ def test_a_pod_with_a_node_has_its_time_from_its_creation_on_where_others_with_t
     assert wake == world.now + DEADLINE
     world.now += DEADLINE
     assert isinstance(world.step(), GiveUpTemplate)
+
+
+def test_a_clock_that_was_set_back_prolongs_the_deadline_by_no_more_than_itself() -> None:
+    world = World(2, 1, target=BAD)
+    for _ in range(2):
+        world.step()
+    world.kuberay()
+    world.gone("pod-1")
+    world.now -= timedelta(days=2)
+    assert isinstance(world.step(), RestartDeadline)
+    world.now += DEADLINE / 2
+    assert world.step() is None
+    _, wake = find_steps(world.facts, world.observed, 1, world.now)
+    assert wake == world.now + DEADLINE / 2
+    world.now = wake
+    assert isinstance(world.step(), GiveUpTemplate)
+
+
+def test_clocks_of_several_replicas_may_differ_a_little() -> None:
+    world = World(2, 1, target="b")
+    for _ in range(2):
+        world.step()
+    world.now -= timedelta(seconds=50)
+    assert world.step() is None
+    world.paused = True
+    world.now -= timedelta(days=2)
+    assert world.step() is None, "a paused replacement changes nothing"
 
 
 def test_after_several_changes_the_template_before_is_the_last_whose_pods_served() -> None:
