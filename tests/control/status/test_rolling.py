@@ -176,6 +176,23 @@ def test_a_clock_that_was_set_back_prolongs_the_deadline_by_no_more_than_itself(
     assert isinstance(world.step(), GiveUpTemplate)
 
 
+def test_a_pod_that_was_created_before_the_clock_was_set_back_has_its_time_where_others_serve() -> None:
+    world = World(2, 1, target="b")
+    for _ in range(2):
+        world.step()
+    world.kuberay()
+    world.gone("pod-1")
+    world.serve("pod-3", 2)
+    world.scale(3)
+    world.kuberay()
+    world.now -= timedelta(days=2)
+    assert isinstance(world.step(), RestartDeadline)
+    assert world.step() is None
+    world.now += DEADLINE
+    ((step,), _) = find_steps(world.facts, world.observed, 1, world.now)
+    assert isinstance(step, GiveUpTemplate)
+
+
 def test_clocks_of_several_replicas_may_differ_a_little() -> None:
     world = World(2, 1, target="b")
     for _ in range(2):
