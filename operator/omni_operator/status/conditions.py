@@ -225,10 +225,8 @@ def _active(
     now: datetime,
 ) -> Table:
     if going.stage is Stage.QUEUED:
-        text, asks = (
-            "the queue has not admitted the RayJob (its spec.suspend is true)",
-            describe_request(observed, attempt),
-        )
+        text = "the queue has not admitted the RayJob (its spec.suspend is true)"
+        asks = describe_request(observed, attempt)
         queued = false_because("Queued", f"{text}, which {asks}" if asks else text)
         ready = _refused(refusal) or false_because("Queued")
         return _table(queued, ready, unknown_because("Queued"), updated=updated)

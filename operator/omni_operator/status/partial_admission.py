@@ -75,7 +75,7 @@ def describe_request(observed: Observation, attempt: int) -> str:
     size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
     if size is None or not size.adjustable:
         return ""
-    return f", which asks for {size.pods} of {size.most} rollout pods (spec.rollout.minReplicas: {size.fewest})"
+    return f"asks for {size.pods} of {size.most} rollout pods (spec.rollout.minReplicas: {size.fewest})"
 
 
 def describe_admission(observed: Observation, attempt: int) -> str:

@@ -38,7 +38,7 @@ async def test_a_queued_attempt_asks_for_fewer_rollout_pods_down_to_the_minimum_
     assert await ask_on(queue, 3) == [3, 2, 4]
     await queue.simulation.after(PAUSE)
     assert queue.asked() == 4  # the pauses of the second round are twice as long
-    assert "asks for 4 of 4 rollout pods" in queue.simulation.condition("Admitted").message
+    assert "), which asks for 4 of 4 rollout pods (" in queue.simulation.condition("Admitted").message
     await queue.simulation.after(PAUSE)
     assert queue.asked() == 3
 
