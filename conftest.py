@@ -17,6 +17,8 @@ from hypothesis import settings
 # Tests assert no seconds, and on a busy machine an example that is slow once is then shrunk for minutes.
 settings.register_profile("without-deadline", settings(), deadline=None)
 settings.load_profile("without-deadline")
+# For `make check`. Each run draws other examples, except in continuous integration, which draws them all.
+settings.register_profile("before-a-commit", settings(), max_examples=25)
 
 # `CliRunner.invoke` makes all commands of the application again, which takes longer than most tests.
 typer.testing._get_command = functools.cache(typer.main.get_command)
@@ -29,6 +31,9 @@ def pytest_collection() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+    # Configurations and YAML trees are many small objects that live until their test ends: with Python's own thresholds
+    # a tenth of the time of the tests of settings goes into looking at them again and again.
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 

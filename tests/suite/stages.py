@@ -15,6 +15,8 @@ from pathlib import Path
 
 ELSEWHERE = "not engine and not gpu and not npu and not cluster and not bare"
 STATIC, PROGRAMS, IMAGES = "static checks", "build: control plane", "build: nodes and images"
+# Property tests that name no number of examples draw fewer of them (conftest.py); the other targets draw all.
+FEWER_EXAMPLES = "--hypothesis-profile=before-a-commit"
 # Nice values of builds. Tests wait for the programs of the control plane, so that these get nearly as much as a lane of
 # tests; images use what the tests leave.
 AWAITED, ALONE = 1, 19
@@ -89,17 +91,23 @@ def only(chosen: Sequence[Lane], prefixes: Sequence[str]) -> list[Lane]:
     return [lane for lane in (tuple(stage for stage in lane if stage.name in names) for lane in chosen) if lane]
 
 
-def fast_stages() -> tuple[Stage, ...]:
-    """The fast tests: those that need torch and those that do not, each in two halves of about the same length."""
+def fast_stages(*arguments: str) -> tuple[Stage, ...]:
+    """The fast tests: those that need torch and those that do not, each in two halves of about the same length.
+
+    Args:
+        arguments: of pytest, for each of them.
+    """
     quick, commands = f"not slow and {ELSEWHERE}", [f"tests/control/{name}" for name in ("cli", "client", "plan")]
     elsewhere = [f"--ignore={path}" for path in ("tests/ml", "tests/contract", *commands)]
+    # Every file of the engine's folder has its mark, and to import them all takes a second.
+    others = ("--ignore=tests/ml/trainer", "--ignore=tests/ml/engine")
     with_torch = (
-        pytest_stage("fast: ml", quick, "--ignore=tests/ml/trainer", "tests/ml"),
-        pytest_stage("fast: trainer", quick, "tests/ml/trainer", "tests/contract"),
+        pytest_stage("fast: ml", quick, *arguments, *others, "tests/ml"),
+        pytest_stage("fast: trainer", quick, *arguments, "tests/ml/trainer", "tests/contract"),
     )
     without = (
-        pytest_stage("fast: commands", quick, *commands),
-        pytest_stage("fast: control", quick, *elsewhere, "tests"),
+        pytest_stage("fast: commands", quick, *arguments, *commands),
+        pytest_stage("fast: control", quick, *arguments, *elsewhere, "tests"),
     )
     return (*(replace(half, preloaded=True) for half in with_torch), *without)
 
@@ -120,9 +128,10 @@ def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     clusters = pytest_stage("whole clusters", "bare", "e2e", "tests", after=(IMAGES,), last=True)
     if target is Target.CLUSTER:
         return [(images,), (clusters,)]
-    static, fast = Stage(STATIC, ("make", "--no-print-directory", "static")), fast_stages()
+    static = Stage(STATIC, ("make", "--no-print-directory", "static"))
     if target is Target.CHECK:
-        return [(static,), *((stage,) for stage in fast)]
+        return [(static,), *((stage,) for stage in fast_stages(FEWER_EXAMPLES))]
+    fast = fast_stages()
     # Its tests of the chart need Helm, which is one of the programs.
     fast = (*fast[:-1], replace(fast[-1], after=(PROGRAMS,)))
     plane = pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,))

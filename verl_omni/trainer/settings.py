@@ -103,9 +103,7 @@ def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
     _guide_evaluations(config.actor_rollout_ref.rollout)
     if missing := sorted(set(known).intersection(_missing(config))):
         raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
-    packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
-    installed = frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
-    wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, installed)]
+    wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, _installed_trackers())]
     if wrong := [*registered_names.find_problems(config), *_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
 
@@ -117,6 +115,13 @@ def _guide_evaluations(rollout: DictConfig) -> None:
         with open_dict(own):
             if "guidance_scale" in own:
                 own.setdefault("true_cfg_scale", own.guidance_scale)
+
+
+@cache
+def _installed_trackers() -> frozenset[str]:
+    """The packages of trackers that can be imported."""
+    packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
+    return frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
 
 
 def defaults(loss: str) -> DictConfig:
@@ -301,7 +306,7 @@ def _missing(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Names of settings that are still `???`; one that interpolates a missing setting does not count."""
     for key in config:
         node = config._get_node(key)
-        if OmegaConf.is_missing(config, key):
+        if node._is_missing():
             yield f"{prefix}{key}"
         elif isinstance(node, DictConfig) and not node._is_none():
             yield from _missing(node, f"{prefix}{key}.")

@@ -23,6 +23,7 @@ LANGUAGES = {"sh", "yaml", "python", "json", "text"}
 # What the admin of the cluster has to allow first, as the page says.
 ALLOWED = {"docs/networks.md": "podPolicy: {capabilities: [IPC_LOCK]}\n"}
 SMALLEST = {"README.md"}  # whose job leads to warnings
+PROGRAM: Any = typer.main.get_command(app)
 UsageError: Any = typer.BadParameter.__base__
 # A part of a job in the docs is valid in this one.
 JOB: dict[str, Any] = {
@@ -90,7 +91,7 @@ def parse(arguments: list[str]) -> None:
     Raises:
         UsageError: there is no such command or option, or an argument is missing.
     """
-    command: Any = typer.main.get_command(app)
+    command = PROGRAM
     context = typer.Context(command, info_name="drl")
     while hasattr(command, "commands"):
         name, command, arguments = command.resolve_command(context, arguments)

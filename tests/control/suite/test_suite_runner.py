@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster import deadlines
 from suite import timings
 from suite.runner import Runner
-from suite.stages import IMAGES, LONG, PROGRAMS, Stage, Target, lanes, only, pytest_stage
+from suite.stages import FEWER_EXAMPLES, IMAGES, LONG, PROGRAMS, Stage, Target, lanes, only, pytest_stage
 from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,6 +63,13 @@ def test_a_part_of_a_run_brings_the_builds_that_it_needs() -> None:
     chosen = only(lanes(Target.ALL, ENGINE), ["fast", "whole"])
     names = {stage.name for lane in chosen for stage in lane}
     assert names == {"fast: commands", "fast: control", "fast: ml", "fast: trainer", "whole clusters", PROGRAMS, IMAGES}
+
+
+def test_every_run_but_the_one_before_a_commit_draws_all_examples_of_property_tests() -> None:
+    for target in Target:
+        stages = [stage for lane in lanes(target, ENGINE) for stage in lane if stage.name.startswith("fast")]
+        fewer = {FEWER_EXAMPLES in stage.command for stage in stages}
+        assert fewer == ({True} if target is Target.CHECK else {False} if stages else set()), target
 
 
 def test_all_is_the_other_two_together() -> None:
