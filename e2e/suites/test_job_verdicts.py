@@ -83,3 +83,16 @@ def test_drl_validate_and_the_cluster_agree_on_random_documents(api: Api) -> Non
 def test_a_rule_of_the_crd_has_a_message(api: Api) -> None:
     _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], "backoffLimit": 1}})
     assert "checkpoint" in said
+
+
+def test_one_answer_names_all_broken_rules_with_the_paths_of_their_fields(api: Api) -> None:
+    """Also those that the API server evaluates as one."""
+    wrong = {"backoffLimit": 1, "rollout": {"samplesPerPrompt": 1, "drainSeconds": 1, "minReplicas": 1, "replicas": 2}}
+    _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], **wrong}})
+    for field, text in (
+        ("backoffLimit", "needs spec.checkpoint.claimName"), ("rollout.replicas", "must be all accelerators"),
+        ("rollout.samplesPerPrompt", "must be at least 2"), ("rollout.drainSeconds", "must not be given"),
+        ("rollout.minReplicas", "must not be given"),
+    ):  # fmt: skip
+        assert f"spec.{field}: {text}" in said
+    assert "trainer.batch" not in said

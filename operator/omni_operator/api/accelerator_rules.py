@@ -52,7 +52,11 @@ ACCELERATOR_RULES = (
         ENGINE_IN_POD,
         ".rollout.engine.tensorParallelSize",
     ),
-    Cel(f"!has(self.rollout.accelerator) || {_fits_trainer('self.rollout')}", NOT_WITH_TRAINER, ".rollout.accelerator"),
+    Cel(
+        f"self.rollout.placement != 'Separate' || !has(self.rollout.accelerator) || {_fits_trainer('self.rollout')}",
+        NOT_WITH_TRAINER,
+        ".rollout.accelerator",
+    ),
     Cel(
         "self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'",
         TOKEN_NEEDED,

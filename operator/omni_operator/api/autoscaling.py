@@ -58,7 +58,7 @@ class JudgeAutoscaling(Autoscaling):
 
 @dataclass(frozen=True, slots=True)
 class AutoscalingRules:
-    """Rules of a model with the fields `replicas` and `autoscaling`.
+    """Rules of a model with the fields `placement`, `replicas` and `autoscaling`, which is for Separate only.
 
     Attributes:
         field: of the model, as `spec.rollout`.
@@ -76,8 +76,8 @@ class AutoscalingRules:
     def cel(self) -> Iterator[Cel]:
         """The rules for the API server."""
         yield Cel(
-            "!has(self.autoscaling) || (self.replicas >= self.autoscaling.minReplicas && "
-            "self.replicas <= self.autoscaling.maxReplicas)",
+            "self.placement != 'Separate' || !has(self.autoscaling) || "
+            "(self.replicas >= self.autoscaling.minReplicas && self.replicas <= self.autoscaling.maxReplicas)",
             self.out_of_range,
             ".replicas",
         )

@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 from .base import VALIDATIONS, Cel
 from .generated_file import write_or_check
 from .job import API_VERSION, DNS_1035, KIND, NAME_LIMIT, DiffusionRLJob, Spec
+from .joined_rules import join_rules
 from .status import Status
 from .structural import structural
 
@@ -75,7 +76,7 @@ def _version() -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": schema()},
+        "schema": {"openAPIV3Schema": join_rules(schema())},
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": text, **({"priority": 1} if wide else {})}
             for name, kind, path, text, wide in COLUMNS

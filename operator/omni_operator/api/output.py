@@ -42,7 +42,7 @@ _USES_S3 = (
 _USES_HUB = "(has(self.output) && self.output.url.startsWith('hf://'))"
 STORAGE_RULES = (  # of the spec
     Cel(
-        "!(has(self.storage.endpoint) || has(self.storage.region) || has(self.storage.secretName)) || "
+        "!has(self.storage.endpoint) && !has(self.storage.region) && !has(self.storage.secretName) || "
         f"{_USES_S3} || {_USES_HUB}",
         UNUSED_STORE,
         ".storage",

@@ -90,12 +90,12 @@ class Accelerator(StrictModel):
 
     cel = (
         Cel(
-            "!has(self.vendor) || self.vendor != 'CPU' || !has(self.resourceName)",
+            "!has(self.resourceName) || !has(self.vendor) || self.vendor != 'CPU'",
             CPU_HAS_NO_RESOURCE,
             ".resourceName",
         ),
         Cel(
-            "has(self.vendor) || !has(self.resourceName)",
+            "!has(self.resourceName) || has(self.vendor)",
             VENDOR_NEEDED,
             ".vendor",
         ),

@@ -114,7 +114,7 @@ class Scorer(StrictModel):
 
     cel = (
         Cel(
-            "[has(self.builtin), has(self.function), has(self.http)].filter(given, given).size() <= 1",
+            "has(self.http) ? !has(self.function) && !has(self.builtin) : !has(self.function) || !has(self.builtin)",
             "a scorer has only one of builtin, function and http",
         ),
         Cel(

@@ -237,9 +237,15 @@ class Rollout(StrictModel):
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
-        Cel("!has(self.minReplicas) || self.minReplicas <= self.replicas", MORE_THAN_ALL, ".minReplicas"),
+        # Of most jobs the placement alone is looked up: other rules refuse these fields with Colocated.
         Cel(
-            "!has(self.autoscaling) || !has(self.minReplicas) || self.minReplicas <= self.autoscaling.minReplicas",
+            "self.placement != 'Separate' || !has(self.minReplicas) || self.minReplicas <= self.replicas",
+            MORE_THAN_ALL,
+            ".minReplicas",
+        ),
+        Cel(
+            "self.placement != 'Separate' || !has(self.autoscaling) || !has(self.minReplicas) || "
+            "self.minReplicas <= self.autoscaling.minReplicas",
             WOULD_WAIT,
             ".autoscaling",
         ),

@@ -59,7 +59,7 @@ class ApiServer(AuthenticatedClient):
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._send("apply", kind, "PATCH", path, body, APPLY, _APPLY_PARAMETERS)
+        return await self._send("apply", kind, "PATCH", path, body, APPLY, _forced(FIELD_MANAGER))
 
     async def apply_status(self, kind: Kind, body: Body, status: Body) -> Body:
         # With the version, a status that rests on an old one is a conflict, e.g. after another replica has led.
@@ -75,9 +75,8 @@ class ApiServer(AuthenticatedClient):
     async def _apply_status(self, kind: Kind, meta: Meta, status: Body, manager: str) -> Body:
         body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "status": status}
         path = kind.path(meta["namespace"], meta["name"], "status")
-        parameters = {"fieldManager": manager, "force": "true"}
         try:
-            return await self._send("apply_status", kind, "PATCH", path, body, APPLY, parameters)
+            return await self._send("apply_status", kind, "PATCH", path, body, APPLY, _forced(manager))
         except ServerError as error:
             if UNDECLARED not in str(error):
                 raise
@@ -94,7 +93,7 @@ class ApiServer(AuthenticatedClient):
         precondition = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         patch = {**changes, "metadata": {**changes.get("metadata", {}), **precondition}}
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._send("patch", kind, "PATCH", path, patch, MERGE, _MANAGER)
+        return await self._send("patch", kind, "PATCH", path, patch, MERGE, _as_manager(FIELD_MANAGER))
 
     async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
         group = f"/spec/workerGroupSpecs/{change.index}"
@@ -109,7 +108,7 @@ class ApiServer(AuthenticatedClient):
         if change.removed:
             strategy = {"workersToDelete": list(change.removed)}
             patch.append({"op": "add", "path": f"{group}/scaleStrategy", "value": strategy})
-        path, parameters = kind.path(namespace, name), {"fieldManager": SCALE_MANAGER}
+        path, parameters = kind.path(namespace, name), _as_manager(SCALE_MANAGER)
         try:
             return await self._send("patch", kind, "PATCH", path, patch, JSON_PATCH, parameters)
         except Refused as error:
@@ -123,9 +122,8 @@ class ApiServer(AuthenticatedClient):
 
     async def create(self, body: Body) -> Body:
         kind = kind_of(body)
-        return await self._send(
-            "create", kind, "POST", kind.path(body["metadata"]["namespace"]), body, parameters=_MANAGER
-        )
+        path, parameters = kind.path(body["metadata"]["namespace"]), _as_manager(FIELD_MANAGER)
+        return await self._send("create", kind, "POST", path, body, parameters=parameters)
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
         try:
@@ -263,8 +261,18 @@ class _Answer:
     retry_after: str | None
 
 
-_MANAGER = {"fieldManager": FIELD_MANAGER}
-_APPLY_PARAMETERS = {**_MANAGER, "force": "true"}
+def _as_manager(name: str) -> dict[str, str]:
+    """Parameters of a write.
+
+    By default the API server also looks for unknown fields, to warn of them, which no one here reads; for that it
+    parses the body of an apply request a second time.
+    """
+    return {"fieldManager": name, "fieldValidation": "Ignore"}
+
+
+def _forced(manager: str) -> dict[str, str]:
+    """Parameters of an apply request, which takes its fields from other managers."""
+    return {**_as_manager(manager), "force": "true"}
 
 
 _ESCAPED = re.compile(r"[\x7f-\uffff]")

@@ -1,0 +1,105 @@
+"""Tests of the joined rules: each rule is in the CRD, few are evaluated for a job, and names stand for fields."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from omni_operator.api import crd
+from omni_operator.api.base import VALIDATIONS
+from omni_operator.api.joined_rules import LONGEST, OLD, join_rules
+
+SCHEMA = crd.schema()
+JOINED = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+TWO = {"rule": "self.engine.size == 1", "message": "is not 1", "fieldPath": ".engine"}
+
+
+def nodes(node: dict[str, Any], at: str = "", always: bool = True) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Every object of a schema with its path, and whether each job has it."""
+    yield at, node, always
+    for name, inner in node.get("properties", {}).items():
+        given = always and (name in node.get("required", ()) or "default" in inner)
+        yield from nodes(inner, f"{at}.{name}", given)
+    for name, step in (("items", "[]"), ("additionalProperties", ".*")):
+        if isinstance(node.get(name), dict):
+            yield from nodes(node[name], at + step, always=False)
+
+
+def engine(**field: Any) -> dict[str, Any]:
+    """An object with an object `engine`, of many fields, and two rules that read one of them."""
+    sizes = {f"size{number}": {"type": "integer"} for number in range(20)}
+    inner = {"type": "object", "properties": {"size": {"type": "integer", "default": 1}, **sizes}, **field}
+    rules = [TWO, {"rule": "!has(self.engine.size1) || self.engine.size < 9", "message": "is big"}]
+    return {"type": "object", "properties": {"engine": inner}, VALIDATIONS: rules}
+
+
+def test_every_rule_of_the_models_is_in_the_crd_with_its_message_and_the_path_of_its_field() -> None:
+    joined = {at: node.get(VALIDATIONS, []) for at, node, _ in nodes(JOINED)}
+    for at, node, _ in nodes(SCHEMA):
+        texts = [rule.get("messageExpression", "") + rule["message"] for rule in joined[at]]
+        for rule in node.get(VALIDATIONS, []):
+            assert [text for text in texts if rule["message"] in text], (at, rule)
+            alone = [other for other in joined[at] if other == rule]
+            condition, path = f"({rule['rule']}) ? ''", at + rule.get("fieldPath", "") + ": "
+            assert alone or [text for text in texts if condition in text], (at, rule)
+            assert alone or "fieldPath" not in rule or "[" in at or path.removeprefix(".") in "".join(texts), at
+
+
+def test_an_object_has_at_most_one_rule_about_its_present_state_that_is_not_very_long() -> None:
+    for at, node, _ in nodes(JOINED):
+        rules = [rule for rule in node.get(VALIDATIONS, []) if OLD not in rule["rule"]]
+        assert len([rule for rule in rules if len(rule.get("messageExpression", rule["rule"])) <= LONGEST]) <= 1, at
+
+
+def test_few_rules_are_evaluated_for_every_job() -> None:
+    """Each of them costs the API server time at every write of a job, also of its status (docs/budgets.md)."""
+
+    def rules(schema: dict[str, Any]) -> int:
+        return sum(len(node.get(VALIDATIONS, ())) for _, node, always in nodes(schema) if always)
+
+    assert rules(SCHEMA) > 60
+    assert rules(JOINED) <= 18
+
+
+def test_a_field_that_several_rules_read_has_a_name() -> None:
+    (rule,) = join_rules(engine(default={}), "spec.rollout")[VALIDATIONS]
+    assert rule["rule"] == (
+        "[self.engine].all(engine, (engine.size == 1) && (!has(engine.size1) || self.engine.size < 9))"
+    )  # fmt: skip
+    assert rule["messageExpression"] == (
+        """((self.engine.size == 1) ? '' : "spec.rollout.engine: is not 1. ") + """
+        """((!has(self.engine.size1) || self.engine.size < 9) ? '' : "is big. ")"""
+    )
+    assert "drl validate" in rule["message"]
+
+
+def test_a_field_that_some_objects_lack_has_no_name_and_keeps_the_test_for_it() -> None:
+    (rule,) = join_rules(engine())[VALIDATIONS]
+    assert rule["rule"] == "(self.engine.size == 1) && (!has(self.engine.size1) || self.engine.size < 9)"
+
+
+def test_the_test_for_a_field_is_never_one_for_a_name() -> None:
+    """`has()` takes a field of an object, not a variable."""
+    schema = engine(default={})
+    schema[VALIDATIONS] = [{**TWO, "rule": f"has(self.engine) && self.engine.size == {size}"} for size in (1, 2)]
+    (rule,) = join_rules(schema)[VALIDATIONS]
+    assert "has(self.engine) && engine_size == 1" in rule["rule"]
+    assert "has(engine)" not in rule["rule"]
+
+
+def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
+    """At a creation the API server evaluates none that reads the old object."""
+    change, long = {"rule": "self == oldSelf", "message": "a"}, {"rule": f"self.x == '{'x' * LONGEST}'", "message": "b"}
+    schema = engine(default={})
+    schema[VALIDATIONS] = [change, *schema[VALIDATIONS], long]
+    before = copy.deepcopy(schema)
+    joined, *others = join_rules(schema)[VALIDATIONS]
+    assert others == [change, long]
+    assert "messageExpression" in joined
+    assert schema == before
+
+
+def test_a_rule_without_others_is_unchanged() -> None:
+    schema = {**engine(), VALIDATIONS: [TWO]}
+    assert join_rules(schema)[VALIDATIONS] == [TWO]
