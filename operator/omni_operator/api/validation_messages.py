@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,9 @@ BOUNDS = {
     "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"), "less_than": ("lt", "less than"),
     "multiple_of": ("multiple_of", "a multiple of"),
+}  # fmt: skip
+PARSED = {
+    "int_parsing": "a whole number", "int_parsing_size": "a whole number with fewer digits", "float_parsing": "a number"
 }  # fmt: skip
 NAMES = 8
 
@@ -62,8 +65,7 @@ def _message(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
         one_of = f"{given!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
         return one_of + (did_you_mean(str(given), choices) if len(choices) > 1 else f", not {given!r}")
     if kind in BOUNDS:
-        key, words = BOUNDS[kind]
-        return f"{given!r} must be {words} {context[key]:g}"
+        return f"{given!r} must be {_bound(kind, context)}"
     if kind in KINDS:
         return f"must be {KINDS[kind]}, not {_shown(given)}"
     if kind == "string_pattern_mismatch":
@@ -72,6 +74,30 @@ def _message(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
         return f"is too long: at most {context['max_length']}"
     if kind in ("string_too_short", "too_short"):
         return f"is too short: at least {context['min_length']}"
+    return _own_words(detail)
+
+
+def describe_value(detail: Mapping[str, Any]) -> str:
+    """The message of an error in a value that was given as text, such as that of an option.
+
+    Args:
+        detail: an error of pydantic.
+    """
+    kind, given = detail["type"], detail["input"]
+    if kind in BOUNDS:
+        return f"{given} must be {_bound(kind, detail['ctx'])}"
+    if kind in PARSED:
+        return f"{given!r} is not {PARSED[kind]}"
+    return _own_words(detail)
+
+
+def _bound(kind: str, context: Mapping[str, Any]) -> str:
+    key, words = BOUNDS[kind]
+    bound = context[key]
+    return f"{words} {bound}" if isinstance(bound, int) else f"{words} {bound:g}"
+
+
+def _own_words(detail: Mapping[str, Any]) -> str:
     return str(detail["msg"]).removeprefix("Value error, ")
 
 

@@ -31,9 +31,13 @@ def write(text: str) -> None:
     except BrokenPipeError:
         raise  # typer ends the program quietly: the reader has seen enough
     except OSError as error:
-        # Python writes what is left in the buffer once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         refuse(f"cannot write to standard output: {error.strerror}", FAILED)
+
+
+def discard_output() -> None:
+    """Let standard output end in nothing. Python writes what is left in its buffer once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:

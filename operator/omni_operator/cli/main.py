@@ -14,6 +14,7 @@ from .fetch import fetch
 from .fit import fit
 from .logs import logs
 from .open_dashboard import open_dashboard
+from .program import Program
 from .render import render
 from .report import report
 from .run import run
@@ -24,6 +25,7 @@ from .watch import watch
 
 app = typer.Typer(
     name="drl",
+    cls=Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: it reads the same in a pipe, in a log and without color

@@ -362,20 +362,6 @@ def test_a_name_that_no_image_has_is_refused(command: tuple[str | Path, ...], im
     assert refused.stderr.splitlines()[-1].endswith("is not the name of an image: write REGISTRY/NAME:TAG")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
-@pytest.mark.parametrize("command", [("validate", EXAMPLE), ("render", EXAMPLE), ("render", "--cluster", EXAMPLE)])
-def test_a_full_disk_is_one_line(command: tuple[str | Path, ...]) -> None:
-    with Path("/dev/full").open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "omni_operator.cli", *map(str, command)],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "operator")}, stdout=full, stderr=subprocess.PIPE, text=True,
-            check=False,
-        )  # fmt: skip
-    said = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
-    assert (result.returncode, said) == (1, ["cannot write to standard output: No space left on device"])
-
-
 def test_a_comparison_into_a_folder_is_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -1,0 +1,71 @@
+"""What may go wrong in every command: a wrong value of an option, a full disk, a working directory that is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_operator.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "red-grpo.yaml"
+FULL_DISK = "cannot write to standard output: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("model", "tiny", "sd4", "m"), "for 'FAMILY': 'sd4' is not one of 'qwen3_vl'"),
+        (("fit", "a.yaml", "--device", "h10"), "for '--device': 'h10' is not one of 'a100-40g'"),
+        (("run", "a.yaml", "--steps", "many"), "for '--steps': 'many' is not a whole number"),
+        (("run", "a.yaml", "--steps", "9" * 5000), "is not a whole number with fewer digits"),
+        (("run", "a.yaml", "--patience", "long"), "for '--patience': 'long' is not a number"),
+        (("run", "a.yaml", "--patience", "nan"), "for '--patience': nan must be at least 0"),
+        (("open", "a", "--port", "70000"), "for '--port': 70000 must be at most 65535"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_expected(arguments: tuple[str, ...], said: str) -> None:
+    refused = CliRunner().invoke(app, arguments)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert said in refused.stderr
+    assert "Value error" not in refused.stderr and "Input should" not in refused.stderr
+
+
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    refused = CliRunner().invoke(app, ["render", str(EXAMPLE)])
+    said = "the working directory does not exist any more: change to another folder\n"
+    assert (refused.exit_code, refused.stderr) == (2, said)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("validate", EXAMPLE), FULL_DISK),
+        (("render", EXAMPLE), FULL_DISK),
+        (("render", "--cluster", EXAMPLE), FULL_DISK),
+        (("--version",), FULL_DISK),
+        (("--help",), "cannot write: No space left on device"),
+        (("run", "--help"), "cannot write: No space left on device"),
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_one_line(command: tuple[str | Path, ...], expected: str, unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "omni_operator.cli", *map(str, command)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "operator"), "PYTHONUNBUFFERED": unbuffered},
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    said = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
+    assert (result.returncode, said) == (1, [expected])
