@@ -28,6 +28,7 @@ from e2e.cluster.control_plane import control_plane
 from e2e.operator_process import install
 from e2e.pod_schema import pod_template
 from e2e.random_documents import Documents
+from e2e.random_metadata import change
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError, read_job
 from omni_operator.api.base import whole
@@ -62,11 +63,9 @@ def random_jobs(seed: int, count: int) -> Iterator[Document]:
         made = documents.pick(fixed) if documents.chance(0.3) else copy.deepcopy(known.SMALLEST)
         for _ in range(documents.pick([0, 1, 1, 2, 3])):
             documents.change(made["spec"])
-        if documents.chance(0.1):
-            made["metadata"][documents.pick(["labels", "annotations"])] = documents.pick([
-                {"a": "b"}, {"a b": "c"}, {"a/b/c": "d"}, {"a.b/c": "d e"}, {"a": 1}, {"a": None}, {"A_.x": "-"}, {},
-                {"X.y/a": "b"}, {"-": "a"}, {"a": "b" * 64}, {"a" * 64: "b"}, {f"{'a' * 254}/b": "c"}, {"": "b"},
-            ])  # fmt: skip
+        if documents.chance(0.15):
+            for _ in range(documents.pick([1, 1, 2])):
+                change(made["metadata"], documents)
         yield made
 
 

@@ -6,7 +6,8 @@ they are used.
 
 from typing import TYPE_CHECKING, Any
 
-from .job import API_VERSION, KIND, DiffusionRLJob, Metadata, Spec
+from .job import API_VERSION, KIND, DiffusionRLJob, Spec
+from .metadata import Metadata
 
 if TYPE_CHECKING:
     from .job_loader import JobError, LoadedJob, Problem, load_job, read_job

@@ -133,7 +133,7 @@ class StrictModel(BaseModel):
     def _like_the_api_server(cls, value: Any) -> Any:
         """Null in a known field means that it is absent, and 3.0 is a whole number."""
         if isinstance(value, dict):
-            known = _names_of(cls)
+            known = names_of(cls)
             value = {key: whole(item) for key, item in value.items() if item is not None or key not in known}
         if isinstance(value, dict) and (asked := [name for name in value if name in cls.not_yet]):
             context: dict[str, Any] = {"violations": [Violation((name,), cls.not_yet[name]) for name in asked]}
@@ -181,7 +181,7 @@ class SeparateOnly:
 
 
 @cache
-def _names_of(model: type[BaseModel]) -> frozenset[str]:
+def names_of(model: type[BaseModel]) -> frozenset[str]:
     """Names of a model's fields in YAML."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 

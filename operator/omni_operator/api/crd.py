@@ -17,8 +17,9 @@ from ruamel.yaml import YAML
 
 from .base import VALIDATIONS, Cel
 from .generated_file import write_or_check
-from .job import API_VERSION, DNS_1035, KIND, NAME_LIMIT, DiffusionRLJob, Spec
+from .job import API_VERSION, KIND, DiffusionRLJob, Spec
 from .joined_rules import join_rules
+from .metadata import DNS_1035, NAME_LIMIT
 from .status import Status
 from .structural import structural
 

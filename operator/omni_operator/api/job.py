@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 from typing_extensions import override
 
 from .accelerator_rules import ACCELERATOR_RULES, ACCELERATORS, accelerator_violations
-from .base import RULE, Cel, StrictModel, Violation, immutable, is_in_store, without_nulls
+from .base import Cel, StrictModel, Violation, immutable, is_in_store
 from .data import Data
-from .labels import find_bad_annotations, find_bad_labels
+from .metadata import Metadata
 from .model import Model
 from .output import STORAGE_RULES, Output, Storage
 from .override_rules import override_violations
@@ -28,8 +27,6 @@ from .training import ESTIMATORS, Algorithm, Checkpoint, Trainer
 
 API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"
-NAME_LIMIT = 43  # of 63, because names of attempts and pods add suffixes
-DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 RESULTS_LOST = (
     "is not given: checkpoints, adapter, images and report are in an emptyDir, which is deleted with the pods soon "
     "after the attempt ends; name a PersistentVolumeClaim to keep them"
@@ -46,45 +43,6 @@ GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each st
 CPS_AT_END = "must be less than spec.rollout.pipeline.steps with cps, which adds no noise in the last step"
 NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
-
-
-def _null_is_empty(value: Any) -> Any:
-    return {name: "" if item is None else item for name, item in value.items()} if isinstance(value, dict) else value
-
-
-# Unlike in a spec, null in labels and annotations is an empty string to the API server.
-Entries = Annotated[dict[str, str], BeforeValidator(_null_is_empty)]
-
-
-class Metadata(BaseModel):
-    """Name, labels and annotations; other metadata that a cluster adds is ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-    name: Annotated[str, StringConstraints(max_length=NAME_LIMIT, pattern=DNS_1035)] = Field(
-        description=f"Lower-case letters, digits and '-', a letter first, at most {NAME_LIMIT} characters."
-    )
-    namespace: str | None = Field(default=None, description="Namespace. Cluster only.")
-    labels: Entries = Field(default_factory=dict, description="Labels. Cluster only.")
-    annotations: Entries = Field(default_factory=dict, description="Annotations. Cluster only.")
-    uid: str | None = Field(default=None, description="Set by the cluster.")
-    generation: int = Field(default=0, description="Number of changes to the spec; set by the cluster.")
-    resource_version: str | None = Field(default=None, alias="resourceVersion", description="Set by the cluster.")
-    creation_timestamp: str | None = Field(default=None, alias="creationTimestamp", description="Set by the cluster.")
-    deletion_timestamp: str | None = Field(default=None, alias="deletionTimestamp", description="Set by the cluster.")
-    finalizers: Annotated[tuple[str, ...], Field(strict=False)] = Field(default=(), description="Set on a cluster.")
-
-    @model_validator(mode="after")
-    def _labels_are_labels(self) -> Self:
-        parts = (("labels", find_bad_labels(self.labels)), ("annotations", find_bad_annotations(self.annotations)))
-        if found := [Violation((name, *bad.at), bad.text) for name, many in parts for bad in many]:
-            raise PydanticCustomError(RULE, "malformed labels", {"violations": found})
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        return without_nulls(value)
 
 
 class Spec(StrictModel):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from .file_metadata import FileMetadata
 from .job import DiffusionRLJob
 from .validation_messages import describe_errors, format_path
 from .yaml_document import Document, JobError, Problem, is_index
+from .yaml_document import Path as FieldPath
 
 STDIN = Path("-")
 __all__ = ["JobError", "LoadedJob", "Problem", "load_job", "read_job"]
@@ -48,14 +51,27 @@ def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJ
     document = Document.parse(text, source)
     for assignment in assignments:
         document.assign(assignment)
+    plain = document.plain()
+    found: list[tuple[FieldPath, str]] = []
     try:
-        job = DiffusionRLJob.model_validate(document.plain())
+        job = DiffusionRLJob.model_validate(plain)
     except ValidationError as error:
-        found = [
-            Problem(document.where(at), text, format_path(at)) for at, text in describe_errors(error, DiffusionRLJob)
-        ]
-        raise JobError(sorted(found, key=_line)) from error
+        found += describe_errors(error, DiffusionRLJob)
+    known = {at for at, _ in found}
+    found += (one for one in _problems_of_metadata(plain.get("metadata")) if one[0] not in known)
+    if found:
+        problems = [Problem(document.where(at), text, format_path(at)) for at, text in found]
+        raise JobError(sorted(problems, key=_line))
     return LoadedJob(job, document)
+
+
+def _problems_of_metadata(metadata: Any) -> Iterator[tuple[FieldPath, str]]:
+    if not isinstance(metadata, dict):
+        return  # its type is a problem of the job
+    try:
+        FileMetadata.model_validate(metadata)
+    except ValidationError as error:
+        yield from ((("metadata", *at), text) for at, text in describe_errors(error, FileMetadata))
 
 
 def read_text(path: Path, noun: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from .base import Violation
 
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-_KEY = re.compile(rf"((?P<domain>{_DOMAIN})/)?{_LABEL}")
+DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_KEY = re.compile(rf"((?P<domain>{DOMAIN})/)?{_LABEL}")
 _VALUE = re.compile(rf"({_LABEL})?")
 DOMAIN_LIMIT = 253
 ANNOTATIONS_BYTES = 256 * 1024
@@ -18,7 +18,7 @@ ANNOTATIONS_BYTES = 256 * 1024
 def find_bad_labels(labels: Mapping[str, str]) -> Iterator[Violation]:
     """Labels that the API server would refuse."""
     for key, value in labels.items():
-        if not _is_key(key):
+        if not is_key(key):
             yield Violation((key,), f"{key!r} is not the key of a label, such as team or example.com/team")
         elif not _VALUE.fullmatch(value):
             yield Violation((key,), f"{value!r} is not the value of a label: at most 63 letters, digits, '-', '_', '.'")
@@ -27,13 +27,14 @@ def find_bad_labels(labels: Mapping[str, str]) -> Iterator[Violation]:
 def find_bad_annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
     """Annotations that the API server would refuse; capital letters count as small ones."""
     for key in annotations:
-        if not _is_key(key.lower()):
+        if not is_key(key.lower()):
             yield Violation((key,), f"{key!r} is not the key of an annotation, such as team or example.com/team")
-    size = sum(len(text.encode()) for entry in annotations.items() for text in entry)
+    size = sum(len(text.encode(errors="surrogatepass")) for entry in annotations.items() for text in entry)
     if size > ANNOTATIONS_BYTES:
         yield Violation((), f"take {size} bytes with their keys: at most {ANNOTATIONS_BYTES}")
 
 
-def _is_key(key: str) -> bool:
+def is_key(key: str) -> bool:
+    """Whether a text is the key of a label, with or without a domain, as that of a finalizer."""
     found = _KEY.fullmatch(key)
     return found is not None and len(found["domain"] or "") <= DOMAIN_LIMIT

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_operator.api.job import API_VERSION, KIND, NAME_LIMIT
+from omni_operator.api.job import API_VERSION, KIND
+from omni_operator.api.metadata import NAME_LIMIT
 from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
 from omni_operator.api.setting_names import ELSEWHERE, REGISTERED

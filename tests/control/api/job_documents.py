@@ -23,6 +23,9 @@ VERDICTS_DIFFER = {
     "spec.reward.scorers[].settings": "keys, and values of several types",
     "spec.algorithm.overrides": "names of the trainer's settings are a list that the CRD does not have",
     "podTemplate": "fields of pods that the CRD does not have",
+    "metadata.generateName": "the API server makes a name of it; drl needs metadata.name",
+    "metadata.namespace": "only a cluster knows whether it exists",
+    "status": "the API server drops it at a creation, after a look for unknown fields",
 }
 SMALLEST: Document = {
     "apiVersion": "diffusionrl.io/v1alpha1",
