@@ -92,16 +92,18 @@ def test_an_api_server_that_goes_away_and_comes_back(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, proxy: FaultProxy
 ) -> None:
     """Nothing restarts: the process that lost the API server continues."""
-    settings = {"CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "60", **QUICK}
+    settings = {"CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "60", "LEASE_SECONDS": "5", **QUICK}
     with operator(installed, tmp_path, proxy.kubeconfig(tmp_path), NAMESPACES=namespace, **settings) as made:
         job = JobOnPlane(api, namespace, spec={"backoffLimit": 1})
         job.start()
         proxy.away = True
         job.head(1, "False", "HeadPodNotFound")
-        deadlines.wait_until(
-            "the operator to notice", JOB_SEEN, lambda: "write failed, retry" in made.log.read_text(encoding="utf-8")
-        )
+        for said in ("write failed, retry", "does not lead any more"):
+            deadlines.wait_until(
+                f"the log to say {said!r}", JOB_SEEN, lambda said=said: said in made.log.read_text(encoding="utf-8")
+            )
         assert made.page("/healthz").status_code == 200
+        assert rayjobs(job) == [job.attempt(1)], "pods keep training"
         proxy.away = False
         job.await_attempt(2)
         assert rayjobs(job) == [job.attempt(2)]
@@ -161,10 +163,11 @@ def test_an_etcd_that_stops_and_goes_on_delays_jobs(
     job, other = (JobOnPlane(api, namespace, spec={"backoffLimit": 1}, name=name) for name in ("first", "second"))
     job.start()
     other.submit()
+    told = len(running.log.read_text(encoding="utf-8"))
     os.kill(etcd.pid, signal.SIGSTOP)
     try:
         deadlines.wait_until(
-            "the operator to notice", STOPPED, lambda: "retry" in running.log.read_text(encoding="utf-8")
+            "the operator to notice", STOPPED, lambda: "retry" in running.log.read_text(encoding="utf-8")[told:]
         )
         assert running.page("/healthz").status_code == 200
     finally:
@@ -339,6 +342,7 @@ def test_kuberay_that_is_removed_and_installed_again_gets_a_new_attempt(
             deadlines.wait_until(f"{plural} to be gone", JOB_SEEN, lambda at=plural: api.gone(f"{CRDS}/{at}.ray.io"))
         lost = job.await_status("the loss to be seen", lambda status: bool(status.get("failures")))
         assert [item["reason"] for item in lost["failures"]] == ["ChildDeleted"]
+        job.await_condition("Ready", "False", "KubeRayNotInstalled")
     finally:
         install_kuberay(installed)
     deadlines.wait_until("the second attempt", 2 * JOB_SEEN, lambda: rayjobs(job) == [job.attempt(2)])

@@ -68,6 +68,7 @@ def test_two_concurrent_operators_create_one_child(
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
+    mark = installed.audit.mark()
     with (
         operator(installed, folders[0], NAMESPACES=namespace, **QUICK),
         operator(installed, folders[1], NAMESPACES=namespace, **QUICK),
@@ -78,6 +79,12 @@ def test_two_concurrent_operators_create_one_child(
         job.await_condition("Succeeded", "True")
         status = job.status()
         assert (status["attempts"], len(status["failures"]), status["failuresCounted"]) == (2, 1, 1)
+    created = [
+        call.name
+        for call in installed.audit.calls(mark)
+        if (call.namespace, call.verb, call.resource) == (namespace, "create", "rayjobs") and call.code < 300
+    ]
+    assert sorted(created) == [job.attempt(1), job.attempt(2)]
 
 
 @pytest.mark.parametrize("scope", ["everywhere", "one-namespace"])

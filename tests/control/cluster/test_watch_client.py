@@ -161,6 +161,36 @@ async def test_errors_by_meaning(server: Server, answer: Answer, error: type[Exc
             await read(client, None)
 
 
+async def test_a_watch_that_is_silent_for_longer_than_bookmarks_are_apart_ends(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection whose other end is gone delivers nothing and does not break."""
+    assert 60 < module.SILENCE_SECONDS <= 70, "the API server sends a bookmark each minute"
+
+    ends = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(json.dumps(event("ADDED", "a")).encode() + b"\n")
+        await ends.wait()
+        return response
+
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.05)
+    server.answers = [hang]
+    seen = []
+
+    async def follow(client: WatchClient) -> None:
+        async for change, body in client.changes(JOBS, None, "", "4"):
+            seen.append((change, body["metadata"]["name"]))
+
+    async with server.client() as client, asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="Timeout"):
+            await follow(client)
+    ends.set()
+    assert seen == [("ADDED", "a")]
+
+
 async def test_rejected_credentials_are_renewed_once(server: Server) -> None:
     server.answers = [says(401), streams(event("ADDED", "a"))]
     async with server.client("old", "new") as client:
