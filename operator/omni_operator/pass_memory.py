@@ -18,6 +18,7 @@ class JobMemory:
     Attributes:
         uid: of the job.
         written: when its status was last written.
+        altered: whether another status was stored than the one that was sent.
         lost: name of a RayJob that the status records, and that the API server does not have.
         lost_cluster: uid of such a RayCluster.
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
@@ -27,6 +28,7 @@ class JobMemory:
 
     uid: str
     written: datetime | None = None
+    altered: bool = False
     refusals: Refusals = NO_REFUSALS
     server_errors: ServerErrors = NO_SERVER_ERRORS
     lost: str | None = None

@@ -62,7 +62,7 @@ from omni_operator.status.situation import (
 )
 from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.wake_times import find_deadlines
-from omni_operator.status.write_throttle import next_write_time
+from omni_operator.status.write_throttle import APART, next_write_time
 
 SOON = timedelta(seconds=1)
 WITHOUT_SPEC = (RemoveFinalizer, DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
@@ -240,7 +240,8 @@ class Reconciler:
         wakes.append(now + SOON if conflict else None)
         wakes.extend(find_deadlines(facts, decision.situation, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
-        return ReconcileResult(wake=min((at for at in wakes if at), default=None), result=result)
+        wake = min((at for at in wakes if at), default=None)
+        return ReconcileResult(wake=max(wake, now + SOON) if wake and memory.altered else wake, result=result)
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
@@ -365,6 +366,8 @@ class Reconciler:
     ) -> ReconcileResult:  # fmt: skip
         """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
         due = next_write_time(status, derived, memory.written, now)
+        if due and memory.altered and memory.written:
+            due = max(due, memory.written + APART)
         if due is None or due > now:
             return ReconcileResult(wake=due)
         values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -376,7 +379,8 @@ class Reconciler:
         self.cache.put(JOBS, answer)
         if not written:
             return ReconcileResult(wake=now + SOON, result="conflict")
-        memory.written = now
+        # By an admission webhook, which would do so each time.
+        memory.written, memory.altered = now, parse_status(answer) != derived
         known = {failure.attempt for failure in status.failures}
         for failure in derived.failures:
             if failure.attempt not in known:

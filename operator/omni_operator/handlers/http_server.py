@@ -63,7 +63,7 @@ def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Calla
 @asynccontextmanager
 async def serve(
     routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None,
-    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS, connections: int = PROBE_CONNECTIONS,
+    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS, connections: int = REPORT_CONNECTIONS,
 ) -> AsyncIterator[int]:  # fmt: skip
     """Serve routes while the context is open. Yields the port; `port=0` picks a free one.
 

@@ -31,7 +31,7 @@ from omni_operator.report_relay import ReportRelay
 from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MemoryRelease, MissingKinds, utc_now
-from .http_server import REPORT_CONNECTIONS, probe_routes, serve
+from .http_server import PROBE_CONNECTIONS, probe_routes, serve
 from .leading_replica import LeadingReplica
 from .watches import Watches
 
@@ -80,8 +80,8 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         )  # fmt: skip
         missing = MissingKinds(cluster, restart)
         async with (
-            serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port),
-            serve(endpoint.routes(), settings.reports_port, BODY_LIMIT, connections=REPORT_CONNECTIONS),
+            serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port, connections=PROBE_CONNECTIONS),
+            serve(endpoint.routes(), settings.reports_port, BODY_LIMIT),
         ):
             await missing.await_jobs()
             taking_part = asyncio.create_task(_take_part(election, watches))

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from omni_operator.cluster.errors import Forbidden
-from omni_operator.cluster.kinds import JOBS, Kind
+from omni_operator.cluster.fake import FakeCluster
+from omni_operator.cluster.kinds import JOBS, Body, Kind
 from omni_operator.cluster.status_writer import TRIES
+from omni_operator.status.write_throttle import APART
 
 KEY = ("team-a", "red")
 
@@ -77,3 +79,33 @@ async def test_without_the_right_to_read_a_job_its_status_waits_for_the_watch(si
     await simulation.after(2)
     assert simulation.status().attempts == 1
     assert simulation.status().condition("ReconcileError") is None
+
+
+@pytest.mark.parametrize("lost", ["conditions", "failures failuresCounted", "usage", "attempts"])
+async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_each_time(
+    simulation: Any, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Else both write as fast as the API server answers."""
+    stored = FakeCluster.apply_status
+
+    async def alter(cluster: FakeCluster, kind: Kind, body: Body, status: Body) -> Body:
+        rest = {name: value for name, value in status.items() if name not in lost.split()}
+        if lost == "conditions":
+            rest["conditions"] = [{**found, "reason": "Approved"} for found in status["conditions"]]
+        return await stored(cluster, kind, body, rest)
+
+    simulation.submit(backoffLimit=1)
+    await simulation.settle()
+    simulation.run(1)
+    await simulation.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeCluster, "apply_status", alter)
+        simulation.lose_head(1)
+        simulation.cluster.counts()
+        await simulation.after(600)
+        assert simulation.cluster.counts()["apply_status", "diffusionrljobs"] <= 600 / APART.total_seconds() + 8
+        assert len(simulation.attempts()) <= 1
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
+    assert [failure.reason for failure in simulation.status().failures] == ["HeadLost"]
+    assert simulation.condition("Ready").reason == "Starting"
