@@ -29,7 +29,8 @@ BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bflo
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
 KEEPS_GATHERED = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
 SMALL_IMAGES = [f"actor_rollout_ref.rollout.pipeline.{side}=64" for side in ("height", "width")]
-NFT = "actor_rollout_ref.actor.diffusion_loss.loss_mode=diffusion_nft"
+ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+NFT = f"{LOSS}=diffusion_nft"
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +246,23 @@ def test_a_checkpoint_in_the_background_is_copied_to_the_host(tiny: Path) -> Non
 
 
 @pytest.mark.slow
+def test_what_later_optimizer_steps_need_of_the_policy_before_is_on_the_host(tiny: Path) -> None:
+    name, epochs = estimate.START_VALUES, f"{ACTOR}.ppo_epochs=2"
+    values = {}
+    for loss in ("flow_grpo", "grpo_guard"):
+        once, twice = (estimated(tiny, f"{LOSS}={loss}", f"{ACTOR}.ppo_epochs={epochs}") for epochs in (1, 2))
+        parts = {phase.name: phase.parts.get(name) for phase in twice.estimate.host}
+        assert parts == {"start": None, "generation": None, "update": twice.trainer.start_values}
+        assert all(name not in phase.parts for phase in once.estimate.host)
+        values[loss] = twice.trainer.start_values
+    rows, steps, latent = 4 * 8, 2, 16 * 8 * 8
+    assert values["flow_grpo"] == 4 * rows * steps, "a log-probability of each recorded step"
+    assert values["grpo_guard"] == 4 * rows * steps * (1 + latent), "and a mean of the next latent"
+    on_cpu = estimated(tiny, f"{LOSS}=grpo_guard", epochs, accelerator=False).estimate.host
+    assert {phase.name: phase.parts.get(name, 0) > 0 for phase in on_cpu}["update"]
+
+
+@pytest.mark.slow
 def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
     found = estimated(tiny, accelerator=False).estimate
     assert found.device == () and found.device_peak is None
@@ -362,6 +380,9 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
         ("sd3", [LORA, NFT]),
         ("sd3", [LORA, BFLOAT16, CHECKPOINTING, KEEPS_GATHERED, *SMALL_IMAGES]),
         ("sd3", [NFT, BFLOAT16, CHECKPOINTING, *SMALL_IMAGES]),
+        ("sd3", [f"{ACTOR}.ema_decay=0.9", f"{ACTOR}.optim.override_optimizer_config={{amsgrad: true}}"]),
+        ("sd3", [LORA, "algorithm.rollout_correction.rollout_is=sequence", *SMALL_IMAGES]),
+        ("sd3", [LORA, f"{LOSS}=grpo_guard", f"{ACTOR}.ppo_epochs=2", CHECKPOINTING]),
         ("qwen_image", [LORA]),
         ("qwen_image_edit", [LORA]),
         ("wan", [LORA, BFLOAT16, "actor_rollout_ref.rollout.pipeline.num_frames=5"]),

@@ -96,6 +96,7 @@ def estimated_peak(config: Any, device: str = "cpu") -> int:
     model = read(Path(config.actor_rollout_ref.model.path))
     found = trainer_memory.measure(config, model, training_sample(config, model), ranks=1, accelerator=device != "cpu")
     state = found.weights + found.delayed_copies + found.reference + found.gradients + found.optimizer
+    state += found.start_values if device == "cpu" else 0
     return state + found.gathered + max(found.inputs + found.activations, found.step_temporary)
 
 
@@ -124,9 +125,10 @@ def measure(config: Any, device: str = "cpu") -> dict[str, Any]:
     actor.take_flops()
     gc.collect()
     states = [value for state in actor.optimizer.state.values() for value in state.values()]
-    old = list(actor.policy.old.values.values()) if actor.policy.old else []
+    kept = [each for each in (actor.policy.old, actor.policy.average) if each is not None]
+    copies = [value for each in kept for value in each.values.values()]
     base = list(actor.policy.base.parameters()) if actor.policy.base else []
-    before = sum(t.nbytes for t in (*actor.module.parameters(), *actor.module.buffers(), *base, *states, *old))
+    before = sum(t.nbytes for t in (*actor.module.parameters(), *actor.module.buffers(), *base, *states, *copies))
     seconds: list[float] = []
 
     def update() -> None:

@@ -19,6 +19,7 @@ FORKED_PROCESS = int(0.6 * GIB)
 # Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
 RESERVE = 0.08
 ENCODERS = "trainer's encoders"
+START_VALUES = "values before the update"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ def updating(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
         "optimizer": trainer.optimizer,
         "gradients": trainer.gradients,
         "gathered weights": trainer.gathered,
+        START_VALUES: 0 if setup.accelerator else trainer.start_values,
         setup.trains_on: trainer.inputs,
         "activations": max(trainer.activations, trainer.step_temporary - trainer.inputs),
     }
@@ -266,14 +268,19 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
         *(Phase(name, {**always, "offloaded weights": weights, "offloaded optimizer": optimizer}) for name in names),
-        Phase("update", always),
+        Phase("update", always | starting(setup, trainer)),
     )
+
+
+def starting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
+    """What the ranks of a host with accelerators keep there, in an update, of the policy before it."""
+    return {START_VALUES: setup.ranks_per_node * trainer.start_values}
 
 
 def checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
     """What a rank has in host memory while a checkpoint is written in the background."""
-    trained = trainer.optimizer // 2  # two moments
-    return {"checkpoint copy": trained + trainer.optimizer + trainer.delayed_copies if setup.copies_checkpoints else 0}
+    copied = trainer.trained + trainer.optimizer + trainer.delayed_copies
+    return {"checkpoint copy": copied if setup.copies_checkpoints else 0}
 
 
 def trajectories(setup: Setup) -> int:

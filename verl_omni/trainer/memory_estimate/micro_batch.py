@@ -19,7 +19,7 @@ from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes, tensor_b
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows
 from verl_omni.trainer.memory_estimate.sharding import Sharding, shard_bytes
-from verl_omni.workers.actor.policy import Policy
+from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 
 
@@ -32,6 +32,7 @@ class MicroBatch:
         passes: backward passes of an optimizer step on one rank.
         calls: forward passes of the model in one of them.
         evaluations: passes without gradients before the first optimizer step of an update, on one rank.
+        start_values: what they find, in host memory for all rows of a rank.
     """
 
     inputs: int
@@ -39,6 +40,7 @@ class MicroBatch:
     passes: int
     calls: int
     evaluations: int
+    start_values: int
 
 
 def run(
@@ -73,6 +75,12 @@ def run(
     micro = min(rows, max(1, samples // objective.samples_per_row)) if samples else rows
     part = objective.prepare(_batch(config, model, algorithm, loss, sample, micro))
     passes = math.ceil(rows / micro) * objective.term_count(part)
+    recomputed = _recomputed_mini_batches(config, objective)
+    start: Batch = {}
+    if isinstance(objective, ComparesWithStart) and recomputed:
+        start = _start_values(part, objective)
+        part |= start
+    batches = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * rows / micro
     calls = 0
 
     def count(*_: Any) -> None:
@@ -95,8 +103,18 @@ def run(
         objective.term(part, 0)[0].sum().backward()
     if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
         known += tensor_bytes(trained)
-    evaluations = passes * _recomputed_mini_batches(config, objective)
-    return MicroBatch(tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls, evaluations)
+    return MicroBatch(
+        tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls, passes * recomputed,
+        math.ceil(batches * tensor_bytes(start.values())),
+    )  # fmt: skip
+
+
+def _start_values(part: Batch, objective: ComparesWithStart) -> Batch:
+    """What each term has of the policy before the update, which the actor adds to every micro-batch."""
+    terms = objective.term_count(part)
+    with torch.no_grad():
+        found = objective.start_values(part, 0)
+    return {name: value.unsqueeze(1).repeat(1, terms, *[1] * (value.ndim - 1)) for name, value in found.items()}
 
 
 def _recomputed_mini_batches(config: DictConfig, objective: Objective) -> int:

@@ -18,6 +18,7 @@ from verl_omni.trainer.memory_estimate.estimate import (
     receiving,
     resting,
     sending,
+    starting,
     trajectories,
     updating,
     with_contexts,
@@ -87,7 +88,7 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
     }
     host = (
         *(Phase(name, {**always, **optimizer, **weights}) for name in (*rests, *encodes)),
-        Phase("update", always),
+        Phase("update", always | starting(setup, trainer)),
         Phase(
             "weight sync",
             {**always, **optimizer, "buckets to send": BUCKETS_OF_RANK_0 * network_bucket(setup, trainer)},

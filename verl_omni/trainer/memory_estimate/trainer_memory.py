@@ -26,7 +26,7 @@ from verl_omni.workers.actor import build, parallel, precision
 from verl_omni.workers.actor.precision import float32_parts
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
-MOMENTS = 2  # of AdamW, per trained value
+MOMENTS = 2  # of AdamW, per trained value; with amsgrad, one more
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TrainerMemory:
     """Bytes of one rank, and of the whole model where said.
 
     Attributes:
-        weights: parameters and buffers. gradients, optimizer: of the trained parameters.
+        weights: parameters and buffers. gradients, optimizer: of the trained parameters. trained: their shards alone.
         delayed_copies: of the trained parameters: the old policy that some algorithms keep, and the moving average.
         reference: the base model that is kept for a KL loss when all weights are trained.
         gathered: what FSDP2 gathers for the layers at work.
@@ -47,13 +47,14 @@ class TrainerMemory:
         parameters, trained_parameters: numbers of them in the whole model.
         shards: ranks that share one copy of the weights.
         backward_passes: of an optimizer step. calls: forward passes of the model in each. evaluations: forward passes
-            without gradients in an update, before its first optimizer step.
+            without gradients in an update, before its first optimizer step. start_values: what they find, on the host.
         encoders, encoding: weights of the encoders of pairs of a data set, and their activations; 0 without such pairs.
     """
 
     weights: int
     gradients: int
     optimizer: int
+    trained: int
     delayed_copies: int
     reference: int
     gathered: int
@@ -73,6 +74,7 @@ class TrainerMemory:
     backward_passes: int
     calls: int
     evaluations: int
+    start_values: int
     encoders: int
     encoding: int
 
@@ -112,7 +114,8 @@ def measure(
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
-        optimizer=number * MOMENTS * shard,
+        optimizer=number * (MOMENTS + _keeps_maxima(settings.actor.optim)) * shard,
+        trained=number * shard,
         delayed_copies=number * shard * copies,
         reference=number * reference,
         gathered=number * gathered,  # at most: each keeps what is around its layers
@@ -133,9 +136,14 @@ def measure(
         backward_passes=found.passes,
         calls=found.calls,
         evaluations=found.evaluations,
+        start_values=found.start_values,
         encoders=encoder.weights,
         encoding=encoder.activations,
     )
+
+
+def _keeps_maxima(optim: DictConfig) -> bool:
+    return bool((optim.override_optimizer_config or {}).get("amsgrad"))
 
 
 def _pair_encoder(
