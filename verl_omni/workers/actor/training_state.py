@@ -163,6 +163,31 @@ class TrainingState:
             )
 
 
+def read_weights(folder: Path, *, average: bool) -> dict[str, torch.Tensor]:
+    """The whole trained weights of a training state, or their moving average, by parameter name; empty without them.
+
+    For one process, which needs not be one of those that wrote it.
+
+    Raises:
+        FileNotFoundError: there is no training state. OSError: it cannot be read.
+    """
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(f"{folder} has no training state")
+    key = AVERAGE if average else TRAINED
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {
+        name: torch.empty(each.size, dtype=each.properties.dtype)
+        for name, each in stored.items()
+        if name.startswith(f"{key}.")
+    }
+    try:
+        with _quiet():
+            dcp.load(found, checkpoint_id=folder, no_dist=True)
+    except dcp.api.CheckpointException as error:
+        raise _failure(error, f"could not read the training state of {folder}") from error
+    return {name.removeprefix(f"{key}."): value for name, value in found.items()}
+
+
 def _create_missing_states(optimizer: torch.optim.Optimizer) -> None:
     """Give weights that had no optimizer step yet the state that they have before their first one.
 
