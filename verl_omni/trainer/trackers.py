@@ -79,7 +79,8 @@ def open_trackers(config: DictConfig, folder: Path, first: int = 0) -> Trackers 
         raise TrackerNotOpened(f"trainer.logger: {', '.join(missing)} did not start; its messages are above")
     if "file" in names:
         tracking.logger["file"].fp.write(before)
-    if "tensorboard" in names:
+    own = os.environ["TENSORBOARD_DIR"] == places["TENSORBOARD_DIR"]  # in a folder of the user, others may write too
+    if "tensorboard" in names and own:
         _drop_from(first, tracking.logger["tensorboard"].writer)
     return Trackers(tracking, int(config.trainer.log_val_generations))
 
