@@ -164,8 +164,18 @@ def _compose(loss: str) -> DictConfig:
 
 
 def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Apply overrides as Hydra does, which would read the files again: that takes ten times as long."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    """Apply overrides as Hydra does, which would read the files again: that takes ten times as long.
+
+    Raises:
+        SettingsError: one of them is not in Hydra's grammar. Hydra's own errors do not say which.
+    """
+    parser, parsed = OverridesParser.create(), []
+    for override in overrides:
+        try:
+            parsed.append(parser.parse_override(override))
+        except HydraException as error:
+            advice = "write its text in quotes, with a backslash before quotes of the same kind"
+            raise SettingsError(f"{override!r} cannot be read ({str(error).splitlines()[0]}): {advice}") from error
     ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
     ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
 
@@ -317,6 +327,8 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     if match is None:
         return f"{override!r} is not an override; write name=value"
     key, rule = match["key"], find_rule(match["key"])
+    if key.startswith("-") and rule is None:
+        return f"{key}: is not an option of the trainer; settings are written as name=value"
     if match["mark"].startswith("~") and (key in known or rule is not None):
         value = f"; write {key}=VALUE, or nothing for its default" if rule is None else ""
         return f"{key}: a setting cannot be deleted{value}"

@@ -141,3 +141,18 @@ def test_the_guidance_of_evaluations_has_the_name_of_every_family_too(
     made = settings.load([*REQUIRED, *(f"{rollout}{name}" for name in names)]).actor_rollout_ref.rollout
     sampled = [row_params(made, meta, 1, {})[0]["true_cfg_scale"] for meta in ({"global_steps": 0}, {"validate": True})]
     assert sampled == [training, evaluations]
+
+
+@pytest.mark.parametrize(
+    "override", ["trainer.experiment_name=a=b", "trainer.project_name='x", "data.train_files=[a,b"]
+)
+def test_an_override_that_cannot_be_read_is_named(override: str) -> None:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load([*REQUIRED, override])
+    assert str(caught.value).startswith(f"{override!r} cannot be read (") and "in quotes" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--multirun", "--help", "-m", "--cfg=job"])
+def test_an_option_of_hydra_that_does_nothing_here_is_refused(option: str) -> None:
+    with pytest.raises(settings.SettingsError, match="is not an option of the trainer; settings are written as name=v"):
+        settings.load([*REQUIRED, option])
