@@ -10,7 +10,7 @@ import typer
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
 from omni_operator.api.job_loader import STDIN, read_text, source_name
-from omni_operator.recipes import Conversion, RecipeError, convert, read_script
+from omni_operator.recipes import Conversion, RecipeError, convert, local_urls, read_script
 
 from . import console
 
@@ -44,6 +44,8 @@ def convert_recipe(
             f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
             "before drl run, or as env in the podTemplate of spec.head, spec.trainer and spec.rollout"
         )
+    for url in local_urls(made.document):
+        console.note(f"{url} is in each pod on a cluster: write the server's address there, or run it in these pods")
     if made.without_effect:
         console.note(f"left out, because they have no effect here: {', '.join(made.without_effect)}")
     for assignment, reason in made.refused:
