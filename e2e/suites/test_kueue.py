@@ -23,7 +23,7 @@ WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 PATIENCE = 90.0
 
 
-def queue_objects(accelerators: int = 2) -> list[dict[str, Any]]:
+def queue_objects(accelerators: int = 2, stop: str = "None") -> list[dict[str, Any]]:
     """A queue, where urgent work preempts the rest."""
     version = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
     quota = {"cpu": "100", "memory": "1000Gi", "nvidia.com/gpu": str(accelerators)}
@@ -31,7 +31,7 @@ def queue_objects(accelerators: int = 2) -> list[dict[str, Any]]:
     return [
         {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
         {**version, "kind": "ClusterQueue", "metadata": {"name": "all"}, "spec": {
-            "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
+            "namespaceSelector": {}, "stopPolicy": stop, "preemption": {"withinClusterQueue": "LowerPriority"},
             "resourceGroups": [
                 {"coveredResources": [*quota], "flavors": [{"name": "nodes", "resources": resources}]},
             ],
@@ -192,3 +192,52 @@ def test_a_queue_without_room_for_all_rollout_pods_admits_as_many_as_fit(queued:
         assert set(numbers_of(job).values()) == {4} and job.status()["attempts"] == 1
         # In all of that, Kueue has updated the Workload, and never made another one, which would be the last in line.
         assert workloads_of(job)[0]["metadata"]["uid"] == workload["metadata"]["uid"]
+
+
+def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queued: ControlPlane) -> None:
+    spec: dict[str, Any] = {
+        "trainer": {"totalSteps": 10, "accelerator": {"vendor": "CPU"}},
+        "rollout": {"placement": "Separate", "replicas": 2},
+    }
+    with queued.api() as api:
+        kueue.apply(queued, [
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "by-default"}},
+            {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue",
+             "metadata": {"name": "default", "namespace": "by-default"}, "spec": {"clusterQueue": "all"}},
+        ])  # fmt: skip
+        local = "/apis/kueue.x-k8s.io/v1beta2/namespaces/by-default/localqueues/default"
+        deadlines.wait_until(
+            "the queue", PATIENCE, lambda: condition(api.get(local).get("status") or {}, "Active") or None
+        )
+        job = JobOnPlane(api, "by-default", "unlabelled", patience=PATIENCE, spec=spec)
+        job.submit()
+        job.await_condition("Admitted", "True")
+        assert job.await_attempt(1)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default"
+        (name,) = deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
+        path = job.ray("rayclusters", name)
+        api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 4}})
+        job.await_condition("Updated", "False", "NextAttempt")
+        groups = {one["groupName"]: one["replicas"] for one in api.get(path)["spec"]["workerGroupSpecs"]}
+        assert groups == {"trainer": 1, "rollout": 2}
+
+
+def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued: ControlPlane) -> None:
+    with queued.api() as api:
+        kueue.apply(queued, queue_objects(accelerators=20))
+        spec = {**COLOCATED, "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}}}
+        job = submit(api, "shrunk", spec)
+        job.await_condition("Admitted", "True")
+        (name,) = deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
+        kueue.apply(queued, queue_objects(accelerators=1))
+        waiting = submit(api, "after-it", spec)
+        await_state(waiting, "Queued")
+        assert cluster_of(job) == [name] and job.condition("Admitted")["status"] == "True"
+
+        kueue.apply(queued, queue_objects(accelerators=20, stop="HoldAndDrain"))
+        await_state(job, "Queued")
+        deadlines.wait_until("its pods to be gone", PATIENCE, lambda: not cluster_of(job))
+        kueue.apply(queued, queue_objects(accelerators=20))
+        for each in (job, waiting):
+            each.await_condition("Admitted", "True")
+        status = job.status()
+        assert status["attempts"] == 1 and status["failures"] == []

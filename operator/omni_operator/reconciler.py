@@ -49,6 +49,7 @@ from omni_operator.status.job_status import (
 )
 from omni_operator.status.observation import Observation, TrainerReport
 from omni_operator.status.rolling import hold_templates, replaces_missing
+from omni_operator.status.running_pods import as_admitted
 from omni_operator.status.situation import (
     AskForPods,
     CreateAttempt,
@@ -197,6 +198,7 @@ class Reconciler:
                 return ReconcileResult(wake=memory.refusals.until, result="refused")
         observed = self._observe(key, facts.uid)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
+        facts = as_admitted(facts, observed)
         decision = decide(facts, observed, status, self.timeouts, now)
         refused_spec = None if status.finished else spec.refused
         # The operator's settings may have become stricter: a running attempt continues to its end.

@@ -12,13 +12,12 @@ from omni_operator.api.status import Condition
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import PODS, WORKLOADS, Kind
 from omni_operator.cluster.object_parser import parse_pod
+from omni_operator.plan.pools import KUEUE_QUEUE
 
 from .events import Event, sort_events
 from .explanation import QueueState, Surroundings
 from .jobs import CORE_EVENTS, Client, Job
 from .pods import select_pod_bodies
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def read_surroundings(client: Client, job: Job) -> Surroundings:
@@ -41,7 +40,8 @@ def read_surroundings(client: Client, job: Job) -> Surroundings:
     name = Names(job.name).attempt(attempt)
     events = listed("events", CORE_EVENTS, fieldSelector="type=Warning")
     queue = None
-    if (job.body["metadata"].get("labels") or {}).get(QUEUE_LABEL):
+    # Without a label of its own, Kueue may have put the job into the queue `default` of the namespace.
+    if (job.body["metadata"].get("labels") or {}).get(KUEUE_QUEUE) or job.status.state == "Queued":
         queue = find_queue_state(listed("Kueue's Workloads", WORKLOADS), name)
     return Surroundings(pods, queue, select_warnings(events, job.name, name), tuple(unread))
 

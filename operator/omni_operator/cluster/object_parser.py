@@ -23,6 +23,7 @@ from omni_operator.api.names import (
     TRAINER_GROUP,
     rolling_names,
 )
+from omni_operator.plan.pools import KUEUE_QUEUE
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
     HEAD,
@@ -72,6 +73,7 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         created=created,
         deleting=bool(meta.get("deletionTimestamp")),
         suspended=bool(spec.get("suspend")),
+        in_queue=bool(_map(meta.get("labels")).get(KUEUE_QUEUE)),
         digest=str(annotations.get(RENDERED_ANNOTATION, "")),
         pools=_pool_sizes(str(annotations.get(PODS_ANNOTATION, ""))[:TEXT_LIMIT]),
         asked=_asked(str(annotations.get(ASKED_ANNOTATION, ""))[:TEXT_LIMIT]),

@@ -59,6 +59,9 @@ from .timestamps import format_timestamp, parse_timestamp
 from .verdict import InProgress, Stage
 
 STEPS_OF_SILENCE = 5
+NEXT_ATTEMPT = false_because(
+    "NextAttempt", "the spec changed; the running attempt keeps the old spec, the next one gets the new"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +340,8 @@ def _updated(facts: JobFacts, status: Status, observed: Observation, attempt: in
     """
     if context.refused_spec:
         return false_because("InvalidSpec", context.refused_spec)
+    if facts.held:
+        return NEXT_ATTEMPT
     rest = _rest_updated(status, observed, attempt, facts.generation, context)
     return rest if rest.status == "False" else review_rolling(facts, observed, attempt) or rest
 
@@ -351,9 +356,7 @@ def _rest_updated(
             return true_because("AsRequested")
         return ConditionValue(before.status, before.reason, before.message)
     if rayjob and rayjob.digest and context.digest and rayjob.digest != context.digest:
-        return false_because(
-            "NextAttempt", "the spec changed; the running attempt keeps the old spec, the next one gets the new"
-        )
+        return NEXT_ATTEMPT
     return true_because("AsRequested")
 
 

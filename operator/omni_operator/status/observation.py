@@ -59,6 +59,8 @@ class ObservedRayJob:
         job: `status.jobStatus`, Ray's status of the job.
         reason: `status.reason`, KubeRay's reason of a failure.
         suspended: `spec.suspend`, which the queue (Kueue) sets.
+        in_queue: it has the label of a Kueue queue, that of its job, or that which Kueue adds where a namespace has a
+            LocalQueue named `default`.
         started: start of Ray's job; None before.
     """
 
@@ -68,6 +70,7 @@ class ObservedRayJob:
     created: datetime
     deleting: bool = False
     suspended: bool = False
+    in_queue: bool = False
     digest: str = ""
     pools: tuple[PoolSize, ...] = ()
     asked: Asked | None = None

@@ -16,6 +16,23 @@ from .job_facts import JobFacts, PoolFacts
 from .observation import Observation, ObservedRayCluster, PoolSize
 
 
+def as_admitted(facts: JobFacts, observed: Observation) -> JobFacts:
+    """The facts of a job without a queue's label whose newest attempt Kueue has put into a queue by default.
+
+    Its pods are those that the queue has admitted, with the node selectors that it has added: none is added, removed or
+    replaced, as in a queue that the job names.
+    """
+    rayjob, cluster = observed.rayjob(observed.newest), observed.cluster(observed.newest)
+    if rayjob is None or not rayjob.in_queue or not any(pool.live for pool in facts.pools):
+        return facts
+    sizes = {size.group: size.pods for size in rayjob.pools}
+    templates = {group.name: group.template for group in cluster.groups} if cluster else {}
+    numbers = (pool.pods != sizes.get(pool.group, pool.pods) for pool in facts.pools if pool.autoscaling is None)
+    rolls = (policy.template != templates.get(policy.group, policy.template) for policy in facts.rolling)
+    rollouts, judges = (replace(pool, live=False) for pool in facts.pools)
+    return replace(facts, rollouts=rollouts, judges=judges, rolling=(), held=any(numbers) or any(rolls))
+
+
 def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts:
     """The facts with the pods of an attempt instead of those of the spec.
 
