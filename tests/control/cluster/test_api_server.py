@@ -58,9 +58,8 @@ class RecordingServer:
         self.port = 0
 
     async def handle(self, request: web.Request) -> web.Response:
-        text = await request.text()
-        query = dict(request.query)
-        self.requests.append((request.method, request.path, query, json.loads(text) if text else None))
+        sent = json.loads(await request.text() or "null")
+        self.requests.append((request.method, request.path, dict(request.query), sent))
         self.headers.append(dict(request.headers))
         return self.answer(request)
 
