@@ -24,8 +24,9 @@ from omni_operator.plan.overrides import ROLLOUT_NODES
 from omni_operator.status.situation import AskForPods
 from omni_operator.status.timestamps import format_timestamp
 
-from .errors import Conflict, KindAbsent
+from .errors import KindAbsent
 from .kinds import RAYJOBS, WORKLOADS, Body
+from .object_parser import parse_rayjob
 from .protocol import Cluster
 
 OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # of a Workload
@@ -36,22 +37,19 @@ async def ask_for_pods(cluster: Cluster, namespace: str, step: AskForPods, now: 
     """Ask the queue for another number of rollout pods; return the RayJob afterwards, None if it has not changed.
 
     Nothing is changed unless Kueue has tried the Workload and found no room, nor while it waits for pods that it
-    preempts for it, or without Kueue.
+    preempts for it, without Kueue, or where the RayJob is not the one that the step was decided for.
 
     Raises:
-        Conflict: the RayJob is not the one that the step was decided for, or the queue has admitted it.
+        Conflict: the queue has admitted the RayJob since it was read.
     """
-    name = step.rayjob.name
-    body = await cluster.read(RAYJOBS, namespace, name)
-    if body is None or body["metadata"]["uid"] != step.rayjob.uid:
-        raise Conflict(f"{RAYJOBS.plural} {name}: another object")
-    changes = change(body, step, now)
+    body = await cluster.read(RAYJOBS, namespace, step.rayjob.name)
+    if body is None or not is_as_decided(body, step):
+        return None
     try:
         workloads = await cluster.list_objects(WORKLOADS, namespace, f"{OWNER_LABEL}={step.rayjob.uid}")
     except KindAbsent:
         return None
-    # The patch is a conflict if Kueue has admitted the RayJob since it was read.
-    return await cluster.patch(RAYJOBS, body, changes) if has_no_room(workloads) else None
+    return await cluster.patch(RAYJOBS, body, change(body, step, now)) if has_no_room(workloads) else None
 
 
 def has_no_room(workloads: Iterable[Body]) -> bool:
@@ -65,23 +63,29 @@ def has_no_room(workloads: Iterable[Body]) -> bool:
     return pending and PREEMPTING not in str(tried.get("message"))
 
 
+def is_as_decided(body: Body, step: AskForPods) -> bool:
+    """Whether a RayJob is the one of a step, waits, and still asks for as many pods, in its groups and for us. PURE.
+
+    Someone else may have changed one of both; then its numbers are not ours any more.
+    """
+    found, groups = parse_rayjob(body), _groups(body)
+    size, rollout, trainer = found.pool(ROLLOUT_GROUP), groups.get(ROLLOUT_GROUP, {}), groups.get(TRAINER_GROUP, {})
+    same = (found.uid, found.suspended, found.pools) == (step.rayjob.uid, True, step.rayjob.pools)
+    numbers = {size.pods if size else None, rollout.get("replicas"), step.old}
+    return same and len(numbers) == 1 and OVERRIDES_ANNOTATION in _annotations(trainer)
+
+
 def change(body: Body, step: AskForPods, now: datetime) -> Body:
     """Merge patch of a RayJob: the rollout group, the trainer's settings, and what the operator itself reads. PURE.
 
-    Raises:
-        Conflict: it is not suspended any more, or has another number of pods than the step was decided for.
+    Args:
+        body: one that is as decided.
     """
-    spec, annotations = body["spec"], body["metadata"].get("annotations") or {}
-    groups: dict[str, dict[str, Any]] = {
-        group["groupName"]: group for group in copy.deepcopy(spec["rayClusterSpec"]["workerGroupSpecs"])
-    }
-    rollout = groups.get(ROLLOUT_GROUP, {})
-    if not spec.get("suspend") or rollout.get("replicas") != step.old:
-        raise Conflict(f"{RAYJOBS.plural} {step.rayjob.name}: admitted, or its {ROLLOUT_GROUP} group has changed")
-    rollout.update(dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), step.new))
-    files = groups[TRAINER_GROUP]["template"]["metadata"]["annotations"]
+    spec, groups = body["spec"], copy.deepcopy(_groups(body))
+    groups[ROLLOUT_GROUP].update(dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), step.new))
+    files = _annotations(groups[TRAINER_GROUP])
     files[OVERRIDES_ANNOTATION] = _with_nodes(files[OVERRIDES_ANNOTATION], step)
-    pods = json.loads(annotations[PODS_ANNOTATION])
+    pods = json.loads(body["metadata"]["annotations"][PODS_ANNOTATION])
     pods[ROLLOUT_GROUP]["pods"] = step.new
     noted = {PODS_ANNOTATION: json.dumps(pods), ASKED_ANNOTATION: f"{format_timestamp(now)} {step.rounds}"}
     changed = {"entrypoint": _with_nodes(spec["entrypoint"], step)}
@@ -89,6 +93,18 @@ def change(body: Body, step: AskForPods, now: datetime) -> Body:
         "metadata": {"annotations": noted},
         "spec": {**changed, "rayClusterSpec": {"workerGroupSpecs": list(groups.values())}},
     }
+
+
+def _groups(body: Body) -> dict[str, dict[str, Any]]:
+    """The worker groups of a RayJob, by name."""
+    groups = (body["spec"].get("rayClusterSpec") or {}).get("workerGroupSpecs") or ()
+    return {str(group.get("groupName")): group for group in groups}
+
+
+def _annotations(group: dict[str, Any]) -> dict[str, str]:
+    """The annotations of the pods of a group."""
+    found: dict[str, str] = ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
+    return found
 
 
 def _with_nodes(text: str, step: AskForPods) -> str:

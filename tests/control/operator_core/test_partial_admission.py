@@ -231,6 +231,17 @@ async def test_many_pods_go_down_in_few_steps(queue: Queue) -> None:
     assert await ask_on(queue, 8) == [86, 72, 58, 44, 30, 16, 2, 100]
 
 
+async def test_a_rayjob_that_someone_else_has_scaled_is_left_alone_and_not_read_all_the_time(queue: Queue) -> None:
+    await queue.submit()
+    groups = queue.rayjob()["spec"]["rayClusterSpec"]
+    groups["workerGroupSpecs"][1] |= {"replicas": 1, "minReplicas": 1, "maxReplicas": 1}
+    queue.simulation.cluster.change(RAYJOBS, KEY[0], RAYJOB, spec={"rayClusterSpec": groups})
+    queue.simulation.cluster.counts()
+    await queue.simulation.after(10 * PAUSE)
+    counts = queue.simulation.cluster.counts()
+    assert queue.asked() == 1 and counts["patch", "rayjobs"] == 0 and counts["get", "rayjobs"] <= 10
+
+
 async def test_annotations_that_someone_has_broken_stop_nothing(queue: Queue) -> None:
     await queue.submit()
     broken = {"diffusionrl.io/asked": "yesterday x", "diffusionrl.io/pods": "{}"}

@@ -13,9 +13,8 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import ASKED_ANNOTATION, JOB_ANNOTATION, PODS_ANNOTATION, RENDERED_ANNOTATION
-from omni_operator.cluster.errors import Conflict
 from omni_operator.cluster.object_parser import parse_rayjob
-from omni_operator.cluster.queued_attempt import change
+from omni_operator.cluster.queued_attempt import change, is_as_decided
 from omni_operator.status.situation import AskForPods
 
 MakeJob = Callable[..., DiffusionRLJob]
@@ -72,13 +71,16 @@ def test_what_was_changed_is_parsed_again(make_job: MakeJob) -> None:
     assert found.asked and (found.asked.at, found.asked.rounds) == (NOW, 0)
 
 
-def test_only_a_suspended_rayjob_with_the_expected_number_is_changed(make_job: MakeJob) -> None:
+def test_only_a_suspended_rayjob_with_the_expected_numbers_is_changed(make_job: MakeJob) -> None:
     body = rendered(make_job, 4)
-    with pytest.raises(Conflict):
-        asked(body, 3, 2)
-    body["spec"]["suspend"] = False
-    with pytest.raises(Conflict):
-        asked(body, 4, 3)
+    step = AskForPods(parse_rayjob(body), 4, 3, 0)
+    assert is_as_decided(body, step)
+    admitted, scaled, other, noted = (copy.deepcopy(body) for _ in range(4))
+    admitted["spec"]["suspend"] = False
+    scaled["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]["replicas"] = 3
+    other["metadata"]["uid"] = "v"
+    del noted["metadata"]["annotations"][PODS_ANNOTATION]
+    assert not any(is_as_decided(each, step) for each in (admitted, scaled, other, noted, asked(body, 4, 3)))
 
 
 @pytest.mark.parametrize(("least", "queue"), [(2, "metadata.labels={}"), (12, QUEUE), (None, QUEUE)])
