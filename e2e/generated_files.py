@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from e2e import chart_values, metrics_page
+from e2e import chart_values, metrics_page, python_page
 from omni_operator.api import crd, reference
 from omni_operator.status import troubleshooting
 from verl_omni.trainer import other_defaults, setting_names, settings_page
@@ -24,6 +24,7 @@ GENERATORS: tuple[tuple[Callable[[Sequence[str]], int], tuple[str, ...]], ...] =
     (settings_page.main, ()),
     (other_defaults.main, ()),
     (metrics_page.main, ()),
+    (python_page.main, ()),
 )
 
 

@@ -33,7 +33,7 @@ def load_job(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
 
     Args:
         path: a file, or `-` for standard input.
-        assignments: `spec.field=value` each, which replace values of the file.
+        assignments: `FIELD=VALUE` each, such as `spec.seed=7`, which replace values of the file.
 
     Raises:
         JobError: the file cannot be read or is not a valid job.

@@ -1,10 +1,13 @@
 """Python client of jobs on a cluster, for notebooks and the command `drl`."""
 
+from omni_operator.cluster.errors import ClusterError, Forbidden
+
+from .archive import FolderTaken
 from .connection import UnusableKubeconfig
 from .events import Event
 from .explanation import explain
 from .jobs import Client, FieldNotServed, Job, JobDeleted, JobExists, JobFinished, JobNotFound, NotScalable, Submitted
-from .logs import LogLine, find_pods, follow_logs, read_logs
+from .logs import LogLine, PodNotFound, find_pods, follow_logs, read_logs
 from .names import InvalidName
 from .pods import JobPod, find_dashboard
 from .port_forward import PortForwarder
@@ -14,9 +17,12 @@ from .surroundings import read_surroundings
 __all__ = [
     "CannotFetch",
     "Client",
+    "ClusterError",
     "Event",
     "Fetched",
     "FieldNotServed",
+    "FolderTaken",
+    "Forbidden",
     "InvalidName",
     "Job",
     "JobDeleted",
@@ -26,6 +32,7 @@ __all__ = [
     "JobPod",
     "NotScalable",
     "LogLine",
+    "PodNotFound",
     "PortForwarder",
     "Submitted",
     "UnusableKubeconfig",

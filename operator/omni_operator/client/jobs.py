@@ -65,7 +65,8 @@ class Job:
     """A job as it was read.
 
     Attributes:
-        body: the whole object. status: the valid parts of its status; a newer operator may write others.
+        body: the whole object.
+        status: the valid parts of its status; a newer operator may write others.
     """
 
     body: Mapping[str, Any]
@@ -237,7 +238,8 @@ class Client:
         """The job, once it is in the state or has succeeded or finally failed; raises what `follow` raises.
 
         Args:
-            seconds: time limit. poll: seconds between two requests.
+            seconds: time limit.
+            poll: seconds between two requests.
         """
         for job in self.follow(name, poll=poll, seconds=seconds):
             if job.status.state == state:

@@ -24,7 +24,8 @@ class JobPod:
     """A pod of a job.
 
     Attributes:
-        role: `head`, or its worker group: `trainer`, `rollout` or `reward`. phase: as in the pod's status.
+        role: `head`, or its worker group: `trainer`, `rollout` or `reward`.
+        phase: as in the pod's status.
         body: the whole object.
     """
 
