@@ -18,7 +18,6 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_omni.trainer import (
     checkpoint_origin,
     checkpoints,
-    collapse,
     data,
     generation_ahead,
     judges,
@@ -31,6 +30,7 @@ from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.preferences import PreferencePairs
 from verl_omni.trainer.replica_reports import JudgeReports, RunReports
 from verl_omni.trainer.run_folder import RunFolder, write_samples
+from verl_omni.trainer.run_warnings import RunWarnings
 from verl_omni.trainer.trackers import Trackers
 from verl_omni.trainer.watched_call import watched
 from verl_omni.utils.metrics_writer import MetricsWriter
@@ -88,7 +88,7 @@ class DiffusionTrainer:
         self._awake, self._complete = True, 0  # the engines; the last step whose update is complete
         self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
         self._optimizer_steps, self._drawn = 0.0, 0  # taken, and training samples, since this process started
-        self._collapse = collapse.CollapseState()
+        self._warnings = RunWarnings(folder)
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
         if stack.pool is not None:
@@ -128,7 +128,7 @@ class DiffusionTrainer:
             raise
 
     def _train_from(self, step: int) -> None:
-        self._restore_collapse()
+        self._warnings.restore()
         self.exported.started(step, self.total)
         served = self._publish(step)
         if self._evaluates(step) and not self.folder.has_evaluation(step):
@@ -341,15 +341,8 @@ class DiffusionTrainer:
         new = self.folder.step(line, eta_s, samples=self._drawn)  # each number counts once
         if self.tracking is not None:
             self.tracking.log(data=new, step=line["step"])
-        self._collapse, warning = collapse.observe(self._collapse, new)
-        self.exported.step(new, collapsed=self._collapse.collapsed)
-        if warning is not None:
-            self.folder.event("warning", reason=collapse.REASON, message=warning, step=line["step"])
-
-    def _restore_collapse(self) -> None:
-        """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
-        for line in self.folder.metrics():
-            self._collapse, _ = collapse.observe(self._collapse, line)
+        self._warnings.observe(line["step"], new)
+        self.exported.step(new, collapsed=self._warnings.collapsed)
 
     def _poll_requests(self) -> None:
         """While the run waits for replicas: stop, or save, as between two steps."""

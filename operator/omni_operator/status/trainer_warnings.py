@@ -13,6 +13,14 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
         action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
         "(`actor.use_kl_loss`).",
     ),
+    "PolicyDiverged": Explanation(
+        shown=("warning",),
+        meaning="Updates move the policy too far: nearly all terms of the loss are limited, or the KL divergence of a "
+        "step is large. The message has the numbers.",
+        look=STATUS,
+        action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
+        "(`actor.use_kl_loss`), and start again from a checkpoint before it.",
+    ),
     "CheckpointsSetAside": Explanation(
         shown=("warning",),
         meaning="`trainer.resume_mode=disable` found checkpoints of an earlier run, and renamed their folder.",

@@ -124,7 +124,7 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
     for step, diversity in enumerate([0.08, 0.01, 0.01]):
         first._record({"step": step, IMAGES: diversity})
     second = trainer()
-    second._restore_collapse()
+    second._warnings.restore()
     second._record({"step": 3, IMAGES: 0.01})
     events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     (warning,) = [event for event in events if event["event"] == "warning"]

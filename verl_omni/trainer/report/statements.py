@@ -12,6 +12,8 @@ from verl_omni.trainer.report.run_data import Event, Line, Run
 SIGNIFICANT = 2.0  # standard errors; a smaller difference is within noise
 COLLAPSED = "SamplesCollapsed"
 EXPLANATIONS = {
+    "PolicyDiverged": "The updates of this run move its policy too far, so that later samples may be worse than those "
+    "of the base model.",
     COLLAPSED: "The samples of this run collapsed: the images of different prompts became alike, or the samples of a "
     "prompt all got almost the same reward. The model learns nothing more from such samples.",
 }
