@@ -101,6 +101,17 @@ def submit(cluster: Cluster, runs: Path) -> None:
     cluster.kubectl("apply", f"--namespace={NAMESPACE}", f"--filename={ROOT / EXAMPLE}")
 
 
+def keep(results: Path, runs: Path) -> Path:
+    """Copy the results of the demo; those of an earlier demo are replaced.
+
+    `runs/JOB` is where `drl fetch` puts the results of the job of that name on another cluster.
+    """
+    kept = runs / f"demo-{results.name}"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(results, kept)
+    return kept
+
+
 def demo(console: Console) -> int:
     """Show all of it; 0 if the training succeeded."""
     begun = time.monotonic()
@@ -121,9 +132,7 @@ def demo(console: Console) -> int:
     if not ended.over:
         console.print(cluster.kubectl("describe", "drl", JOB, f"--namespace={NAMESPACE}"), soft_wrap=True)
         return 1
-    kept = ROOT / "runs" / JOB
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(runs / JOB, kept)
+    kept = keep(runs / JOB, ROOT / "runs")
     say(f"the report: {kept / 'report.html'}")
     say("the cluster is still running; to remove it: make cluster-down")
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.demo import EXAMPLE, JOB, ROOT, View, view
+from e2e.demo import EXAMPLE, JOB, ROOT, View, keep, view
 from e2e.system import volume
 from omni_operator.api import load_job
 
@@ -63,6 +63,19 @@ def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
         "backoff_limit": here.spec.backoff_limit,
     }
     assert on_cluster.spec.model_copy(update=changed) == here.spec
+
+
+def test_results_replace_those_of_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:
+    fetched, made = tmp_path / "runs" / JOB / "report.html", tmp_path / "claim" / JOB / "report.html"
+    for file in (fetched, made):
+        file.parent.mkdir(parents=True)
+        file.write_text(str(file))
+    for _ in range(2):
+        kept = keep(made.parent, tmp_path / "runs")
+        assert (kept / "report.html").read_text() == str(made)
+        (kept / "old.txt").touch()
+    assert fetched.read_text() == str(fetched)
+    assert not (keep(made.parent, tmp_path / "runs") / "old.txt").exists()
 
 
 def test_a_volume_and_its_claim_know_each_other() -> None:
