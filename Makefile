@@ -124,8 +124,8 @@ cache: setup ## print what tests keep on the disk outside the tree, by folder
 clean-cache: setup ## remove all of that
 	@PYTHONPATH=. $(BIN)/python -m e2e.cache --clean
 
-clean: ## remove what the commands made here (not the cache outside)
-	@rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove the environment and caches of the tree; keeps runs, and the cache outside
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 release: setup ## VERSION=1.4.0: set the version, write the changelog, build wheel, chart, images and checksums into dist/
 	@PYTHONPATH=operator:. $(BIN)/python -m e2e.release $(VERSION) $(if $(IMAGES),--images $(IMAGES))

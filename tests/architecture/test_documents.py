@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,10 @@ def test_the_job_in_the_readme_is_valid(root: Path, tmp_path: Path) -> None:
         path = tmp_path / "job.yaml"
         path.write_text(block, encoding="utf-8")
         assert load_job(path).job.metadata.name
+
+
+def test_make_clean_removes_no_results_of_runs(root: Path) -> None:
+    said = subprocess.run(["make", "--dry-run", "clean"], cwd=root, capture_output=True, text=True, check=True).stdout
+    removed = {Path(word).parts[0] for word in said.split() if not word.startswith("-")}
+    assert ".venv" in removed
+    assert removed.isdisjoint({"runs", "dist", "examples"})
