@@ -130,7 +130,11 @@ def _get(settings: Mapping[str, Any], path: str) -> Any:
 
 
 def text(value: Any) -> str:
-    """A setting's value; empty for none."""
+    """A setting's value, as in YAML; empty for none."""
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(text, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)

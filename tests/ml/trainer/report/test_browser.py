@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from verl_omni.trainer import report
+from verl_omni.trainer.report import comparison
 from verl_omni.trainer.run_folder import RunFolder, Sample
 
 FLAGS = [
@@ -33,6 +34,7 @@ FACTS = """JSON.stringify({
   }).length,
   legends: document.querySelectorAll('.infolayer .legend').length,
   summary: document.querySelector('.summary').textContent,
+  hidden: [...document.querySelectorAll('.scroll > .break')].map(t => t.offsetWidth - t.parentElement.clientWidth),
   prompts: [...document.querySelectorAll('.prompt')].map(p => p.getBoundingClientRect().height),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
   fetched: performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith('data:')),
@@ -50,25 +52,9 @@ HOVERED = "document.querySelector('.canvas .hoverlayer')?.textContent ?? ''"
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, tmp_path: Path, width: int) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium: in CI the report must be opened in a browser (apt-get install chromium)")
-        pytest.skip("no Chromium on this machine: install it (Debian: apt-get install chromium) to open the report")
     RunFolder(run).samples(4, [*_hostile_prompts()], 24)
     page = report.write(run)
-    profile = tmp_path / "profile"
-    process = subprocess.Popen(
-        [browser, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        port = await _port(profile / "DevToolsActivePort")
-        facts, hovered, errors = await _open(port, page.as_uri(), width)
-    finally:
-        process.terminate()
-        process.wait(20)
+    facts, hovered, errors = await _browse(page, width, tmp_path)
     assert errors == []
     assert len(facts["images"]) == 4 + len(HOSTILE)
     assert max(facts["prompts"]) < 200, "a long prompt scrolls"
@@ -87,9 +73,43 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
     assert facts["fetched"] == []
 
 
+@pytest.mark.slow
+async def test_a_comparison_shows_every_run_on_a_phone_also_with_long_settings(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "demo"
+    shutil.copytree(run, other)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("/models/tiny-sd3", f"/models/{'a-long-name/' * 12}tiny"))
+    page = comparison.write([run, other], tmp_path / "comparison.html")
+    facts, _, errors = await _browse(page, 390, tmp_path)
+    assert errors == []
+    assert facts["overflow"] <= 0
+    assert facts["hidden"] == [0], "the column of the last run"
+
+
 def _hostile_prompts() -> Iterator[Sample]:
     for place, prompt in enumerate(HOSTILE):
         yield Sample(prompt, 7 + place, 0.5, torch.zeros(3, 8, 8, dtype=torch.uint8))
+
+
+async def _browse(page: Path, width: int, folder: Path) -> tuple[dict[str, Any], str, list[str]]:
+    """What `_open` returns, from a browser of its own; without one the test is skipped, and in CI it fails."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        if os.environ.get("CI"):
+            pytest.fail("no Chromium: in CI the report must be opened in a browser (apt-get install chromium)")
+        pytest.skip("no Chromium on this machine: install it (Debian: apt-get install chromium) to open the report")
+    profile = folder / "profile"
+    process = subprocess.Popen(
+        [browser, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        port = await _port(profile / "DevToolsActivePort")
+        return await _open(port, page.as_uri(), width)
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 async def _port(file: Path) -> int:

@@ -21,9 +21,10 @@ def image(prompt: str, seed: int = 0) -> Image:
 
 def test_only_settings_that_differ_are_listed_without_the_names_of_the_runs() -> None:
     first = {"trainer": {"seed": 0, "experiment_name": "a"}, "data": {"shuffle": True, "files": ["x"]}, "old": {"a": 1}}
-    second = {"trainer": {"seed": 1, "experiment_name": "b"}, "data": {"shuffle": True, "files": ["y"]}}
+    second = {"trainer": {"seed": 1, "experiment_name": "b"}, "data": {"shuffle": False, "files": ["y"]}}
     assert comparison.differences([first, second]) == {
-        "data.files": ["['x']", "['y']"], "old.a": ["1", "–"], "trainer.seed": ["0", "1"],
+        "data.files": ["[x]", "[y]"], "old.a": ["1", "–"], "trainer.seed": ["0", "1"],
+        "data.shuffle": ["true", "false"],
     }  # fmt: skip
     assert comparison.differences([first, first]) == {}
 
