@@ -119,7 +119,7 @@ def ending(run: Run) -> str:
             return f"Stopped at {reached}. Run the same command to resume from the last checkpoint."
     if total is None or last < total:
         return f"At {reached}: still running, or ended without a final event."
-    return f"Completed all {_count(total, 'step')}."
+    return "Completed its only step." if total == 1 else f"Completed all {total} steps."
 
 
 def _last_attempt(run: Run) -> Sequence[Event]:

@@ -71,6 +71,7 @@ FAILURE = Event(event="error", message="no memory")
         ([START, Event(event="stopped")], "Stopped at step 3 of 9. Run the same command to resume"),
         ([START, FAILURE, START], "At step 3 of 9: still running"),
         ([Event(event="start", total_steps=3)], "Completed all 3 steps."),
+        ([Event(event="start", total_steps=1)], "Completed its only step."),
         ([], "At step 3: still running"),
     ],
 )
