@@ -1,7 +1,7 @@
 """PURE: whether the updates of a run have begun to move its policy too far, from its metrics.
 
-Two signs, each of the average of some steps. The clip fraction was low in the first steps and is nearly 1: almost every
-term of the loss is limited, so little of its gradient is left. Or the KL divergence of a step, to the base model or to
+Two signs, each of the average of some steps. The clip fraction was low in the first steps and is nearly 1: the updates of
+one step take almost every ratio of new to old policy out of the clip range. Or the KL divergence of a step, to the base model or to
 the policy before the update, is that of two normal distributions whose means are one standard deviation apart.
 """
 
@@ -61,8 +61,8 @@ def _signs(state: DriftState) -> Iterator[tuple[str, str]]:
     clipped, first = state.average(CLIP), state.first
     if clipped is not None and first is not None and clipped >= CLIPPED and first < CLIPPED_AT_FIRST:
         text = (
-            "Nearly all terms of the loss are limited, so its gradient is almost 0: the clip fraction is "
-            f"{clipped:.0%} in the last {WINDOW} steps, and was {first:.0%} in the first {WINDOW}. {ADVICE}"
+            "The updates of a step take nearly all ratios of new to old policy out of the clip range: the clip fraction "
+            f"is {clipped:.0%} in the last {WINDOW} steps, and was {first:.0%} in the first {WINDOW}. {ADVICE}"
         )
         yield CLIP, text
     for metric, other in KLS.items():

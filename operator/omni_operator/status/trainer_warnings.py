@@ -15,8 +15,8 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
     ),
     "PolicyDiverged": Explanation(
         shown=("warning",),
-        meaning="Updates move the policy too far: nearly all terms of the loss are limited, or the KL divergence of a "
-        "step is large. The message has the numbers.",
+        meaning="Updates move the policy too far: nearly all ratios of new to old policy leave the clip range, or the "
+        "KL divergence of a step is large. The message has the numbers.",
         look=STATUS,
         action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
         "(`actor.use_kl_loss`), and start again from a checkpoint before it.",
