@@ -1,8 +1,9 @@
 """PURE: whether the updates of a run have begun to move its policy too far, from its metrics.
 
-Two signs, each of the average of some steps. The clip fraction was low in the first steps and is nearly 1: the updates of
-one step take almost every ratio of new to old policy out of the clip range. Or the KL divergence of a step, to the base model or to
-the policy before the update, is that of two normal distributions whose means are one standard deviation apart.
+Two signs, each of the average of some steps. The clip fraction was low in the first steps and is nearly 1: the updates
+of one step take almost every ratio of new to old policy out of the clip range. Or the KL divergence of a step, to the
+base model or to the policy before the update, is that of two normal distributions whose means are one standard
+deviation apart.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def _signs(state: DriftState) -> Iterator[tuple[str, str]]:
     clipped, first = state.average(CLIP), state.first
     if clipped is not None and first is not None and clipped >= CLIPPED and first < CLIPPED_AT_FIRST:
         text = (
-            "The updates of a step take nearly all ratios of new to old policy out of the clip range: the clip fraction "
-            f"is {clipped:.0%} in the last {WINDOW} steps, and was {first:.0%} in the first {WINDOW}. {ADVICE}"
+            "The updates of a step take nearly all ratios of new to old policy out of the clip range: the clip "
+            f"fraction is {clipped:.0%} in the last {WINDOW} steps, and was {first:.0%} in the first {WINDOW}. {ADVICE}"
         )
         yield CLIP, text
     for metric, other in KLS.items():
