@@ -10,6 +10,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,10 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from verl_omni.trainer.machine import describe_machine, source_commit
-from verl_omni.trainer.video_file import is_video, write_videos
+from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
 OWNER = ".owner"
+VIDEO_QUALITY = 90  # of WebP's lossy coding, at most 100
+VIDEO_EFFORT = 2  # of 0 to 6: the time to write grows faster than the file shrinks
 VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
 
 
@@ -157,7 +160,7 @@ class RunFolder:
             as_file(sample).save(folder / name)
             video = _add_video(videos, folder, f"{place:02d}.webp", sample)
             index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
-        write_videos(videos, fps)
+        _write_videos(videos, fps)
         atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
 
     def _record(self, event: Mapping[str, Any]) -> None:
@@ -260,13 +263,38 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
             "version": sample.version,
             **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
         })  # fmt: skip
-    write_videos(videos, fps)
+    _write_videos(videos, fps)
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
     """What the line of a sample says of its file, if it is a video."""
-    if not is_video(sample.image):
+    if not _is_video(sample.image):
         return {}
     videos[folder / name] = sample.image
     return {"video": name}
+
+
+def _write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
+    """Write frames uint8 [T, 3, H, W] to `path`, which ends in `.webp`; played in a loop, without sound.
+
+    Args:
+        fps: frames a second; a frame is shown for a whole number of milliseconds.
+    """
+    first, *others = as_images(frames)
+    first.save(
+        path, "WEBP", save_all=True, append_images=others, duration=round(1000 / fps), loop=0, quality=VIDEO_QUALITY,
+        method=VIDEO_EFFORT,
+    )  # fmt: skip
+
+
+def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:
+    """Write several, side by side: one of 121 frames of 704 x 1280 takes seconds."""
+    with ThreadPoolExecutor() as threads:
+        for written in [threads.submit(_write_video, path, frames, fps) for path, frames in videos.items()]:
+            written.result()
+
+
+def _is_video(sample: torch.Tensor) -> bool:
+    """Whether a sample is a video [T, C, H, W], and not an image [C, H, W]."""
+    return sample.ndim == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, reward_values, run_length
+from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, run_length
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
@@ -143,7 +145,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *pools.find_problems(config),
         *judges.find_problems(config),
         *generation_ahead.find_problems(config),
-        *reward_values.find_problems(config.reward),
+        *_rewards(config.reward),
         *_optimizer(config.actor_rollout_ref.actor.optim),
     ]
     return [
@@ -207,6 +209,19 @@ def _paths(config: DictConfig) -> Iterator[str]:
             if isinstance(path, str) and _URL.match(path) and not (name in IN_STORES and path.startswith("s3://")):
                 hub_id = ", or write OWNER/NAME" if name == f"{MODEL}.path" and path.startswith("hf://") else ""
                 yield f"{name}: {path} is a URL, and the trainer reads files; copy it here and write its path{hub_id}"
+
+
+def _rewards(reward: DictConfig) -> Iterator[str]:
+    """Numbers of the reward, and the parts of `reward.reward_functions`."""
+    if not isinstance(reward.batch_size, int) or reward.batch_size < 1:
+        yield f"reward.batch_size: must be an integer of at least 1, not {reward.batch_size}"
+    limits = {"deadline_seconds": reward, "reward_model.deadline_seconds": reward.reward_model}
+    for name, group in limits.items():
+        seconds = group.deadline_seconds
+        if seconds is None or not 0 < seconds < math.inf:
+            yield f"reward.{name}: must be a positive number of seconds, not {seconds}"
+    for key, part in reward.reward_functions.items():
+        yield from part_problems(key, part)
 
 
 def _output(config: DictConfig) -> Iterator[str]:
