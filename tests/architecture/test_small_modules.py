@@ -1,4 +1,4 @@
-"""A module of less than 40 lines that one other module imports is a part of that one, or has a reason to stand alone."""
+"""A short module that one other module imports is a part of that one, or has a reason to stand alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE_OF_A_KIND = {
     "operator/omni_operator/plan/": "a kind of object",
 }
 ALONE = {
-    "operator/omni_operator/api/definition_fields.py": "PURE, and the module that imports it runs threads",
+    "operator/omni_operator/api/definition_fields.py": "PURE, and the module that imports it asks the cluster",
     "operator/omni_operator/partial_packages.py": "runs before anything that imports kubernetes (docs/adr/0009)",
     "verl_omni/trainer/setting_groups.py": "PURE, and the module that imports it reads files",
     "verl_omni/trainer/stop_signal.py": "the entry point that imports it has no room for it",
