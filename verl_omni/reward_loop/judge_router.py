@@ -42,7 +42,7 @@ class JudgeRouter:
     Args:
         replicas: host:port of each replica.
         name: what the judge is called in errors.
-        silence: seconds after which a replica that has requests, and answers none of them, is given up.
+        silence: seconds after which a replica that has requests, and answers none of them, is treated as failed.
         wait: seconds that a request without a replica waits for one that is added; its 503 has the header `WAITING`
             then. None: none will be added.
     """
