@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -33,6 +34,15 @@ def write(text: str) -> None:
     except OSError as error:
         discard_output()
         refuse(f"cannot write to standard output: {error.strerror}", FAILED)
+
+
+def print_any_text() -> None:
+    """Let standard output show characters that its encoding does not have by their numbers, as standard error does.
+
+    A name of a file that is not UTF-8 has such characters too.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:

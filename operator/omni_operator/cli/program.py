@@ -35,6 +35,7 @@ class Program(TyperGroup):
             Path.cwd()
         except OSError:
             console.refuse("the working directory does not exist any more: change to another folder")
+        console.print_any_text()
         with _explained():
             return super().invoke(ctx)
 

@@ -46,6 +46,21 @@ def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, monkeypatc
     assert (refused.exit_code, refused.stderr) == (2, said)
 
 
+@pytest.mark.parametrize(("charset", "shown"), [("utf-8", "→"), ("latin-1", "\\u2192")])
+def test_a_character_that_the_terminal_does_not_have_is_shown_by_its_number(charset: str, shown: str) -> None:
+    result = CliRunner(charset=charset).invoke(app, ["render", str(EXAMPLE), "--set", "spec.data.train=[→.jsonl]"])
+    assert result.exit_code == 0
+    assert f"/{shown}.jsonl" in result.stdout
+
+
+def test_a_file_name_that_is_not_utf_8_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLE.parent)
+    path = tmp_path / os.fsdecode(b"\xff.yaml")
+    path.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
+    result = CliRunner().invoke(app, ["validate", "--cluster", str(path)])
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/\\udcff.yaml: red-grpo is valid\n")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
 @pytest.mark.parametrize(
