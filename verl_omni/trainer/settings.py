@@ -239,7 +239,7 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
                     found.overrides.append(f"{name}={text}")
                 found.copies.append((key, name, _parsed(text)))
             case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
-                values = " or ".join(_plain(value) for value in accepted)
+                values = " or ".join(registry.plain_value(value) for value in accepted)
                 found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
     return found
 
@@ -264,18 +264,14 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _plain(value: Any) -> str:
-    """A value as users write it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]) -> Iterator[str]:
     for key, name, value in copies:
         own = OmegaConf.select(config, name)
         if unused_values.of_training_without_steps(config, key):
             continue
         if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
-            yield f"{key}: {_plain(value)} differs from {name}, which is {_plain(own)}; write the value there only"
+            given, there = registry.plain_value(value), registry.plain_value(own)
+            yield f"{key}: {given} differs from {name}, which is {there}; write the value there only"
 
 
 def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
@@ -288,7 +284,7 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
         import_extensions(_external_lib(overrides))
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    loss, others = resolve(overrides, registry.DEFAULT, lambda text: _plain(_parsed(text)))
+    loss, others = resolve(overrides, registry.DEFAULT, lambda text: registry.plain_value(_parsed(text)))
     try:
         registry.check_name(loss)
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_operator.api.status import RECONCILE_ERROR
 from omni_operator.status import evidence
+from omni_operator.status.conditions import MESSAGE_LIMIT
 from omni_operator.status.events import Event
 from omni_operator.status.reasons import EventReason
 from omni_operator.status.timestamps import format_timestamp
@@ -23,7 +24,6 @@ from .kinds import JOBS, Body, Key
 from .object_cache import ObjectCache
 from .protocol import Cluster
 
-MESSAGE_LIMIT = 1024
 log = logging.getLogger(__name__)
 
 

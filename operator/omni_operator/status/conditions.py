@@ -32,7 +32,7 @@ from .timestamps import format_timestamp, parse_timestamp
 from .verdict import InProgress, Stage
 
 ConditionStatus = Literal["True", "False", "Unknown"]
-MESSAGE_LIMIT = 1024
+MESSAGE_LIMIT = 1024  # characters of the message of a condition
 
 
 @dataclass(frozen=True, slots=True)

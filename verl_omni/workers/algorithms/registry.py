@@ -40,11 +40,11 @@ class RequiredSetting:
         """What is wrong with the value found, in the words of `drl validate`; None if it is the one needed."""
         if found == self.value:
             return None
-        given, needed = _plain(found), _plain(self.value)
+        given, needed = plain_value(found), plain_value(self.value)
         return f"{self.name}: {given} does not go with {loss}: {self.reason}; it needs {needed}"
 
 
-def _plain(value: Any) -> str:
+def plain_value(value: Any) -> str:
     """A value as users write it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -129,7 +129,7 @@ def _correction_conflicts(config: DictConfig) -> Sequence[str]:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    return " or ".join(_plain(value) for value in values)
+    return " or ".join(plain_value(value) for value in values)
 
 
 def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
