@@ -30,6 +30,11 @@ NOT_NEGATIVE = (
     f"{MODEL}.lora_rank",
     "trainer.max_log_prob_difference",
 )
+# What to write instead.
+ADVICE = {
+    f"{ACTOR}.grad_clip": "; for gradients that are not clipped, write inf",
+    f"{MODEL}.lora_rank": "; 0 trains all weights",
+}
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
@@ -38,7 +43,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         for name in names:
             value = OmegaConf.select(config, name)
             if is_number(value) and not (value > 0 or (least and value == 0)):
-                yield f"{name}: {range_}: {value}{_ADVICE.get(name, '')}"
+                yield f"{name}: {range_}: {value}{ADVICE.get(name, '')}"
     algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
@@ -48,7 +53,3 @@ def find_problems(config: DictConfig) -> Iterator[str]:
 
 
 _OWN = ("flow_grpo", "dance_grpo", "mix_grpo")  # estimators of advantages; those of users may take one sample
-_ADVICE = {
-    f"{ACTOR}.grad_clip": "; for gradients that are not clipped, write inf",
-    f"{MODEL}.lora_rank": "; 0 trains all weights",
-}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_omni.pipelines.registry import FAMILIES
+from verl_omni.trainer import number_ranges, setting_groups, value_types
 from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP
 from verl_omni.trainer.settings import OPEN, defaults
@@ -66,6 +67,7 @@ def render() -> str:
         f'REGISTERED = {{\n    "{ARCHITECTURE}": {tuple(sorted(FAMILIES))!r},\n',
         f'    "{DEFAULT_LOOP}": {(AGENT_LOOP,)!r},\n}}\n',
         *_required(),
+        *_values(by_loss),
         *_reference(),
     ]
     return HEADER + "".join(parts)
@@ -83,6 +85,37 @@ def _required() -> Iterator[str]:
     yield "REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (\n"
     yield from (f"    ({row}, {tuple(names)!r}),\n" for row, names in losses.items())
     yield ")\n"
+
+
+def _values(by_loss: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Types and ranges of values, and what is a group."""
+    found: dict[str, set[type | None]] = {}
+    groups: dict[str, bool] = {}
+    for loss, names in by_loss.items():
+        config = defaults(loss)
+        known = value_types.kinds(config, sorted(names - SUPPORTED.keys()))
+        for name in {*names, *known}:
+            found.setdefault(name, set()).add(known.get(name))
+        groups |= setting_groups.groups(config)
+    # Where an algorithm takes values of another type, only the trainer checks them.
+    kinds = {name: kind for name, (kind, *others) in found.items() if kind and not others}
+    for title, name, kind in (("numbers", "NUMBERS", float), ("true or false", "SWITCHES", bool)):
+        yield f"# Settings that are {title}.\n"
+        yield _tuple(name, (setting for setting, found in kinds.items() if found is kind))
+    yield "# Settings that are two numbers, with an example.\n"
+    yield f"PAIRS = {{\n{_entries(value_types.PAIRS)}}}\n"
+    yield "# Those of them that are never null.\n"
+    yield _tuple("NEVER_NULL", (setting for setting in kinds if not value_types.may_be_null(setting)))
+    yield "# Groups of settings, and those that are empty by default, so that null means empty.\n"
+    yield _tuple("GROUPS", groups)
+    yield _tuple("EMPTY_GROUPS", (group for group, empty in groups.items() if empty))
+    yield "# Numbers that must be positive, or must not be negative, with what to write instead.\n"
+    for name, settings in (("POSITIVE", number_ranges.POSITIVE), ("NOT_NEGATIVE", number_ranges.NOT_NEGATIVE)):
+        yield f"{name} = {{\n{_entries({one: number_ranges.ADVICE.get(one, '') for one in settings})}}}\n"
+
+
+def _entries(values: Mapping[str, str]) -> str:
+    return "".join(f"    {json.dumps(name)}: {json.dumps(text)},\n" for name, text in sorted(values.items()))
 
 
 def _reference() -> Iterator[str]:

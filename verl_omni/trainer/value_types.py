@@ -85,12 +85,17 @@ def _fits(name: str, value: Any, kind: type) -> bool:
     if kind is str:
         return bool(value)
     if value is None:
-        return name in (*NUMBERS, *PAIRS) or name.startswith(NULLABLE)
+        return may_be_null(name)
     if kind is bool:
         return isinstance(value, bool) or value in (0, 1)
     if kind is tuple:
         return OmegaConf.is_list(value) and len(value) == 2 and all(map(is_number, value))
     return is_number(value)
+
+
+def may_be_null(name: str) -> bool:
+    """Whether a setting whose values are checked may have none."""
+    return name in (*NUMBERS, *PAIRS) or name.startswith(NULLABLE)
 
 
 def is_number(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from .reserved import owner_of
-from .setting_names import BY_LOSS, COMMON, ELSEWHERE, OPEN, REJECTED, REQUIRED, WITHOUT_EFFECT
+from .setting_names import BY_LOSS, COMMON, ELSEWHERE, EMPTY_GROUPS, OPEN, REJECTED, REQUIRED, WITHOUT_EFFECT
 from .suggestions import nearest_setting
 
 DEFAULT_LOSS = "flow_grpo"
@@ -59,6 +59,8 @@ def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advi
     if "${" in value:  # the value of another setting
         return None
     given = parse_value(value)
+    if given is None and name in EMPTY_GROUPS:  # null is an empty group to the trainer
+        return None
     if any(given == other and isinstance(given, bool) == isinstance(other, bool) for other in accepted):
         return None
     values = " or ".join(_plain(other) for other in accepted)

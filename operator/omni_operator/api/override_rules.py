@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .base import Violation
-from .override_names import parse_value
+from .override_values import find_wrong_values, is_number, read_value
 from .rollout import Rollout
-from .setting_names import ELSEWHERE
-from .training import ENTRYPOINT, ESTIMATORS, OVERRIDE, Algorithm, Trainer
+from .setting_names import BY_LOSS, COMMON, ELSEWHERE
+from .training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, Algorithm, Trainer
 
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
 SOURCE, BACKEND = "algorithm.sample_source", f"{ROLLOUT}.checkpoint_engine.backend"
@@ -36,12 +36,22 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
 
     Values that refer to other settings (`${...}`) and overrides of another entry point are not checked.
     """
-    if algorithm.entrypoint != ENTRYPOINT:
+    if algorithm.entrypoint != ENTRYPOINT or not algorithm.overrides:
         return
     given: dict[str, _Given] = {}
     for place, line in enumerate(algorithm.overrides):
-        if (match := OVERRIDE.match(line)) and "${" not in match[3]:
-            given[ELSEWHERE.get(match[2], match[2])] = _Given(place, parse_value(match[3]))
+        if match := OVERRIDE.match(line):
+            name = ELSEWHERE.get(match[2], match[2])
+            # The last one counts, also for settings in a group that it replaces.
+            given = {other: one for other, one in given.items() if other != name and not other.startswith(f"{name}.")}
+            if "${" not in match[3]:
+                given[name] = _Given(place, read_value(match[3]))
+    values = {name: one.value for name, one in given.items()}
+    wrong = dict(find_wrong_values(values, {*COMMON, *BY_LOSS.get(LOSSES.get(algorithm.name, ""), ())}))
+    yield from (
+        Violation(("algorithm", "overrides", given[name].place), f"{name}: {text}") for name, text in wrong.items()
+    )
+    given = {name: one for name, one in given.items() if name not in wrong}
     checks = (
         _ranges(given),
         _of_algorithm(given, algorithm.name, lora=lora),
@@ -57,10 +67,10 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
 def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
     for name in (WARMUP_SHARE, f"{ACTOR}.optim.min_lr_ratio"):
         value = _value(given, name, 0)
-        if not _is_number(value) or not 0 <= value <= 1:
+        if not is_number(value) or not 0 <= value <= 1:
             yield name, f"must be from 0 to 1: {value}"
     steps, share = _value(given, WARMUP, 0), _value(given, WARMUP_SHARE, 0)
-    if _is_number(steps) and _is_number(share) and steps > 0 and share > 0:
+    if is_number(steps) and is_number(share) and steps > 0 and share > 0:
         yield WARMUP_SHARE, f"is not read with lr_warmup_steps={steps}; write one"
     if _value(given, FILTER) is True and _value(given, EPOCHS) is not None:
         yield EPOCHS, f"with {FILTER}=true the number of prompts is known only after the start; remove it"
@@ -78,20 +88,20 @@ def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> It
     if _value(given, LOG_PROBS, 1) is None:
         yield LOG_PROBS, f"{algorithm} needs a number"
     velocities = _value(given, VELOCITY)
-    if velocities is not None and not (_is_number(velocities) and velocities > 0):
+    if velocities is not None and not (is_number(velocities) and velocities > 0):
         yield VELOCITY, f"must be a positive number or null: {velocities}"
     yield from _fraction(given)
 
 
 def _fraction(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
     fraction = _value(given, FRACTION, 1)
-    if not _is_number(fraction) or not 0 < fraction <= 1:
+    if not is_number(fraction) or not 0 < fraction <= 1:
         yield FRACTION, f"must be above 0 and at most 1: {fraction}"
 
 
 def _old_policy(given: dict[str, _Given], *, lora: bool) -> Iterator[tuple[str, str]]:
     name = f"{ACTOR}.diffusion_loss.ref_kl_coef"
-    if not lora and _is_number(weight := _value(given, name)) and weight > 0:
+    if not lora and is_number(weight := _value(given, name)) and weight > 0:
         yield name, "needs LoRA (spec.model.lora): its base is the model with the adapter disabled"
     name = "algorithm.old_policy_decay_schedule"
     if (schedule := _value(given, name)) not in DECAY_SCHEDULES:
@@ -107,7 +117,7 @@ def _ranks(given: dict[str, _Given], trainer: Trainer) -> Iterator[tuple[str, st
     ranks = trainer.accelerators
     for name, unset in zip(DIVISORS, (-1, None), strict=True):
         size = _value(given, name, unset)
-        if _is_number(size) and size != unset and (size < 1 or ranks % size):
+        if is_number(size) and size != unset and (size < 1 or ranks % size):
             yield name, f"{size} does not divide the {ranks} ranks of the trainer, one for each accelerator"
 
 
@@ -148,7 +158,7 @@ def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, st
         yield SOURCE, "nothing is generated, so nothing ahead: remove spec.rollout.batchesAhead"
     name, strategy = f"{V1}.sampler.max_off_policy_threshold", f"{V1}.sampler.max_off_policy_strategy"
     most = _value(given, name)
-    if _is_number(most) and 0 < most <= ahead and _value(given, strategy) != "drop":
+    if is_number(most) and 0 < most <= ahead and _value(given, strategy) != "drop":
         yield (
             name,
             f"samples generated {ahead} batches ahead (spec.rollout.batchesAhead) span {ahead + 1} versions, more than "
@@ -158,7 +168,3 @@ def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, st
 
 def _value(given: dict[str, _Given], name: str, default: Any = None) -> Any:
     return given[name].value if name in given else default
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
