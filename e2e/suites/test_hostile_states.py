@@ -120,7 +120,7 @@ def test_no_status_of_kuberay_stops_the_passes(
             assert job.await_condition("Succeeded", "True")["lastTransitionTime"] == job.status()["completionTime"]
             assert job.status()["usage"]["acceleratorSeconds"] < 86_400
         assert "\U0001f600" in ended.await_condition("Failed", "True")["message"]
-        long.await_status("clamped texts", lambda status: "xxx" in status["children"].get("dashboardURL", ""))
+        long.await_status("clamped texts", lambda status: "xxx" in status.get("children", {}).get("dashboardURL", ""))
         assert not find_condition(api.get(long.own_path))
         api.delete(long.own_path)
         long.await_gone()

@@ -203,7 +203,7 @@ def outcome(status: dict[str, Any]) -> dict[str, Any]:
     """What does not depend on the time."""
     return {
         "conditions": [(item["type"], item["status"], item["reason"]) for item in status["conditions"]],
-        "failures": [(item["attempt"], item["reason"], item["counted"]) for item in status["failures"]],
+        "failures": [(item["attempt"], item["reason"], item["counted"]) for item in status.get("failures", ())],
         **{name: status.get(name) for name in ("attempts", "failuresCounted", "observedGeneration", "rollout")},
     }
 

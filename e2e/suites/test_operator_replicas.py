@@ -172,7 +172,7 @@ def test_a_frozen_leader_writes_nothing_when_it_wakes(replicas: Replicas) -> Non
         return answer.status_code == httpx.codes.OK
 
     deadlines.wait_until("the report to be accepted", JOB_SEEN, accepted)
-    reporting.await_status("the step", lambda status: status["progress"].get("globalStep") == 7)
+    reporting.await_status("the step", lambda status: status.get("progress", {}).get("globalStep") == 7)
     before, after = replicas.jobs("before"), replicas.jobs("after")
     for job in before:
         job.submit()

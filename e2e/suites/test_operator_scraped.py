@@ -91,7 +91,7 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
             return httpx.post(url, json=step, headers=sent, timeout=30, trust_env=False).status_code == httpx.codes.OK
 
         deadlines.wait_until("the operator to accept a report", prometheus.SCRAPED_S, reported)
-        job.await_status("the step", lambda found: found["progress"].get("globalStep") == 3)
+        job.await_status("the step", lambda found: found.get("progress", {}).get("globalStep") == 3)
         values = {"namespace": namespace, "job": job.name, "__rate_interval": "1m"}
         with prometheus.scraping(
             programs, f"127.0.0.1:{running.http}", tmp_path, labels={"namespace": "omni-system", "pod": "operator-0"},

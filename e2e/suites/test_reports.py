@@ -64,7 +64,7 @@ def test_reports_need_a_token_of_one_of_the_pods(running: RunningOperator, api: 
     assert post(running, token, {**STEP, "message": "x" * 200_000}) == 413
     assert post(running, token, STEP) == 200
     job.await_condition("ProgressStalled", "False", "StepAdvancing")
-    status = job.await_status("the step", lambda found: found["progress"].get("globalStep") == 3)
+    status = job.await_status("the step", lambda found: found.get("progress", {}).get("globalStep") == 3)
     assert (status["weights"]["trainerVersion"], status["usage"]["samples"]) == (3, 96)
 
 

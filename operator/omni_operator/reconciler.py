@@ -372,7 +372,7 @@ class Reconciler:
             due = max(due, memory.written + APART)
         if due is None or due > now:
             return ReconcileResult(wake=due)
-        values = derived.model_dump(mode="json", by_alias=True, exclude_none=True)
+        values = derived.body()
         answer, written = await write_status(self.cluster, body, values)
         if answer is None:
             # Deleted, and the watch is late. Garbage collection deletes what this pass created: its owner is gone.
