@@ -37,28 +37,32 @@ def scale(runs: list[Run]) -> str:
     ])  # fmt: skip
 
 
-def _caused(run: Run) -> float:
-    """The API server's time for a job in ms, without that for the user's own request."""
-    return float(run["server_cpu_ms"] - run["submission_cpu_ms"])
+def _caused(run: Run, unit: str, by: str = "server") -> float:
+    """What the operator causes for a job, in ms of CPU time or MiB allocated: without the user's own request."""
+    return float(run[f"{by}_{unit}"] - run[f"submission_{unit}"])
 
 
 def creation(runs: list[Run]) -> str:
-    """Of jobs that are created at once, against forced applies."""
+    """Of jobs that are created at once, against an earlier operator and forced applies."""
     run, *before = runs
-    earlier = [
-        ("the same, of the operator before these budgets",
-         f"{_caused(each):.1f} ms: ours is {_caused(run) / _caused(each):.2f} of it")
-        for each in before
-    ]  # fmt: skip
+
+    def row(what: str, other: Run, by: str = "server") -> tuple[str, str]:
+        cpu, mib = _caused(other, "cpu_ms", by), _caused(other, "mib", by)
+        return what, (
+            f"{cpu:.1f} ms: ours is {_caused(run, 'cpu_ms') / cpu:.2f} of it; {mib:.1f} MiB: "
+            f"{_caused(run, 'mib') / mib:.2f} of it"
+        )
+
     return formatting.table(COLUMNS, [
         ("jobs a minute", f"{run['jobs_per_minute']:,.0f}"),
         ("CPU time of the operator for a job", f"{run['operator_cpu_ms']:.1f} ms"),
-        ("CPU time of the API server for a job", f"{run['server_cpu_ms']:.1f} ms"),
-        ("of which the user's request alone takes", f"{run['submission_cpu_ms']:.1f} ms"),
-        ("the rest, which the operator causes", f"{_caused(run):.1f} ms"),
-        *earlier,
-        ("the same, by six forced applies",
-         f"{run['naive_server_cpu_ms'] - run['submission_cpu_ms']:.1f} ms: ours is {run['server_ratio']:.2f} of it"),
+        ("CPU time of the API server for a job, and memory that it allocates",
+         f"{run['server_cpu_ms']:.1f} ms, {run['server_mib']:.1f} MiB"),
+        ("of which the user's request alone takes",
+         f"{run['submission_cpu_ms']:.1f} ms, {run['submission_mib']:.1f} MiB"),
+        ("the rest, which the operator causes", f"{_caused(run, 'cpu_ms'):.1f} ms, {_caused(run, 'mib'):.1f} MiB"),
+        *(row("the same, of the operator before these budgets", each) for each in before),
+        row("the same, by six forced applies", run, "naive_server"),
         ("writes of the operator for a job",
          f"{run['writes']:.1f}: NetworkPolicy, RayJob, status, and a share of its Leases"),
     ])  # fmt: skip

@@ -49,7 +49,8 @@ def test_the_tables_of_budgets_match_the_committed_data(program: Any) -> None:
 
 CREATION = {
     "case": "creation of a job", "jobs_per_minute": 2000.0, "operator_cpu_ms": 8.0, "writes": 4.0,
-    "server_cpu_ms": 40.0, "submission_cpu_ms": 10.0, "naive_server_cpu_ms": 50.0, "server_ratio": 0.75,
+    "server_cpu_ms": 40.0, "submission_cpu_ms": 10.0, "naive_server_cpu_ms": 50.0,
+    "server_mib": 8.0, "submission_mib": 2.0, "naive_server_mib": 14.0,
 }  # fmt: skip
 
 
