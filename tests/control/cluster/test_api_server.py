@@ -39,7 +39,7 @@ from omni_operator.cluster.protocol import GroupChange
 from omni_operator.cluster.write_fence import WriteFence
 
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
-# Parameters of writes: without looking for unknown fields, of which nobody reads the warnings.
+# Parameters of writes. The operator does not read the warnings about unknown fields, so it asks for none.
 MINE = {"fieldManager": "diffusionrl-operator", "fieldValidation": "Ignore"}
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
 
