@@ -264,8 +264,8 @@ class _Answer:
 def _as_manager(name: str) -> dict[str, str]:
     """Parameters of a write.
 
-    By default the API server also looks for unknown fields, to warn of them, which the operator does not read; for that it
-    parses the body of an apply request a second time.
+    By default the API server also looks for unknown fields and warns of them, which the operator does not read. To find
+    them, it parses the body of an apply request a second time.
     """
     return {"fieldManager": name, "fieldValidation": "Ignore"}
 
