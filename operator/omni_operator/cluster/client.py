@@ -35,6 +35,7 @@ METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE = 100  # objects, of which a user's annotations may take 256 KiB each
 UNDECLARED = "field not declared in schema"  # in the answer to an apply request, which has the code 500
 CONNECT_SECONDS = 10.0
+ANSWERS = frozenset({"kind", "openapi"})  # one of which each object of the API server has, and each page of its schema
 UNFENCED = (LEASES, TOKEN_REVIEWS)  # Leases decide who leads; a TokenReview changes nothing
 CONNECTIONS = 24  # each takes 128 KiB for TLS
 # called with verb, resource, status code (0: no answer) and seconds
@@ -223,8 +224,8 @@ class ApiServer(AuthenticatedClient):
                 break
             rejected = used
         if answer.code < 300:
-            if answer.body is None:
-                raise Unavailable(f"{what}: HTTP {answer.code} without a JSON object: not an answer of the API server")
+            if answer.body is None or ANSWERS.isdisjoint(answer.body):
+                raise Unavailable(f"{what}: HTTP {answer.code} without an object: not an answer of the API server")
             return answer.body
         if ignore_missing and answer.code in (404, 409):  # 409: a new object has that name
             return {}

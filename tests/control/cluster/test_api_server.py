@@ -53,7 +53,7 @@ class RecordingServer:
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.answer: Callable[[web.Request], web.Response] = lambda request: web.json_response({})
+        self.answer: Callable[[web.Request], web.Response] = lambda request: web.json_response({"kind": "Status"})
         self.metered: list[tuple[str, str, int]] = []
         self.port = 0
 
@@ -262,7 +262,8 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
         first = "continue" not in request.query
         meta = {"resourceVersion": "9", **({"continue": "a+b/="} if first else {})}
         name = "a" if first else "b"
-        return web.json_response({"metadata": meta, "items": [{"metadata": {"name": name, "managedFields": [{}]}}]})
+        items = [{"metadata": {"name": name, "managedFields": [{}]}}]
+        return web.json_response({"kind": "PartialObjectMetadataList", "metadata": meta, "items": items})
 
     server.answer = page
     async with client(server) as cluster:
@@ -346,7 +347,7 @@ async def test_a_server_that_does_not_answer_is_unavailable_and_metered_with_cod
 
 def accept_only(token: str) -> Callable[[web.Request], web.Response]:
     return lambda request: web.json_response(
-        {}, status=200 if request.headers.get("Authorization") == f"Bearer {token}" else 401
+        {"kind": "Status"}, status=200 if request.headers.get("Authorization") == f"Bearer {token}" else 401
     )
 
 
@@ -390,7 +391,7 @@ async def test_a_server_that_moved_is_followed(server: RecordingServer) -> None:
 async def test_token_review(server: RecordingServer) -> None:
     user = {"username": "system:serviceaccount:ns:a", "extra": {"authentication.kubernetes.io/pod-name": ["p"]}}
     server.answer = lambda _: web.json_response(
-        {"status": {"authenticated": True, "audiences": ["mine"], "user": user}}, status=201
+        {"kind": "TokenReview", "status": {"authenticated": True, "audiences": ["mine"], "user": user}}, status=201
     )
     async with client(server) as cluster:
         found = await cluster.review_token("secret", "mine")

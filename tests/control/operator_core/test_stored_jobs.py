@@ -8,6 +8,7 @@ import pytest
 
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS
 from omni_operator.plan import ClusterSettings
+from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.spec_cache import InvalidSpec, SpecCache
 
 KEY = ("team-a", "red")
@@ -65,6 +66,21 @@ async def test_it_can_be_suspended_and_starts_again_when_the_spec_is_corrected(r
     running.edit(seed=0, formerField=None, rollout={"replicas": 2, "sampler": None, "pipeline": None})
     await running.settle()
     assert running.attempts() == ["red-a02"]
+
+
+async def test_a_job_that_a_stricter_policy_refuses_is_suspended_and_says_why_it_does_not_resume(
+    simulation: Any,
+) -> None:
+    await simulation.submit_running()
+    simulation.reconciler.settings = ClusterSettings(
+        image="rollout:1", pod_policy=PodPolicy.model_validate({"serviceAccounts": ["ours"]})
+    )
+    simulation.edit(suspend=True)
+    await simulation.after(600)
+    assert (simulation.condition("Suspended").status, simulation.attempts()) == ("True", [])
+    simulation.edit(suspend=False)
+    await simulation.settle()
+    assert (simulation.condition("Ready").reason, simulation.attempts()) == ("InvalidSpec", [])
 
 
 async def test_a_failure_is_recorded_and_no_other_attempt_starts(running: Any) -> None:
