@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 HOUR = 3600
 JOBS = 12
 EDITS: list[dict[str, Any]] = [
-    {"holderIdentity": "nobody"}, {"holderIdentity": None}, {"leaseDurationSeconds": 1},
+    {"holderIdentity": "gone"}, {"holderIdentity": None}, {"leaseDurationSeconds": 1},
     {"leaseDurationSeconds": 2**31 - 1}, {"renewTime": "2099-01-01T00:00:00.000000Z"},
 ]  # fmt: skip
 
