@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from verl_omni.pipelines.input_images import InputImages
 
@@ -23,7 +23,7 @@ class ImageNotFound(ValueError):
 
 
 def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
-    """An image of a row, whose pixels are read when they are needed.
+    """An image of a row, upright as its EXIF orientation says; unless it has one, pixels are read when they are needed.
 
     Args:
         image: an image of PIL, its path, the bytes of its file, or a mapping with `bytes` or `path`, as Hugging Face's
@@ -35,16 +35,16 @@ def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
     """
     content, path = _content_and_path(image)
     if isinstance(path, Image.Image):
-        return shallow(path)
+        return _upright(shallow(path))
     if content is None and not isinstance(path, str):
         raise ImageNotFound(f"an image must be a path, or a mapping with bytes or a path, not {type(image).__name__}")
     try:
         if content is not None:
-            return shallow(Image.open(BytesIO(content)))
+            return _upright(shallow(Image.open(BytesIO(content))))
         places = [folder / str(path).removeprefix("file://") for folder in folders]
         if not (found := [place for place in places if place.is_file()]):
             raise ImageNotFound(f"there is no image {' or '.join(map(str, places))}")
-        return shallow(Image.open(found[0]))
+        return _upright(shallow(Image.open(found[0])))
     except UnidentifiedImageError as error:
         raise ImageNotFound(f"{path or 'its bytes'}: the file is no image") from error
 
@@ -64,6 +64,12 @@ def shallow(image: Image.Image) -> Image.Image:
     if image.mode.startswith(DEEP):
         raise ImageNotFound(f"its pixels have the mode {image.mode}, which has more than 8 bits: convert it to RGB")
     return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    if image.format == "PNG" and "exif" not in image.info:
+        return image  # EXIF behind the pixels, which no camera writes: looking for it would read them all
+    return ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
 
 
 def with_images(messages: Messages, images: Sequence[Any]) -> Messages:
