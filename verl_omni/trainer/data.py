@@ -17,7 +17,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
 from verl_omni.trainer import prompt_images
-from verl_omni.trainer.prompt_files import InvalidPromptFile
+from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
 from verl_omni.utils.messages import prompt_text
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         info = dict(row.get("extra_info") or {})
         info |= {name: value for name, value in (("prompt", text), ("index", item)) if info.get(name) is None}
         # The messages have the prompt and its images and videos already.
-        read = (self.prompt_key, self.image_key, self.video_key, self.audio_key, "negative_prompt")
+        read = (self.prompt_key, self.image_key, self.video_key, self.audio_key, NEGATIVE_PROMPT)
         made: dict[str, Any] = {
             **{name: value for name, value in row.items() if name not in read},
             "raw_prompt": messages,
@@ -101,8 +101,8 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         }
         if row.get(self.image_key):
             made["extra_info"]["images"] = prompt_images.images_of(messages)
-        if "negative_prompt" in self.dataframe.column_names:
-            made["raw_negative_prompt"] = row.get("negative_prompt") or ""
+        if NEGATIVE_PROMPT in self.dataframe.column_names:
+            made["raw_negative_prompt"] = row.get(NEGATIVE_PROMPT) or ""
         return made
 
 
@@ -134,21 +134,25 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
 
 
 def check_lengths(dataset: RLHFDataset, tokenizer: Any, limit: int) -> None:
-    """Refuse prompts that are too long, before hours of training lead to them.
+    """Refuse prompts and negative prompts that are too long, before hours of training lead to them.
 
     Raises:
         ValueError: a prompt has more than `limit` tokens; the message names the first, and how many there are.
     """
     own = isinstance(dataset, DiffusionRLDataset)
     prompts = dataset.countable(dataset.dataframe) if own else dataset.dataframe[dataset.prompt_key]
-    counts = token_counts(prompts, tokenizer, dataset.apply_chat_template_kwargs)
-    long = [(row, count) for row, count in enumerate(counts) if count > limit]
-    if long:
-        row, tokens = long[0]
-        raise ValueError(
-            f"{len(long)} of {len(prompts)} prompts have more than data.max_prompt_length={limit} tokens; the first, "
-            f"row {row}, has {tokens}: raise it, or write data.truncation=right or data.filter_overlong_prompts=true"
-        )
+    columns = {"prompts": (prompts, " or data.filter_overlong_prompts=true")}
+    if own and NEGATIVE_PROMPT in dataset.dataframe.column_names:
+        columns["negative prompts"] = ([prompt or "" for prompt in dataset.dataframe[NEGATIVE_PROMPT]], "")
+    for name, (texts, filtered) in columns.items():
+        counts = token_counts(texts, tokenizer, dataset.apply_chat_template_kwargs)
+        long = [(row, count) for row, count in enumerate(counts) if count > limit]
+        if long:
+            row, tokens = long[0]
+            raise ValueError(
+                f"{len(long)} of {len(texts)} {name} have more than data.max_prompt_length={limit} tokens; the first, "
+                f"row {row}, has {tokens}: raise it, or write data.truncation=right{filtered}"
+            )
 
 
 def check_images(dataset: RLHFDataset, architecture: str | None, pipeline: Any) -> None:

@@ -35,6 +35,15 @@ def test_long_prompts_are_refused_before_training(tmp_path: Path, monkeypatch: p
         main_diffusion._prompts(config(tmp_path))
 
 
+def test_long_negative_prompts_too(tmp_path: Path) -> None:
+    rows = [{"prompt": "red", "negative_prompt": text} for text in (None, "dark", "dark " * 20)]
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [f"data.train_files='{tmp_path / 'n.jsonl'}'"]
+    with pytest.raises(ValueError, match=r"1 of 3 negative prompts have .*row 2, .*write data.truncation=right$"):
+        main_diffusion._prompts(config(tmp_path, *given))
+    assert len(main_diffusion._prompts(config(tmp_path, *given, "data.truncation=right"))[0]) == 3
+
+
 def test_long_held_out_prompts_too(tmp_path: Path) -> None:
     made = config(
         tmp_path, f"data.val_files='{tmp_path / 'train.jsonl'}'", "data.train_max_samples=1", "data.shuffle=false"
