@@ -45,6 +45,13 @@ def test_default_guidance_is_the_engines_default() -> None:
     assert found == {"qwen_image": 4.0, "qwen_image_edit": 4.0, "sd3": 1.0, "wan": 4.0}
 
 
+@pytest.mark.parametrize("architecture", sorted(registry.FAMILIES))
+def test_a_guidance_of_0_is_none(architecture: str) -> None:
+    assert (
+        registry.training_adapter(architecture).guidance(SimpleNamespace(guidance_scale=0.0, true_cfg_scale=0.0)) <= 1
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_timesteps_recorded_for_qwen_image_are_those_that_the_model_got(dtype: torch.dtype) -> None:
     schedule = torch.cat([torch.arange(1.0, 1001.0), torch.linspace(0.5, 999.5, 777)])

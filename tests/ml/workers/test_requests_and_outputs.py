@@ -159,6 +159,13 @@ def test_a_request_without_an_image_gives_an_empty_sample_with_its_stop_reason(
 # --- requests ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("given", "asked"), [(0, 1.0), (0.0, 1.0), (1.0, 1.0), (2.5, 2.5), (None, None)])
+def test_a_guidance_of_0_does_not_ask_for_the_engines_default(given: float | None, asked: float | None) -> None:
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+
+    assert requests.engine_sampling_params({"true_cfg_scale": given}).true_cfg_scale == asked
+
+
 def test_parameters_are_split_between_engine_and_pipeline() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 

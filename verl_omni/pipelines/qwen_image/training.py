@@ -32,7 +32,7 @@ ENGINE_GUIDANCE = 4.0  # the engine's default
 
 def guidance(pipeline: Any) -> float:
     """The guidance scale that the engine uses: `true_cfg_scale`, or its default."""
-    return float(pipeline.true_cfg_scale or ENGINE_GUIDANCE)
+    return ENGINE_GUIDANCE if pipeline.true_cfg_scale is None else float(pipeline.true_cfg_scale)
 
 
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:

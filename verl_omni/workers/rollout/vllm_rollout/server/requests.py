@@ -84,6 +84,8 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
     own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
     extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args"}}
     own["output_type"] = "latent" if sample.latent else "pt"
+    if own.get("true_cfg_scale") == 0:
+        own["true_cfg_scale"] = 1.0  # no guidance either; the engine takes 0 for "not set", whose default is 4
     nested = params.get("extra_args") or {}
     ours = {"pixel_dtype": sample.pixel_dtype, "weights_version": True}
     return OmniDiffusionSamplingParams(**own, extra_args={**nested, **extra, **ours})
