@@ -10,6 +10,9 @@ from verl_omni.trainer.value_types import is_number
 from verl_omni.workers.algorithms import registry
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+SAMPLED = (f"{ROLLOUT}.", f"{ROLLOUT}.val_kwargs.")  # samples of training and of evaluations
+# The engine takes 0 for "not set", and would use a default of its own.
+SIZES = ("height", "width", "num_frames", "num_inference_steps", "max_sequence_length")
 POSITIVE = (
     "data.train_batch_size",
     f"{ACTOR}.diffusion_loss.adv_clip_max",
@@ -19,7 +22,7 @@ POSITIVE = (
     f"{ACTOR}.ppo_epochs",
     f"{ACTOR}.ppo_mini_batch_size",
     f"{ROLLOUT}.n",
-    f"{ROLLOUT}.pipeline.num_inference_steps",
+    *(f"{group}pipeline.{name}" for group in SAMPLED for name in SIZES),
 )
 NOT_NEGATIVE = (
     f"{ACTOR}.kl_loss_coef",
@@ -28,6 +31,8 @@ NOT_NEGATIVE = (
     f"{ACTOR}.optim.weight_decay",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu",
     f"{MODEL}.lora_rank",
+    *(f"{group}algo.noise_level" for group in SAMPLED),
+    *(f"{group}pipeline.{name}" for group in SAMPLED for name in ("guidance_scale", "true_cfg_scale")),
     "trainer.max_log_prob_difference",
 )
 # What to write instead.
@@ -47,9 +52,12 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
+    if not is_number(OmegaConf.select(config, SEED)):
+        yield f"{SEED}: must be a number: every evaluation draws the same noise from it"
     model = config.actor_rollout_ref.model
     if is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
         yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
 
 
+SEED = f"{ROLLOUT}.val_kwargs.seed"
 _OWN = ("flow_grpo", "dance_grpo", "mix_grpo")  # estimators of advantages; those of users may take one sample
