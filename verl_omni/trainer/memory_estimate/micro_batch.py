@@ -76,10 +76,8 @@ def run(
     part = objective.prepare(_batch(config, model, algorithm, loss, sample, micro))
     passes = math.ceil(rows / micro) * objective.term_count(part)
     recomputed = _recomputed_mini_batches(config, objective)
-    start: Batch = {}
-    if isinstance(objective, ComparesWithStart) and recomputed:
-        start = _start_values(part, objective)
-        part |= start
+    start = _start_values(part, objective) if recomputed else {}
+    part |= start
     batches = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * rows / micro
     calls = 0
 
@@ -91,14 +89,12 @@ def run(
         each.register_forward_pre_hook(count)
     trained = [p for p in module.parameters() if p.requires_grad]
     appears = passes == 1 and not sharding.wrapped
-    if not appears:
-        # The accumulated gradients are counted elsewhere, and here only each new one, until it is added.
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    # The accumulated gradients are counted elsewhere, and here only each new one, until it is added.
+    for parameter in () if appears else trained:
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)
     counted = [tensor for each in modules for tensor in (*each.parameters(), *each.buffers())]
-    known = tracker.add([*counted, *part.values()])
-    if policy.old is not None:
-        known += tracker.add(policy.old.values.values())
+    old = () if policy.old is None else policy.old.values.values()
+    known = tracker.add([*counted, *part.values(), *old])
     with tracker:
         objective.term(part, 0)[0].sum().backward()
     if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
@@ -109,8 +105,9 @@ def run(
     )  # fmt: skip
 
 
-def _start_values(part: Batch, objective: ComparesWithStart) -> Batch:
+def _start_values(part: Batch, objective: Objective) -> Batch:
     """What each term has of the policy before the update, which the actor adds to every micro-batch."""
+    assert isinstance(objective, ComparesWithStart)
     terms = objective.term_count(part)
     with torch.no_grad():
         found = objective.start_values(part, 0)

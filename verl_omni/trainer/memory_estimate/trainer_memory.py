@@ -106,11 +106,10 @@ def measure(
         reference = weight_bytes(base, sharding)  # it shares the buffers
     found = micro_batch.run(config, model, module, base, sample, sharding)
     once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
-    shard = shard_bytes(trained, sharding.shards)
+    shard, sent = shard_bytes(trained, sharding.shards), _sent_bytes(settings, parameters)
     encoder = _pair_encoder(config, model, sample, sharding)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`
-    sent = _sent_bytes(settings, parameters)
     return TrainerMemory(
         weights=number * weights,
         gradients=number * gradient_bytes(trained, sharding, accumulates_unsharded=once),
