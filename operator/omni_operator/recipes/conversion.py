@@ -45,6 +45,7 @@ from .fields import (
     settings_in,
     texts,
 )
+from .one_line import in_one_line, is_template
 from .reference_scorers import SCORER_SETTINGS, builtin_scorer, scorer_field
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
@@ -65,7 +66,7 @@ NO_ASSIGNMENT = "is not an assignment name=value"
 DELETED = "a setting cannot be deleted; write its value, or nothing for its default"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
 DEVICE, RESUMED = "trainer.device", "trainer.resume_from_path"
-TOKENIZER = f"{MODEL}.tokenizer_path"
+TOKENIZER, TEMPLATE = f"{MODEL}.tokenizer_path", f"{MODEL}.custom_chat_template"
 SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
 EXTENSIONS = (f"{MODEL}.external_lib", f"{ROLLOUT}.agent.agent_loop_config_path")
 HELD_OUT, UNUSED_SCORER = "data.val_files", "brightness"
@@ -242,10 +243,10 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         raise Refusal(f"{value} is not supported; write {' or '.join(REGISTERED[name])}")
     elif reason := describe_reserved(name) or describe_unsupported(name, text, LOSSES.get(algorithm or "")):
         raise Refusal(reason.removeprefix(f"{name}={text} ").removeprefix(f"{name} ").removeprefix(f"{name}: "))
-    elif "\n" in text:
+    elif "\n" in text and not (name == TEMPLATE and is_template(text)):
         raise Refusal("a job's override is one line; write the value as one")
     else:
-        made.overrides.append(f"{name}={text}")
+        made.overrides.append(f"{name}={in_one_line(text) if chr(10) in text else text}")
 
 
 def _named(values: Mapping[str, Any]) -> str | None:

@@ -26,7 +26,7 @@ def test_what_is_not_supported_is_named_and_what_has_no_effect_too() -> None:
         ("trainer.resume_mode=resume_path", "resume_path is not supported; write auto or enable or disable"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not a range [first, end]"),
         ("data.train_batch_size=$N", "$N is not a number"),
-        (f'{MODEL}.custom_chat_template="{{{{ a }}}}\n"', "a job's override is one line"),
+        (f'{MODEL}.custom_chat_template="no tags\nof a template"', "a job's override is one line"),
         ("nonsense", "is not an assignment name=value"),
         ("~data.seed", "a setting cannot be deleted; write its value"),
     ],
