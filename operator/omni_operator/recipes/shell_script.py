@@ -7,8 +7,10 @@ other programs stays as it is written, and is named; so does a variable that the
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .shell_conditions import TESTS, evaluate
@@ -75,7 +77,7 @@ def read_script(text: str) -> TrainerCall:
 
 def _is_read(name: str, text: str) -> bool:
     """Whether a script reads a variable, other than for its own default: `export NAME=${NAME:-value}`."""
-    return bool(re.search(rf"\$\{{?{name}\b", re.sub(rf"\b{name}=\S*", "", text)))
+    return bool(re.search(rf"\$\{{?{re.escape(name)}\b", re.sub(rf"\b{re.escape(name)}=\S*", "", text)))
 
 
 class _Script:
@@ -355,4 +357,22 @@ class _Script:
                 if implied is None:
                     raise RecipeError(f"the script starts {field}; only {MODULE} and {MODULE}_v1 are supported")
                 self.calls.append([*implied, *fields[place + 1 :]])
+                self.environment |= dict.fromkeys(_set_by(fields[:place]))
                 return
+
+
+def _set_by(words: Sequence[str]) -> Iterator[str]:
+    """Environment variables that a command in front of the trainer sets for it: of `env`, and of `ray job submit`.
+
+    Of a file with a runtime environment, whose content is not known, it is said that there are some.
+    """
+    if words[:1] == ["env"]:
+        yield from (match["name"] for word in words if (match := ASSIGNMENT.match(word)))
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, is_joined, value = word.partition("=")
+        text = value if is_joined else following
+        if option == "--runtime-env":
+            yield f"those of {text.replace(MARK, '')}"
+        elif option == "--runtime-env-json":
+            with contextlib.suppress(ValueError, AttributeError):  # a variable of the script, or a mistake
+                yield from json.loads(text).get("env_vars", {})

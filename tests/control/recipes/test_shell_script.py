@@ -278,3 +278,24 @@ def test_environment_variables_of_the_trainer_are_named() -> None:
     call = read_script(script)
     assert call.environment == ("DIFFUSION_ATTENTION_BACKEND", "WANDB_MODE", "HF_HOME", "RAY_ADDRESS")
     assert call.arguments == ("data.train_files=/data/x.parquet", "a=1")
+
+
+@pytest.mark.parametrize(
+    ("front", "named"),
+    [
+        ("env NCCL_DEBUG=INFO HF_HOME=/x", ("NCCL_DEBUG", "HF_HOME")),
+        ("A=1 env -u B C=2", ("C", "A")),
+        ("ray job submit --runtime-env=verl/trainer/runtime_env.yaml --", ("those of verl/trainer/runtime_env.yaml",)),
+        ("ray job submit --runtime-env $ENV_FILE --", ("those of $ENV_FILE",)),
+        (
+            """ray job submit --runtime-env-json='{"env_vars": {"X_1": "1"}, "pip": []}' --working-dir . --""",
+            ("X_1",),
+        ),
+        ('ray job submit --runtime-env-json "$JSON" --', ()),
+        ("ray job submit --runtime-env-json '[]' --", ()),
+        ("nohup", ()),
+    ],
+)
+def test_variables_that_a_command_in_front_of_the_trainer_sets_are_named(front: str, named: tuple[str, ...]) -> None:
+    call = read_script(f"{front} {CALL} a=1 b='c=2'")
+    assert (call.environment, call.arguments) == (named, ("a=1", "b=c=2"))
