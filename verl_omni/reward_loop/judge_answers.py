@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 THOUGHTS = ("<think>", "</think>")  # models that think, where the server does not separate it (vLLM's reasoning_parser)
+REASONING = ("reasoning", "reasoning_content")  # where vLLM puts thoughts that it separates
 _FENCED = re.compile(r"\s*```(?:\w*\n)?(.*?)\n?```\s*", re.DOTALL)
 
 
@@ -43,7 +44,8 @@ def read(choice: Mapping[str, Any]) -> JudgeAnswer:
         raise UnusableAnswer("choices[0].message.content is no text")
     begin, end = THOUGHTS
     _, ended, said = content.rpartition(end)
-    if begin in said:
+    only_thoughts = ending == "length" and not content.strip() and any(message.get(name) for name in REASONING)
+    if begin in said or only_thoughts:
         raise UnusableAnswer(f"the answer ends within the judge's thoughts ({begin}): a larger max_tokens has room")
     return JudgeAnswer(said if ended else content, ending == "length")
 

@@ -27,6 +27,7 @@ def test_the_thoughts_of_a_judge_are_no_part_of_its_answer(content: str, text: s
 def test_an_answer_may_end_at_the_limit() -> None:
     assert read(choice("OPE", "length")) == JudgeAnswer("OPE", is_cut=True)
     assert read({"message": {"content": "OPEN"}}) == JudgeAnswer("OPEN")
+    assert read(choice("", reasoning="There is no text.")) == JudgeAnswer("")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,8 @@ def test_an_answer_may_end_at_the_limit() -> None:
     [
         (choice("<think>Final Score: 2? No", "length"), r"ends within the judge's thoughts .*: a larger max_tokens"),
         (choice("<think>a</think><think>b", "stop"), "ends within the judge's thoughts"),
+        (choice("", "length", reasoning="Final Score: 2?"), "ends within the judge's thoughts"),
+        (choice(" ", "length", reasoning_content="It is"), "ends within the judge's thoughts"),
         (choice("", "content_filter"), "refused to answer, by a content filter"),
         (choice(None, refusal="I cannot"), "refused to answer: 'I cannot'"),
         (choice(None), "content is no text"), (choice([{"type": "text", "text": "OPEN"}]), "content is no text"),
