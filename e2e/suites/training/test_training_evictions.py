@@ -1,0 +1,63 @@
+"""A rollout pod that is evicted while a weight update waits for the other one, which is cut off: both are lost at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.cluster import deadlines
+from e2e.cluster.api import Api
+from e2e.jobs import Job
+from e2e.suites.training.test_training_losses import (
+    DONE,
+    FIRST_STEP,
+    JOINED,
+    NOTICED,
+    UPDATE_DEADLINE,
+    await_steps,
+    cut_off,
+    lost,
+    step,
+)
+from e2e.system import System
+from e2e.training_jobs import joined, metrics, on_two_vendors, pods, the_pod
+
+pytestmark = [pytest.mark.bare, pytest.mark.timeout(3600)]
+
+NAME, STEPS = "red-grpo-pools", 60
+
+
+def job_spec() -> dict[str, Any]:
+    """The example with rollout pods on the nodes of another vendor, small batches and a short deadline of updates."""
+    spec = on_two_vendors(NAME, trainer__totalSteps=STEPS, trainer__evalEverySteps=STEPS, checkpoint__everySteps=STEPS)
+    spec["trainer"]["batch"] = {"prompts": 2}
+    spec["algorithm"]["overrides"] += [UPDATE_DEADLINE]
+    return spec
+
+
+def test_a_pod_that_is_evicted_in_the_middle_of_a_weight_update_ends_no_attempt(
+    system: System, api: Api, space: str
+) -> None:
+    folder, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    job.create(job_spec())
+    job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)
+    trainer, (slow, other) = the_pod(api, space, NAME, "trainer"), pods(api, space, NAME, "rollout")
+
+    with cut_off(system, slow, trainer):
+        begun = step(folder)
+        # An update waits for what is cut off, and no step ends meanwhile.
+        name = other["metadata"]["name"]
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": space}}
+        api.post(f"/api/v1/namespaces/{space}/pods/{name}/eviction", eviction)
+        deadlines.wait_until("the replica that is cut off to be noticed", NOTICED, lambda: lost(folder) or None)
+        assert step(folder) <= begun + 2
+    deadlines.wait_until("both to join again", 2 * JOINED, lambda: len(joined(folder)) >= 2 or None)
+    await_steps(folder, 2)
+    job.await_condition("Succeeded", "True", within=DONE)
+    status = job.status()
+    assert (status["attempts"], status.get("failures", [])) == (1, [])
+    lines = [line for line in metrics(folder) if line["step"]]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all(line[f"weights/{end}_replica_version"] == line["step"] for line in lines for end in ("min", "max"))
+    assert status["progress"]["samples"] == STEPS * 2 * 8
