@@ -1,4 +1,4 @@
-"""A rollout pod that is evicted while a weight update waits for the other one, which is cut off: both are lost at once."""
+"""A rollout pod that is evicted while a weight update waits for the other one, which is cut off."""
 
 from __future__ import annotations
 
