@@ -339,7 +339,16 @@ POSITIVE = {
     "actor_rollout_ref.actor.ppo_epochs": "",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "",
     "actor_rollout_ref.rollout.n": "",
+    "actor_rollout_ref.rollout.pipeline.height": "",
+    "actor_rollout_ref.rollout.pipeline.max_sequence_length": "",
+    "actor_rollout_ref.rollout.pipeline.num_frames": "",
     "actor_rollout_ref.rollout.pipeline.num_inference_steps": "",
+    "actor_rollout_ref.rollout.pipeline.width": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.height": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.max_sequence_length": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.num_frames": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.num_inference_steps": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.width": "",
     "data.train_batch_size": "",
 }
 NOT_NEGATIVE = {
@@ -349,6 +358,12 @@ NOT_NEGATIVE = {
     "actor_rollout_ref.actor.optim.weight_decay": "",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "",
     "actor_rollout_ref.model.lora_rank": "; 0 trains all weights",
+    "actor_rollout_ref.rollout.algo.noise_level": "",
+    "actor_rollout_ref.rollout.pipeline.guidance_scale": "",
+    "actor_rollout_ref.rollout.pipeline.true_cfg_scale": "",
+    "actor_rollout_ref.rollout.val_kwargs.algo.noise_level": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.guidance_scale": "",
+    "actor_rollout_ref.rollout.val_kwargs.pipeline.true_cfg_scale": "",
     "trainer.max_log_prob_difference": "",
 }
 # Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.
