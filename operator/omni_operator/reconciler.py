@@ -186,16 +186,8 @@ class Reconciler:
         self, key: Key, body: Body, spec: ValidSpec | InvalidSpec, facts: JobFacts, status: Status, now: datetime
     ) -> ReconcileResult:
         memory = self._memory.of(key, facts.uid)
-        if not status.finished:
-            try:
-                known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
-            except Refused as error:
-                log.warning("%s/%s: the API server rejected a request: %s", *key, error)
-                memory.refusals, known = memory.refusals.add(error, facts.generation, now), False
-            if not known and (refusal := memory.refusals.last):
-                derived = derive_refused_status(facts, status, refusal, now)
-                await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
-                return ReconcileResult(wake=memory.refusals.until, result="refused")
+        if not status.finished and (refused := await self._recover(key, body, facts, status, memory, now)):
+            return refused
         observed = self._observe(key, facts.uid)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         facts = as_admitted(facts, observed)
@@ -244,6 +236,21 @@ class Reconciler:
         result = "refused" if refusal else "conflict" if conflict else written.result
         wake = min((at for at in wakes if at), default=None)
         return ReconcileResult(wake=max(wake, now + SOON) if wake and memory.altered else wake, result=result)
+
+    async def _recover(
+        self, key: Key, body: Body, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
+    ) -> ReconcileResult | None:
+        """Find what no watch delivers. The result of the pass if the API server refuses to say what exists."""
+        try:
+            known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
+        except Refused as error:
+            log.warning("%s/%s: the API server rejected a request: %s", *key, error)
+            memory.refusals, known = memory.refusals.add(error, facts.generation, now), False
+        if known or not (refusal := memory.refusals.last):
+            return None
+        derived = derive_refused_status(facts, status, refusal, now)
+        await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
+        return ReconcileResult(wake=memory.refusals.until, result="refused")
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
 from omni_operator.api.job_loader import STDIN, read_text, source_name
-from omni_operator.recipes import Conversion, RecipeError, convert, local_urls, read_script
+from omni_operator.recipes import Conversion, RecipeError, convert, read_script
 
 from . import console
+
+_LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\])(?=[:/\"])[^\s\"]*", re.IGNORECASE)
 
 
 def convert_recipe(
@@ -44,7 +49,7 @@ def convert_recipe(
             f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
             "before drl run, or as env in the podTemplate of spec.head, spec.trainer and spec.rollout"
         )
-    for url in local_urls(made.document):
+    for url in _local_urls(made.document):
         console.note(f"{url} is in each pod on a cluster: write the server's address there, or run it in these pods")
     if made.without_effect:
         console.note(f"left out, because they have no effect here: {', '.join(made.without_effect)}")
@@ -55,6 +60,11 @@ def convert_recipe(
         typer.echo(problems, err=True)
     if problems or made.refused:
         raise typer.Exit(console.FAILED)
+
+
+def _local_urls(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """URLs of this machine in a job, each once; on a cluster, they would be those of each pod."""
+    return tuple(dict.fromkeys(_LOCAL.findall(json.dumps(document))))
 
 
 def _text(recipe: Path, made: Conversion) -> str:

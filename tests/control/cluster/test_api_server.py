@@ -42,7 +42,6 @@ JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespac
 # Parameters of writes. The operator does not read the warnings about unknown fields, so it asks for none.
 MINE = {"fieldManager": "diffusionrl-operator", "fieldValidation": "Ignore"}
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
-
 TEXT = st.text(max_size=40)  # keys of YAML have a limit
 SCALED = GroupChange(index=1, group="rollout", old=2, new=5)
 
@@ -251,10 +250,10 @@ async def test_an_object_is_created_by_a_post_and_one_that_exists_is_read(server
 
 
 async def test_a_few_objects_are_listed_whole(server: RecordingServer) -> None:
-    server.answer = lambda _: web.json_response({"metadata": {}, "items": [{"metadata": {"name": "w"}}]})
+    server.answer = lambda _: web.json_response({"kind": "PodList", "items": [{"kind": "Pod"}]})
     async with client(server) as cluster:
-        assert await cluster.list_objects(PODS, "ns", "x/y=z") == [{"metadata": {"name": "w"}}]
-    assert server.requests[0] == ("GET", "/api/v1/namespaces/ns/pods", {"labelSelector": "x/y=z"}, None)
+        assert await cluster.list_objects(PODS, "ns", "x=z") == [{"kind": "Pod"}]
+    assert server.requests == [("GET", "/api/v1/namespaces/ns/pods", {"labelSelector": "x=z"}, None)]
 
 
 async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingServer) -> None:

@@ -76,7 +76,8 @@ def test_every_number_is_asked_for_again_and_again_whatever_the_clock_did(
     now, status, found = START, queued(START + since), rayjob(size)
     numbers: list[int] = []
     moves = iter(clock)
-    for _ in range(6 * (MOST_STEPS + 1)):
+    # Until the clock has passed the begin of the wait again, at which all pods are asked for.
+    for _ in range(30 * (MOST_STEPS + 1)):
         request, wake = find_request(Observation(rayjobs=(found,)), 1, status, TIMEOUTS, now)
         assert wake is not None
         if isinstance(request, AskForPods):
