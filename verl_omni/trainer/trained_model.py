@@ -25,6 +25,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     Args:
         model: folder of the model that the run started from: its configuration, and tensors that were not trained.
         average: the moving average of the weights (`actor.ema_decay`), not the weights of the step.
+        dtype: of the files, except for what the model keeps in float32.
 
     Returns:
         The folders that were written.
@@ -37,7 +38,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     from diffusers import AutoModel
 
     from verl_omni.trainer import checkpoints
-    from verl_omni.workers.actor import training_state
+    from verl_omni.workers.actor import build, training_state
     from verl_omni.workers.actor.experts import HIGH_NOISE, LOW_NOISE
 
     checkpoints.step_of(checkpoint)
@@ -59,7 +60,8 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
         if expected != {name: tuple(value.shape) for name, value in own.items()}:
             raise NoTrainedModel(f"{checkpoint} was not trained from {model}: names or shapes of their weights differ")
         made.load_state_dict(own, strict=False)  # buffers are those of the model
-        made.to(getattr(torch, dtype)).save_pretrained(out / component)
+        build.cast(made, getattr(torch, dtype), frozenset(made._keep_in_fp32_modules or ()))
+        made.save_pretrained(out / component)
         written.append(out / component)
     return written
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from ml.workers import test_experts
 from ml.workers.test_actor import SAMPLER, batch, make
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import checkpoint_origin, checkpoints, trained_model
+from verl_omni.workers.actor.shard_loading import FILE
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -64,9 +66,8 @@ def test_both_transformers_of_wan_a14b_are_written(tmp_path: Path) -> None:
     with torch.no_grad():
         for number, parameter in enumerate(actor.trained):
             parameter.add_(number)
-    written = trained_model.export(
-        saved(tmp_path, actor, None), tmp_path / "out", model=tmp_path / "model", average=False, dtype="float32"
-    )
+    checkpoint, model = saved(tmp_path, actor, None), tmp_path / "model"
+    written = trained_model.export(checkpoint, tmp_path / "out", model=model, average=False, dtype="float32")
     assert [folder.name for folder in written] == ["transformer", "transformer_2"]
     made = {
         f"{folder.name}.{name}": value
@@ -75,6 +76,10 @@ def test_both_transformers_of_wan_a14b_are_written(tmp_path: Path) -> None:
     }
     expected = dict(actor.weights("full"))
     assert all(torch.equal(made[name], value) for name, value in expected.items()) and len(expected) > 20
+    half, _ = trained_model.export(checkpoint, tmp_path / "half", model=model, average=False, dtype="bfloat16")
+    dtypes = {name: value.dtype for name, value in load_file(half / FILE).items()}
+    assert dtypes["blocks.0.attn1.to_q.weight"] == torch.bfloat16
+    assert dtypes["blocks.0.scale_shift_table"] == torch.float32, "as the model keeps it"
 
 
 def test_what_has_no_trained_model_is_refused(
