@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray.util.metrics  # noqa: F401  as a run has before its first checkpoint: two threads must not import it at a time
+
 from verl_omni.trainer import checkpoints, main_diffusion
 
 
