@@ -230,7 +230,7 @@ class Reconciler:
         write = self._write(key, current, status, derived, memory, now, replaced=replaced)
         written = await self._count_errors(memory, facts, write)
         wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
-        wakes.append(None if memory.ensured else memory.corrections.pause_end(now))
+        wakes.append(None if memory.ensured else memory.corrections.pause_end(now, facts.generation))
         wakes.append(now + SOON if conflict else None)
         wakes.extend(find_deadlines(facts, decision.situation, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
@@ -342,7 +342,7 @@ class Reconciler:
         if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
             return
         # No attempt starts without them.
-        if memory.corrections.pause_end(self.clock()) and self.cache.observed(key, facts.uid).rayjobs:
+        if memory.corrections.pause_end(self.clock(), facts.generation) and self.cache.observed(key, facts.uid).rayjobs:
             memory.ensured = None
             return
         complete = True
@@ -363,8 +363,8 @@ class Reconciler:
                 continue
             self.cache.put(kind, answer)
             if answer is not live:
-                memory.corrections = memory.corrections.add(self.clock())
-        if end := memory.corrections.pause_end(self.clock()):
+                memory.corrections = memory.corrections.add(self.clock(), facts.generation)
+        if end := memory.corrections.pause_end(self.clock(), facts.generation):
             text = "%s/%s: others change its objects all the time; they are corrected again after %s"
             log.warning(text, *key, end)
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None

@@ -20,19 +20,21 @@ class Corrections:
 
     Attributes:
         at: time of the last one; None if there was none.
+        generation: of the job's spec; a changed spec ends the pause.
     """
 
     count: int = 0
     at: datetime | None = None
+    generation: int = 0
 
-    def add(self, now: datetime) -> Corrections:
+    def add(self, now: datetime, generation: int) -> Corrections:
         """With one more."""
-        follows = self.at is not None and now - self.at < FORGOTTEN
-        return Corrections(self.count + 1 if follows else 1, now)
+        follows = self.at is not None and now - self.at < FORGOTTEN and generation == self.generation
+        return Corrections(self.count + 1 if follows else 1, now, generation)
 
-    def pause_end(self, now: datetime) -> datetime | None:
+    def pause_end(self, now: datetime, generation: int) -> datetime | None:
         """When the next correction is allowed; None: now."""
-        if self.at is None or self.count < AT_ONCE:
+        if self.at is None or self.count < AT_ONCE or generation != self.generation:
             return None
         end = self.at + min(PAUSE_FIRST * 2 ** min(self.count - AT_ONCE, 16), PAUSE_MOST)
         return end if now < end else None

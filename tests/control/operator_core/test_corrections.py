@@ -47,6 +47,18 @@ async def test_corrections_slow_down_while_another_one_undoes_each_of_them(simul
     assert restored(simulation), "the last change is corrected too"
 
 
+async def test_a_changed_spec_ends_the_pause(simulation: Any) -> None:
+    await simulation.submit_running()
+    for _ in range(200):
+        if restored(simulation):
+            put_back(simulation)
+        await simulation.after(1)
+    assert not restored(simulation)
+    simulation.edit(activeDeadlineSeconds=100_000)
+    await simulation.settle()
+    assert restored(simulation)
+
+
 async def test_no_attempt_starts_without_its_policy(simulation: Any) -> None:
     await simulation.submit_running()
     there: list[bool] = []
@@ -70,7 +82,8 @@ def test_a_pause_is_never_longer_than_its_limit_and_ends(gaps: list[float]) -> N
     now, row = datetime(2026, 1, 1, tzinfo=UTC), Corrections()
     for gap in gaps:
         now += timedelta(seconds=gap)
-        row = row.add(now)
-        end = row.pause_end(now)
+        row = row.add(now, 1)
+        end = row.pause_end(now, 1)
         assert end is None or now < end <= now + PAUSE_MOST
-        assert end is None or row.pause_end(end) is None
+        assert end is None or row.pause_end(end, 1) is None
+        assert row.pause_end(now, 2) is None, "a changed spec ends it"
