@@ -17,9 +17,10 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,36 @@ class Preloaded:
                 fork.end(1)
 
 
+@contextmanager
+def held_output() -> Iterator[None]:
+    """Show what this process prints meanwhile only if it fails: libraries log when they are imported."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 1)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            sys.stdout.flush()
+            held.seek(0)
+            os.write(kept, held.read())
+            raise
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def serve(replies: int) -> dict[str, Any] | None:
     """Import, then fork for each request. Returns the request in a fork, and None in the process itself at its end.
 
     Args:
         replies: file descriptor that the replies are written to.
     """
-    for name in MODULES:
-        importlib.import_module(name)
+    with held_output():
+        for name in MODULES:
+            importlib.import_module(name)
     running: dict[int, int] = {}
     number = 0
 
@@ -208,7 +231,7 @@ def become(request: Mapping[str, Any]) -> None:
 def main() -> int:
     """Serve; in a fork, run pytest. Returns the exit code."""
     replies = os.dup(1)
-    os.dup2(2, 1)  # libraries print when they are imported
+    os.dup2(2, 1)  # what is printed is no reply
     request = serve(replies)
     if request is None:
         return 0

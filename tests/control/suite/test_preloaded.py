@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_without_the_process_every_file_has_failed(tmp_path: Path) -> None:
         _ = forks[0].pid
     assert ended.run_pytest(["no such file"], tmp_path / "log").wait(WITHIN_S) == 1
     ended.close()
+
+
+@pytest.mark.parametrize(("after", "shown"), [("", False), ("; raise ImportError('no device')", True)])
+def test_what_imports_print_is_shown_only_if_they_fail(after: str, shown: bool) -> None:
+    code = (
+        f"import os; from suite import preloaded; exec(\"with preloaded.held_output(): os.write(1, b'seen'){after}\")"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert ("seen" in done.stderr, "no device" in done.stderr, done.stdout) == (shown, shown, "")
 
 
 def test_the_runner_forks_the_stages_that_say_so(preloaded: Preloaded, tmp_path: Path) -> None:
