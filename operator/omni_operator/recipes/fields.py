@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.override_names import parse_value
-from omni_operator.api.training import ESTIMATORS
+from omni_operator.api.training import ESTIMATORS, LOSSES
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ALGO = f"{ROLLOUT}.algo"
-ALGORITHM_NAMES = {
-    "flow_grpo": "FlowGRPO", "dance_grpo": "DanceGRPO", "mix_grpo": "MixGRPO", "grpo_guard": "GRPOGuard",
-    "flow_dppo": "FlowDPPO", "diffusion_nft": "DiffusionNFT", "diffusion_dpo": "DiffusionDPO", "dpo": "DiffusionDPO",
-}  # fmt: skip
+# A recipe names the loss of an algorithm, or the estimator of one that has the loss of FlowGRPO.
+ALGORITHM_NAMES = {(ESTIMATORS[name] if loss == "flow_grpo" else loss): name for name, loss in LOSSES.items()}
+ALGORITHM_NAMES["dpo"] = "DiffusionDPO"  # the name of its estimator there
 LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
 ESTIMATOR, GLOBAL_STD = "algorithm.adv_estimator", "algorithm.global_std"
 # Settings that several fields follow from.
