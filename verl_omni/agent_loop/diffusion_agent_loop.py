@@ -41,11 +41,11 @@ from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, training_tensors
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_names import lost_worker_text
+from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
 from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import BOTH
 from verl_omni.utils.sample_store import SampleWriter
 
-SCORE_SECONDS = 600.0  # for configurations without reward.deadline_seconds
 # An actor runs at most 1000 calls at a time (Ray's default), and must still have room to answer whether it is alive.
 CALLS_OF_A_REWARD_WORKER = 900
 LOOPS_OF_TEXT = "verl.experimental.agent_loop."  # their classes begin so; data sets of language models name them
@@ -102,7 +102,7 @@ class DiffusionAgentLoopWorker:
             for reader in (self.processor, self.tokenizer):
                 if reader is not None:
                     reader.chat_template = template
-        self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=SCORE_SECONDS))
+        self.score_seconds = float(OmegaConf.select(config, "reward.deadline_seconds", default=DEADLINE_SECONDS))
         self.put: Callable[[Any], Any] = ray.put
         self._makers: dict[str, Callable[..., Any]] = {}
         limit = self.rollout_config.max_concurrent_requests

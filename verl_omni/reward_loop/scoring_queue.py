@@ -22,6 +22,7 @@ Scorer = Callable[..., Any]
 # Calls at a time of a plain function, which runs in threads: as many as Python's default executor has.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
 COROUTINES = 64  # calls at a time of an async function
+DEADLINE_SECONDS = 600.0  # for configurations without `reward.deadline_seconds`
 
 
 class ScoringQueue:

@@ -17,11 +17,11 @@ from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
 from verl_omni.reward_loop.scorer_results import parse_score, scorer_failed
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
-from verl_omni.reward_loop.scoring_queue import ScoringQueue
+from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, ScoringQueue
 from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.registry import import_modules
 
-BATCH_SIZE, DEADLINE_SECONDS = 32, 600.0  # for configurations without `reward.batch_size` and `deadline_seconds`
+BATCH_SIZE = 32  # for configurations without `reward.batch_size`
 
 
 class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
