@@ -63,6 +63,8 @@ def test_rights_that_are_taken_away_are_named_until_they_are_back(
         lost.await_condition("Ready", "True")
         assert (lost.status()["attempts"], lost.status().get("failures", [])) == (1, [])
         assert api.get(path)["metadata"]["labels"] == labels
+        api.delete(lost.own_path)  # the operator of other tests would go on with it
+        lost.await_gone()
 
 
 def test_a_namespace_without_rights_does_not_stop_the_others(
@@ -80,3 +82,5 @@ def test_a_namespace_without_rights_does_not_stop_the_others(
             lambda: "namespace gone: the operator may not watch pods" in running.log.read_text(encoding="utf-8"),
         )  # fmt: skip
         assert [running.page(path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+        api.delete(job.own_path)
+        job.await_gone()

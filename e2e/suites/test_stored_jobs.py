@@ -21,9 +21,10 @@ BREAKS = {"pipeline": {"steps": 10}, "sampler": {"type": "cps", "noiseLevel": 0.
 
 
 def without_rule(node: Any) -> Any:
-    """A part of a definition without the rule."""
+    """A part of a definition without the rule, and without those of the same object, which are joined with it."""
     if isinstance(node, list):
-        return [without_rule(item) for item in node if not (isinstance(item, dict) and RULE in item.get("message", ""))]
+        rules = [item for item in node if isinstance(item, dict) and RULE in item.get("messageExpression", "")]
+        return [without_rule(item) for item in node if item not in rules]
     return {name: without_rule(part) for name, part in node.items()} if isinstance(node, dict) else node
 
 
