@@ -63,7 +63,7 @@ def test_rights_that_are_taken_away_are_named_until_they_are_back(
         lost.await_condition("Ready", "True")
         assert (lost.status()["attempts"], lost.status().get("failures", [])) == (1, [])
         assert api.get(path)["metadata"]["labels"] == labels
-        api.delete(lost.own_path)  # the operator of other tests would go on with it
+        api.delete(lost.own_path)  # other tests have an operator that would continue it
         lost.await_gone()
 
 
