@@ -18,6 +18,7 @@ from verl_omni.models.text import clip_tokenizer
 from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
 
+pytestmark = pytest.mark.slow
 RATE, HEARD, LENGTH = 8000, 1, 10  # Hz, seconds, tokens
 PROMPTS = ["a red circle", "a blue square", "two red circle", "a red circle"]
 PICTURE = torch.zeros(3, 8, 8, dtype=torch.uint8)

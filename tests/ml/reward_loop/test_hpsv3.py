@@ -14,6 +14,7 @@ import torch
 from tests.ml.reward_loop import tiny_hpsv3 as tiny
 from verl_omni.reward_loop import clip_model, hpsv3_model, rewards
 
+pytestmark = pytest.mark.slow
 PROMPTS = ["a red circle", "a blue {square}", "two red circles, and a very long prompt " * 4, "a red circle"]
 # What HPSv3RewardInferencer.reward of hpsv3 1.0.0 gave (first number of each sample) with the files and inputs of
 # tiny_hpsv3, with its own transformers 4.45.2, torch 2.13.0 on a CPU, its configuration HPSv3_7B.yaml except for

@@ -74,6 +74,7 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
     assert "betas" not in warning["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [("actor_rollout_ref", "actor.kl_loss_coef", 0.1), ("actor_rollout_ref", "actor.ppo_epochs", 2),
