@@ -75,10 +75,7 @@ def why(
         job = client.get(name)
         around = read_surroundings(client, job)
         text = explain(job.name, job.status, job.created, job.deleted, around)
-        if as_json:
-            _say_json({"name": name, "state": job.status.state, "reason": job.status.reason, "text": text})
-            return
-        console.say(text)
+        _say(as_json, {"name": name, "state": job.status.state, "reason": job.status.reason, "text": text}, text)
 
 
 def suspend(
@@ -94,10 +91,8 @@ def suspend(
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name)
-        if as_json:
-            _say_json({"name": name, "changed": changed})
-            return
-        console.say(f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true")
+        text = f"{name}: suspension requested" if changed else f"{name}: spec.suspend is already true"
+        _say(as_json, {"name": name, "changed": changed}, text)
 
 
 def resume(
@@ -110,10 +105,8 @@ def resume(
     """Resume a suspended job on a cluster from its last checkpoint."""
     with cluster_client(namespace, context, kubeconfig) as client:
         changed = client.suspend(name, suspended=False)
-        if as_json:
-            _say_json({"name": name, "changed": changed})
-            return
-        console.say(f"{name}: resumed" if changed else f"{name}: not suspended")
+        text = f"{name}: resumed" if changed else f"{name}: not suspended"
+        _say(as_json, {"name": name, "changed": changed}, text)
 
 
 def scale(
@@ -130,11 +123,9 @@ def scale(
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         before = client.scale(name, replicas)
-        if as_json:
-            _say_json({"name": name, "changed": before != replicas, "replicas": replicas})
-            return
+        value = {"name": name, "changed": before != replicas, "replicas": replicas}
         changed = f"{replicas}, was {before}" if before != replicas else f"already {before}"
-        console.say(f"{name}: spec.rollout.replicas is {changed}")
+        _say(as_json, value, f"{name}: spec.rollout.replicas is {changed}")
 
 
 def cancel(
@@ -154,10 +145,7 @@ def cancel(
         if not yes and not _confirmed(f"Delete job {name} of namespace {client.namespace}? {kept}"):
             console.refuse("nothing was deleted")
         client.cancel(job)  # the one that the user has seen
-        if as_json:
-            _say_json({"name": name, "claim": claim})
-            return
-        console.say(f"{name}: deletion requested; {kept}")
+        _say(as_json, {"name": name, "claim": claim}, f"{name}: deletion requested; {kept}")
 
 
 def _confirmed(question: str) -> bool:
@@ -196,6 +184,14 @@ def wait(
             console.refuse(f"{name} is {found}; run drl why {name}", console.FAILED)
         if not as_json:
             console.say(f"{name} is {found}")
+
+
+def _say(as_json: bool, value: object, text: str) -> None:
+    """Print what a command has to say, as JSON or as text."""
+    if as_json:
+        _say_json(value)
+    else:
+        console.say(text)
 
 
 def _say_json(value: object) -> None:

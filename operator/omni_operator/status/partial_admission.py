@@ -36,8 +36,8 @@ def find_request(
         status: the last written status, which says since when the attempt waits.
     """
     rayjob, admitted = observed.rayjob(attempt), status.condition("Admitted")
-    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
-    if rayjob is None or size is None or not size.adjustable or not _waits(rayjob):
+    size = _adjustable(observed, attempt)
+    if rayjob is None or size is None or not _waits(rayjob):
         return None, None
     if admitted is None or admitted.reason != "Queued":
         return None, None  # the status follows at once
@@ -57,6 +57,13 @@ def find_request(
     return AskForPods(rayjob, size.pods, new, asked.rounds + (new == size.most)), now + pause
 
 
+def _adjustable(observed: Observation, attempt: int) -> PoolSize | None:
+    """The rollout pods of an attempt that may ask its queue for fewer; None if it may not."""
+    rayjob = observed.rayjob(attempt)
+    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
+    return size if size is not None and size.adjustable else None
+
+
 def _waits(rayjob: ObservedRayJob) -> bool:
     """Whether the queue has not admitted the RayJob, and KubeRay has deleted all of its pods."""
     return rayjob.suspended and rayjob.deployment == "Suspended" and not rayjob.deleting
@@ -71,17 +78,15 @@ def next_number(size: PoolSize) -> int:
 
 def describe_request(observed: Observation, attempt: int) -> str:
     """How many rollout pods an attempt that waits asks for; empty if it may only ask for all."""
-    rayjob = observed.rayjob(attempt)
-    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
-    if size is None or not size.adjustable:
+    size = _adjustable(observed, attempt)
+    if size is None:
         return ""
     return f"asks for {size.pods} of {size.most} rollout pods (spec.rollout.minReplicas: {size.fewest})"
 
 
 def describe_admission(observed: Observation, attempt: int) -> str:
     """With how many rollout pods the queue admitted an attempt; empty if with all."""
-    rayjob = observed.rayjob(attempt)
-    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
-    if size is None or not size.adjustable or size.pods >= size.most:
+    size = _adjustable(observed, attempt)
+    if size is None or size.pods >= size.most:
         return ""
     return f"admitted with {size.pods} of {size.most} rollout pods; the next attempt asks for all of them again"

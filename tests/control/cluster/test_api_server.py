@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 
+from control.cluster.local_server import serving
 from omni_operator.cluster.client import ApiServer, as_yaml
 from omni_operator.cluster.credentials import Credentials, Loaded, NoCredentials
 from omni_operator.cluster.errors import (
@@ -42,6 +43,7 @@ JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespac
 # Parameters of writes. The operator does not read the warnings about unknown fields, so it asks for none.
 MINE = {"fieldManager": "diffusionrl-operator", "fieldValidation": "Ignore"}
 JOB_PATH = "/apis/diffusionrl.io/v1alpha1/namespaces/ns/diffusionrljobs/red"
+
 TEXT = st.text(max_size=40)  # keys of YAML have a limit
 SCALED = GroupChange(index=1, group="rollout", old=2, new=5)
 
@@ -92,15 +94,8 @@ class RotatingCredentials(Credentials):
 @pytest.fixture
 async def server() -> AsyncIterator[RecordingServer]:
     made = RecordingServer()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.port = runner.addresses[0][1]
-    yield made
-    await runner.cleanup()
+    async with serving(made.handle) as made.port:
+        yield made
 
 
 def client(server: RecordingServer, *tokens: str, timeout: float = 30.0) -> ApiServer:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from control.cluster.local_server import serving
 from control.cluster.test_api_server import JOB, RecordingServer, client
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.errors import Unavailable
@@ -17,15 +18,8 @@ from omni_operator.cluster.kinds import JOBS
 @pytest.fixture
 async def server() -> AsyncIterator[RecordingServer]:
     made = RecordingServer()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.port = runner.addresses[0][1]
-    yield made
-    await runner.cleanup()
+    async with serving(made.handle) as made.port:
+        yield made
 
 
 @pytest.mark.parametrize("body", [{}, {"error": "sign in"}, {"metadata": {}, "items": []}])

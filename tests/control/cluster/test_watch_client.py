@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from control.cluster.local_server import serving
 from omni_operator.cluster import watch_client as module
 from omni_operator.cluster.client import CONNECTIONS, ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
@@ -93,15 +94,8 @@ def page(text: str) -> Answer:
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     monkeypatch.setattr(module, "PAGE_PAUSE", 0.0)
     made = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.port = runner.addresses[0][1]
-    yield made
-    await runner.cleanup()
+    async with serving(made.handle) as made.port:
+        yield made
 
 
 def event(change: str, name: str, text: str = "") -> Body:

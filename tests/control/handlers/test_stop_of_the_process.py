@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from control.cluster.local_server import serving
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.handlers.process import _cancel, _join, _operate
 from omni_operator.settings import Settings
@@ -22,13 +23,8 @@ async def credentials() -> AsyncIterator[Credentials]:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"kind": "APIGroupList", "groups": [], "resources": [], "versions": ["v1"]})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield Credentials(Loaded(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"), "ns"), {}, Path())
-    await runner.cleanup()
+    async with serving(answer) as port:
+        yield Credentials(Loaded(Configuration(host=f"http://127.0.0.1:{port}"), "ns"), {}, Path())
 
 
 async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credentials) -> None:
