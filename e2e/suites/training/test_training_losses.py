@@ -57,6 +57,17 @@ def step(folder: Path) -> int:
     return metrics(folder)[-1]["step"]
 
 
+def await_whole_run(job: Job, folder: Path, steps: int, samples: int) -> None:
+    """The first attempt succeeds, each step is there once, by replicas with its weights, and no sample is lost."""
+    job.await_condition("Succeeded", "True", within=DONE)
+    status = job.status()
+    assert (status["attempts"], status.get("failures", [])) == (1, [])
+    lines = [line for line in metrics(folder) if line["step"]]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert all(line[f"weights/{end}_replica_version"] == line["step"] for line in lines for end in ("min", "max"))
+    assert status["progress"]["samples"] == samples
+
+
 def await_steps(folder: Path, count: int) -> None:
     begun = step(folder)
     deadlines.wait_until(f"{count} more steps", NOTICED, lambda: step(folder) >= begun + count)
@@ -87,10 +98,4 @@ def test_a_replica_that_is_cut_off_or_lost_is_replaced_and_training_goes_on(
             f"replacement {number + 1} to join", JOINED, lambda before=before: len(joined(folder)) > before
         )
 
-    job.await_condition("Succeeded", "True", within=DONE)
-    status = job.status()
-    assert (status["attempts"], status.get("failures", [])) == (1, [])
-    lines = [line for line in metrics(folder) if line["step"]]
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert all(line[f"weights/{end}_replica_version"] == line["step"] for line in lines for end in ("min", "max"))
-    assert status["progress"]["samples"] == STEPS * 4 * 8
+    await_whole_run(job, folder, STEPS, samples=STEPS * 4 * 8)
