@@ -80,8 +80,8 @@ class Runner:
         builds = all(stage.niceness for stage in own)
         while True:
             with self._changed:
-                if not builds and not (own and self._starts_at_once(own[0])):
-                    self._take_over(own)
+                if not builds:
+                    self._changed.wait_for(lambda: self._stopping or self._has_next(own))
                 if not own:
                     return
                 stage = own.popleft()
@@ -96,14 +96,24 @@ class Runner:
             else:
                 self._run_stage(stage)
 
+    def _has_next(self, own: deque[Stage]) -> bool:
+        """Whether the lane has a stage, its own or one that it takes over, or no stage is left that it could take."""
+        if not (own and self._starts_at_once(own[0])):
+            self._take_over(own)
+        return bool(own) or not any(self._is_shared(stage) for lane in self._waiting for stage in lane)
+
     def _take_over(self, own: deque[Stage]) -> None:
         """Move the last stage that can start at once from the longest other lane of tests, if there is one."""
         for lane in sorted(self._waiting, key=len, reverse=True):
             for stage in reversed(lane):
-                if not stage.niceness and self._starts_at_once(stage):
+                if self._is_shared(stage) and self._starts_at_once(stage):
                     lane.remove(stage)
                     own.appendleft(stage)
                     return
+
+    @staticmethod
+    def _is_shared(stage: Stage) -> bool:
+        return not stage.niceness and not stage.last
 
     def _starts_at_once(self, stage: Stage) -> bool:
         return not stage.last and set(stage.after) <= self._ended.keys()

@@ -160,6 +160,18 @@ def test_a_lane_that_would_wait_takes_over_what_can_start(tmp_path: Path) -> Non
     assert log.read_text().split() == ["taken", "late"]
 
 
+def test_a_lane_that_has_ended_waits_for_what_it_can_take_over_later(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    run = [
+        (python("short", appending(log, "short")),),
+        # "long" ends only if the other lane runs what waits for the build.
+        (python("long", until(log, "late")), python("needs the build", appending(log, "late"), after=("build",))),
+        (Stage("build", ("-c", until(log, "short") + "time.sleep(0.5);"), niceness=19),),
+    ]
+    assert Runner(tmp_path / "run", lambda text: None).run(run) == []
+
+
 AUTOGROUP = Path("/proc/self/autogroup")
 WITHIN_20_S = f"""
 import os, pathlib, time
