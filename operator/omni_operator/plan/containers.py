@@ -17,7 +17,7 @@ Object = dict[str, Any]
 CONTAINER = "ray"
 USER = 1000  # user of the project's images and of Ray's
 SHARED_MEMORY = "shared-memory"
-METRICS_PORT = 8080
+METRICS_PORT = 8080  # KubeRay adds it to each Ray container, by the name `metrics`
 STOP_SECONDS = 30  # for Ray to end after the hook of its pod: the default of Kubernetes
 
 
@@ -36,8 +36,7 @@ def render_pod_template(
         "name": CONTAINER,
         "image": runtime.image or settings.image,
         "imagePullPolicy": runtime.image_pull_policy,
-        "env": [*_variables(job), *env],
-        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
+        **({"env": list(env)} if env else {}),
         # Ready soon, and tolerant of slow answers while busy.
         "readinessProbe": {
             "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
@@ -145,7 +144,3 @@ def _confine(security: Object) -> None:
         security.setdefault("allowPrivilegeEscalation", False)
     security.setdefault("capabilities", {}).setdefault("drop", ["ALL"])
 
-
-def _variables(job: DiffusionRLJob) -> list[Object]:
-    values = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0"}
-    return [{"name": name, "value": value} for name, value in values.items()]

@@ -8,7 +8,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import Names
 
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, METRICS_PORT, apply_user_template, render_pod_template
+from .containers import CONTAINER, apply_user_template, render_pod_template
 from .merge import merge_templates
 from .queues import save_before_stop
 
@@ -26,7 +26,7 @@ def render_head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettin
         job, settings, labels=labels, env=(), resources=job.spec.head.resources, default_requests=REQUESTS,
         shared_memory=SHARED_MEMORY, probe={"path": "/api/gcs_healthz", "port": DASHBOARD},
     )  # fmt: skip
-    ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT, "metrics": METRICS_PORT}
+    ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT}
     container = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
     template = merge_templates(template, {"spec": {"containers": [container]}})
     template = merge_templates(template, save_before_stop(job))

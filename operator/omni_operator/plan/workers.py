@@ -36,6 +36,8 @@ Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
 # Ray's CPUs only count actors: every agent-loop, reward, server and router actor requests one.
 LOGICAL_CPUS = 16
+# Of the programs of the training; the head runs none.
+VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0"}
 JOB_FOLDER, JOB, OVERRIDES = "/etc/diffusionrl/job", "job.yaml", "overrides.txt"
 TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
 TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
@@ -58,7 +60,8 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     needs, labels = resolve_accelerator(pool.accelerator, settings), Names(job.metadata.name).attempt_labels(attempt)
     if pool.rolled:
         labels[rolling_names(pool.group).template] = pool.rolled
-    variables = [*needs.env, {"name": "DIFFUSIONRL_ATTEMPT", "value": str(attempt)}]
+    values = {**VARIABLES, "DIFFUSIONRL_ATTEMPT": str(attempt)}
+    variables = [*needs.env, *({"name": name, "value": value} for name, value in values.items())]
     template = render_pod_template(
         job, settings, labels={**needs.labels, **labels}, env=variables, resources=pool.resources,
         default_requests=REQUESTS, shared_memory=pool.shared_memory.size_limit,
