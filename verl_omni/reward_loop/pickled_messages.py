@@ -1,15 +1,19 @@
 """Messages of reward servers that speak pickle, the protocol of the reference's HTTP scorer and of deepgen_rl.
 
 Unpickling can run any code, so an answer here may only contain numbers, texts, bytes, lists, tuples, dictionaries, and
-arrays and numbers of numpy; anything else is refused before it is made. Source of the protocol: the reference's page
-"Using an External HTTP Scorer Service" (verl-omni.readthedocs.io, May 2026).
+arrays and numbers of numpy; anything else is refused before it is made. numpy's own functions are not called: they let
+a pickle say where in memory the values of an array are. Source of the protocol: the reference's page "Using an External
+HTTP Scorer Service" (verl-omni.readthedocs.io, May 2026).
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
+import re
 from collections.abc import Sequence
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -20,34 +24,77 @@ from typing_extensions import override
 JSON, PICKLE = "json", "pickle"
 PROTOCOLS = (JSON, PICKLE)
 ARRAY = "numpy.ndarray"  # what an answer gets for the class, which it may only pass on
-# What numpy's arrays and numbers are made with, by versions 1 and 2; none of it calls what an answer names, or makes
-# more than an answer holds.
-_NUMPY = {
-    (f"numpy.{core}.{module}", name)
-    for core in ("core", "_core")
-    for module, name in (("multiarray", "scalar"), ("multiarray", "_reconstruct"), ("numeric", "_frombuffer"))
-} | {("numpy", "dtype"), ("numpy", "ndarray"), ("_codecs", "encode")}
+_NUMBERS = re.compile(r"[biuf][0-9]{1,2}")  # numpy's types of numbers, such as f4
+_CORE = re.compile(r"numpy\._?core\.(multiarray|numeric)")
+_SHOWN = 200  # characters of an answer in an error
 
 
 class PickleRefused(ValueError):
     """An answer that is no pickle, or has something other than plain values."""
 
 
-class _PlainValues(pickle.Unpickler):
-    """Refuses every class and function that an answer names, but those of numpy's arrays and numbers."""
+class _Type:
+    """A type of numbers as an answer describes it; of the description, only the name and the byte order count."""
+
+    def __init__(self, name: object) -> None:
+        if not isinstance(name, str) or not _NUMBERS.fullmatch(name):
+            raise PickleRefused(f"the answer has an array of {_show(name)}, and may only have arrays of numbers")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array(np.ndarray):
+    """An array of numbers that unpickling fills."""
+
+    @override
+    def __setstate__(self, state: Any, /) -> None:
+        *_, shape, kind, fortran, content = state
+        if not isinstance(content, bytes) or math.prod(shape) * kind.dtype.itemsize != len(content):
+            raise PickleRefused("the answer has an array whose values are not in it")
+        super().__setstate__((1, shape, kind.dtype, bool(fortran), content))
+
+
+class _PlainValues(pickle._Unpickler):
+    """Refuses every class and function that an answer names, but those of numpy's arrays and numbers.
+
+    It is Python's own class: the one in C makes a table as long as the largest number that an answer gives to a value.
+    What stands for numpy's functions is methods, of which an answer can change no attribute.
+    """
 
     @override
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NUMPY:
-            raise PickleRefused(f"the answer names {module}.{name}, and may only have plain values and numpy's")
-        if name == "_reconstruct":
-            return _empty_array
-        return ARRAY if name == "ndarray" else super().find_class(module, name)
+        named = (module, name)
+        if named == ("numpy", "ndarray"):
+            return ARRAY
+        if named == ("numpy", "dtype"):
+            return self._type
+        if named == ("_codecs", "encode"):
+            return self._bytes
+        if _CORE.fullmatch(module) and name in ("_reconstruct", "scalar", "_frombuffer"):
+            return getattr(self, f"_{name.strip('_')}")
+        raise PickleRefused(f"the answer names {module}.{name}, and may only have plain values and numpy's")
 
+    def _type(self, name: object, *_: object) -> _Type:
+        return _Type(name)
 
-def _empty_array(*_: Any) -> np.ndarray:
-    """An array that unpickling fills; numpy's own function makes one of any size."""
-    return np.ndarray(0)
+    def _reconstruct(self, *_: object) -> _Array:
+        return _Array(0)
+
+    def _scalar(self, kind: _Type, content: bytes) -> Any:
+        return np.frombuffer(content, kind.dtype, count=1)[0]
+
+    def _frombuffer(self, content: bytes, kind: _Type, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
+        made = np.frombuffer(content, kind.dtype)
+        return made.reshape(shape, order=order) if axes is None else made.reshape(shape).transpose(axes)
+
+    def _bytes(self, text: str, encoding: str) -> bytes:
+        """Bytes of the protocols before 3."""
+        if encoding != "latin1":
+            raise PickleRefused(f"the answer encodes a text in {_show(encoding)}")
+        return text.encode(encoding)
 
 
 def encode(images: Sequence[Tensor], prompts: Sequence[str]) -> bytes:
@@ -82,16 +129,16 @@ def scores(answer: Any, count: int) -> list[float]:
     found = answer.get("scores") if isinstance(answer, dict) else None
     values = found.tolist() if isinstance(found, np.ndarray) else found
     if not isinstance(values, (list, tuple)) or len(values) != count:
-        raise ValueError(f"the answer has no {count} 'scores': {str(answer)[:200]}")
+        raise ValueError(f"the answer has no {count} 'scores': {_show(answer)}")
     numbers = [
         each.item() if isinstance(each, (np.generic, np.ndarray)) and each.size == 1 else each for each in values
     ]
     if not all(isinstance(each, (int, float)) for each in numbers):
-        raise ValueError(f"a score is no number: {str(values)[:200]}")
+        raise ValueError(f"a score is no number: {_show(values)}")
     try:
         return [float(each) for each in numbers]
     except OverflowError as error:
-        raise ValueError(f"a score is too large: {str(values)[:200]}") from error
+        raise ValueError(f"a score is too large: {_show(values)}") from error
 
 
 def error_in(body: bytes) -> str | None:
@@ -100,9 +147,18 @@ def error_in(body: bytes) -> str | None:
         answer = decode(body)
     except PickleRefused:
         return None
-    text = str(answer["error"]) if isinstance(answer, dict) and answer.get("error") else ""
+    text = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(text, str):
+        return None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else None
+
+
+def _show(value: Any) -> str:
+    """The beginning of a value's text. One list may be in an answer many times, so its whole text may have no end."""
+    made = Repr()
+    made.maxlevel, made.maxstring, made.maxother = 3, _SHOWN, _SHOWN
+    return made.repr(value)[:_SHOWN]
 
 
 def _jpeg(image: Tensor) -> bytes:

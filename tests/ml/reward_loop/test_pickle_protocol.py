@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,16 +96,100 @@ def test_an_answer_that_would_run_code_is_refused_and_runs_none(serve: Callable[
     assert (tmp_path / "made").exists()  # the harm is real
 
 
-class Large:
+class Made:
+    """A value that an answer makes by calling a function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.made = function, arguments
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return np.ndarray, ((2**20,),)
+        return self.made
 
 
-def test_an_answer_cannot_make_an_array_that_it_does_not_hold(serve: Callable[..., Server]) -> None:
-    body = pickle.dumps({"scores": Large()})
-    assert pickle.loads(body)["scores"].size == 2**20 > len(body)
-    with pytest.raises(RewardServerError, match=r"the answer is no pickle .*not callable"):
-        score(serve((200, body)))
+class Described(Made):
+    """The same, with a state that describes it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        function, (state, *arguments) = self.made
+        return function, tuple(arguments), state
+
+
+ADDRESS = b"A" * 8  # which a forged array has as the address of an object
+FORGED = {
+    "a type that hides its objects": ((3, "|", None, None, None, -1, -1, 0), "O8", False, True),
+    "a type with a field of objects": ((3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0), "V8", False, True),
+}
+
+
+@pytest.mark.parametrize("described", FORGED.values(), ids=FORGED)
+def test_an_answer_cannot_say_where_in_memory_a_value_is(serve: Callable[..., Server], described: Any) -> None:
+    kind = Described(np.dtype, *described)
+    array = Described(np._core.multiarray._reconstruct, (1, (1,), kind, False, ADDRESS), np.ndarray, (0,), b"b")  # type: ignore[attr-defined]
+    with pytest.raises(RewardServerError, match=r"an array of '[OV]8', and may only have arrays of numbers"):
+        score(serve((200, pickle.dumps({"scores": array}))))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Made(np.ndarray, (2**20,)),
+        Made(np._core.multiarray.scalar, np.dtype("S1000000")),  # type: ignore[attr-defined]
+        Described(np._core.multiarray._reconstruct, (1, (2**20,), np.dtype("u1"), False, b"x"), np.ndarray, (0,), b"b"),  # type: ignore[attr-defined]
+    ],
+    ids=["an array", "a number", "an array without its values"],
+)
+def test_an_answer_cannot_make_what_it_does_not_hold(serve: Callable[..., Server], made: Any) -> None:
+    with pytest.raises(RewardServerError, match=r"the answer (is no pickle .*not callable|has an array)"):
+        score(serve((200, pickle.dumps({"scores": made}))))
+
+
+def many_times(depth: int) -> Any:
+    """A list that is 10 ** depth times in the text of the value."""
+    made: Any = ["scored"]
+    for _ in range(depth):
+        made = [made] * 10
+    return made
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x80\x02Nr" + (2**22).to_bytes(4, "little") + b".",  # None as value number 2 ** 22
+        pickle.dumps({"scores": many_times(6)}),
+        pickle.dumps({"error": many_times(6)}),
+        pickle.dumps({"scores": [many_times(6)]}),
+    ],
+    ids=["a number of a value", "one list many times", "an error", "a score"],
+)
+def test_an_answer_takes_little_more_memory_than_it_has_bytes(serve: Callable[..., Server], body: bytes) -> None:
+    server = serve((200, body))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RewardServerError, match=r"the answer has no 1 'scores'|a score is no number"):
+            score(server)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_answer_changes_nothing_for_the_next_one() -> None:
+    for name, attribute in ((b"numpy\ndtype", "__code__"), (b"numpy.core.multiarray\nscalar", "__defaults__")):
+        with pytest.raises(pickled_messages.PickleRefused):
+            pickled_messages.decode(b"\x80\x02c" + name + b"\n" + pickle.dumps((None, {attribute: 1}), 2)[2:-1] + b"b.")
+    assert pickled_messages.decode(pickle.dumps([np.float32(0.5)])) == [0.5]
+
+
+def test_arrays_of_either_byte_order_and_any_layout_survive() -> None:
+    for kind in (">f4", "<i8", "?", "u2"):
+        for array in (
+            np.arange(6).reshape(2, 3),
+            np.arange(6).reshape(2, 3).T,
+            np.arange(24).reshape(2, 3, 4).swapaxes(0, 1),
+        ):
+            given = array.astype(kind, order="K")
+            for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+                found = pickled_messages.decode(pickle.dumps(given, protocol))
+                assert (found == given).all() and found.dtype.kind == given.dtype.kind
 
 
 def test_tensors_are_refused(serve: Callable[..., Server]) -> None:
