@@ -21,6 +21,7 @@ from verl_omni.weight_sync.messages import Message, ReplyMessage, decode_message
 from verl_omni.weight_sync.names import socket_path
 
 HEADER = struct.Struct(">Q")  # bytes of the message that follows
+CREDENTIALS = struct.Struct("3i")  # process, user and group of a socket's other end
 MAX_MESSAGE_BYTES = 1 << 30  # a larger header is malformed
 RETRY_SECONDS = 0.002  # between attempts to connect: the receiver starts before the sender
 # The other end usually finishes half a buffer in less time; sleeping and waking up costs as much as copying that half,
@@ -84,7 +85,11 @@ class Channel:
             self.remove_socket_file()
 
     def connect(self) -> None:
-        """Wait until the other end is connected: only then can it be told about a failure."""
+        """Wait until the other end is connected: only then can it be told about a failure.
+
+        Raises:
+            IncompleteUpdate: the other end is a process of another user.
+        """
         if self._connected:
             return
         if self.owner:
@@ -99,7 +104,21 @@ class Channel:
                 if time.monotonic() > latest:
                     raise DeadlineExceeded(f"no sender within {self.deadline:g} s on {self.handle}")
                 time.sleep(RETRY_SECONDS)
+        self._check_user()
         self._connected = True
+
+    def _check_user(self) -> None:
+        """The other end is of this user: anyone may put a socket into /tmp, and a handle of device memory is unpickled.
+
+        Raises:
+            IncompleteUpdate: it is of another user.
+        """
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        _, user, _ = CREDENTIALS.unpack(credentials)
+        if user != os.geteuid():
+            raise IncompleteUpdate(
+                f"the other end of {self.handle} is a process of user id {user}, and this one is of {os.geteuid()}"
+            )
 
     def has_message(self) -> bool:
         """Whether the other end has sent something, or disconnected."""
