@@ -120,7 +120,7 @@ class Store:
         """Everything below this folder, in order; one object with an empty name if the URL is that of a file.
 
         Raises:
-            StoreError: there is nothing, or the store does not list it.
+            StoreError: there is nothing, or the store does not list it, or an object's name leads out of the folder.
         """
         from pyarrow import fs
 
@@ -132,7 +132,16 @@ class Store:
         except OSError as error:
             raise StoreError(f"{self.url} could not be read: {_brief(error)}") from error
         files = sorted((each for each in found if each.type == fs.FileType.File), key=lambda each: str(each.path))
-        return [Listed(each.path.removeprefix(f"{self._root}/"), each.size, each.mtime_ns) for each in files]
+        return [Listed(self._name(each.path), each.size, each.mtime_ns) for each in files]
+
+    def _name(self, path: str) -> str:
+        """The name of an object below this folder. To S3, `..` is part of a name like any other."""
+        name = path.removeprefix(f"{self._root}/")
+        if name == path or ".." in name.split("/") or name.startswith("/"):
+            raise StoreError(
+                f"{self.url} has the object {name!r}, whose name leads out of the folder: nothing was read"
+            )
+        return name
 
     def _write(self, source: Any, target: str) -> None:
         from pyarrow import fs
