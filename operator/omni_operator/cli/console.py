@@ -55,14 +55,19 @@ def note(text: str) -> None:
     typer.echo(f"note: {without_control(text)}", err=True)
 
 
+def complain(text: str) -> None:
+    """Print errors to standard error."""
+    typer.echo(without_control(text), err=True)
+
+
 def refuse(text: str, code: int = USAGE) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(without_control(text), err=True)
+    complain(text)
     raise typer.Exit(code)
 
 
 def without_control(text: str) -> str:
-    """The text without characters that control a terminal: parts of it may come from the pods of another user."""
+    """The text without characters that control a terminal: parts of it may come from a file or pod of another user."""
     return _CONTROL.sub(" ", text)
 
 

@@ -57,7 +57,7 @@ def convert_recipe(
         console.note(f"left out: {assignment}: {reason}")
     problems = _problems(made)
     if problems:
-        typer.echo(problems, err=True)
+        console.complain(problems)
     if problems or made.refused:
         raise typer.Exit(console.FAILED)
 

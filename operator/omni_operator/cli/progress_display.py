@@ -14,6 +14,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from . import run_text
+from .console import without_control
 from .run_state import RunState
 
 
@@ -51,7 +52,7 @@ class LineDisplay(Display):
 
     @override
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(without_control(text), markup=False, highlight=False, soft_wrap=True)
 
     @override
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
@@ -100,11 +101,12 @@ class BarDisplay(Display):
 
     @override
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(without_control(text), markup=False, highlight=False)
 
     @override
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
-        self._spinner.update(text=Text(self._status(state), no_wrap=True, overflow="ellipsis"))
+        status = without_control(self._status(state))
+        self._spinner.update(text=Text(status, no_wrap=True, overflow="ellipsis"))
         self._progress.update(
             self._task, total=state.total, completed=state.step, left=self._left(state), refresh=False
         )

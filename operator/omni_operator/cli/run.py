@@ -173,7 +173,7 @@ class Session:
             return console.INTERRUPTED
         log_path = console.short_path(self.folder / run_folder.LOG)
         lines = failure.explain(ended.code, self.state.failure, log, log_path, out_of_memory=out_of_memory)
-        typer.echo("\n".join(lines), err=True)
+        console.complain("\n".join(lines))
         return console.USAGE if ended.code == console.USAGE else console.FAILED
 
 

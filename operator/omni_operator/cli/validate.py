@@ -90,7 +90,7 @@ def _print(verdicts: list[Verdict]) -> None:
     files: dict[str, list[str]] = {}
     for verdict in verdicts:
         if verdict.problems:
-            typer.echo(console.format_problems(verdict.problems), err=True)
+            console.complain(console.format_problems(verdict.problems))
             continue
         console.say(f"{verdict.file}: {verdict.name} is valid")
         for text in verdict.notes:

@@ -376,3 +376,12 @@ def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
     assert (refused.exit_code, refused.stderr) == (
         2, f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl\n",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [(), ("--cluster", "--image", "i")])
+def test_a_job_cannot_control_the_terminal_of_who_checks_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(Path(CPU_JOB).read_text().replace("spec:\n", 'spec:\n  "a\\e]0;title\\a": 1\n', 1))
+    said = drl("validate", job, *options)
+    assert said.exit_code == 2
+    assert "]0;title" in said.stderr and said.stderr.replace("\n", "").isprintable()

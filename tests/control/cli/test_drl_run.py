@@ -259,6 +259,13 @@ def test_a_reported_error_is_the_last_line_and_hides_the_log(write_job: WriteJob
     assert "  | " not in said
 
 
+def test_prompts_cannot_control_the_terminal(write_job: WriteJob, drl: Drl) -> None:
+    code, said = drl("run", write_job("control"))
+    assert code == 1
+    assert "warning: prompt ' ]0;title" in said and "failed: prompt ' ]0;title" in said
+    assert said.replace("\n", "").isprintable(), repr(said)
+
+
 def test_a_trainer_that_refuses_its_settings_is_a_configuration_error(write_job: WriteJob, drl: Drl) -> None:
     code, said = drl("run", write_job("refuse"))
     assert code == 2

@@ -97,6 +97,19 @@ def test_a_job_is_followed_by_lines_to_its_end(
     ]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_events_cannot_control_the_terminal(terminal: bool) -> None:
+    said = StringIO()
+    with make_display("blue", Console(file=said, force_terminal=terminal, width=80), plain=False) as display:
+        before = len(said.getvalue())
+        shown = watch.DisplayView(display)
+        shown.event(parse_event({**event("u", "Warning"), "message": "\x1b]0;title\x07 \x9b2J"}))
+        ready = {"type": "Ready", "status": "False", "reason": "PodsNotReady", "message": "\x1b]0;title\x07"}
+        shown.job(_job({**make_job("blue"), "status": {"state": "Running", "conditions": [ready]}}))
+    text = said.getvalue()[before:]
+    assert "]0;title" in text and "\x1b]" not in text and "\x9b" not in text and "\x07" not in text
+
+
 def test_json_has_a_line_for_each_change(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.objects[EVENTS] = 200, {"items": [event(str(number), "Old") for number in range(9)]}
     tell(server, monkeypatch, status("Running", 1), status("Running", 1), status("Failed", 1))
