@@ -19,6 +19,7 @@ from verl_omni.pipelines.input_images import input_images
 from verl_omni.trainer import prompt_images
 from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
 from verl_omni.utils.messages import prompt_text
+from verl_omni.utils.postscript import forbid_programs
 
 logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
@@ -115,6 +116,7 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     """
     from verl.utils.dataset.rl_dataset import get_dataset_class
 
+    forbid_programs()  # Hugging Face's datasets open the images of rows
     paths = [files] if isinstance(files, str) else list(files)
     for path in paths:
         if not Path(path).is_file():

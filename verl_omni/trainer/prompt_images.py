@@ -10,6 +10,7 @@ from typing import Any
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from verl_omni.pipelines.input_images import InputImages
+from verl_omni.utils.postscript import is_program
 
 PLACE = "<image>"  # of an image in a prompt, as in verl's data sets
 Messages = list[dict[str, Any]]
@@ -31,7 +32,7 @@ def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
         folders: where relative paths start: those of the data files; the first that has the file.
 
     Raises:
-        ImageNotFound: there is no such file, it is no image, or has more than 8 bits in each channel.
+        ImageNotFound: there is no such file, it is no image, is PostScript, or has more than 8 bits in each channel.
     """
     content, path = _content_and_path(image)
     if isinstance(path, Image.Image):
@@ -60,7 +61,9 @@ def _content_and_path(image: Any) -> tuple[bytes | None, Any]:
 
 
 def shallow(image: Image.Image) -> Image.Image:
-    """The image. Raises `ImageNotFound` if it has more than 8 bits in each channel."""
+    """The image. Raises `ImageNotFound` if it has more than 8 bits in each channel, or is a program."""
+    if is_program(image):
+        raise ImageNotFound("the file is PostScript, a program that makes an image: convert it to PNG")
     if image.mode.startswith(DEEP):
         raise ImageNotFound(f"its pixels have the mode {image.mode}, which has more than 8 bits: convert it to RGB")
     return image

@@ -21,6 +21,7 @@ from verl.workers.rollout.utils import run_uvicorn
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from verl_omni.platforms.server_profile import server_profile
+from verl_omni.utils.postscript import forbid_programs
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout import cpu_settings
@@ -99,6 +100,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 
         if self.config.external_lib:
             importlib.import_module(self.config.external_lib)
+        forbid_programs()  # requests over HTTP have images
         engine_args = asdict(OmniEngineArgs.from_cli_args(args))
         self._mode.complete_engine_args(engine_args, self.config, self.model_config)
         engine_args["log_stats"] = not self.config.disable_log_stats
