@@ -240,6 +240,10 @@ def _source_secrets(source: Any) -> Iterator[str]:
             reference = source.get(field)
             if isinstance(reference, Mapping) and "name" in reference:
                 yield str(reference["name"])
+        # Drivers of SMB and Azure shares take the name of a Secret of the pod's namespace.
+        for name, value in source.get("volumeAttributes", {}).items():
+            if name.lower() == "secretname":
+                yield str(value)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

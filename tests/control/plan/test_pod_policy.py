@@ -97,7 +97,8 @@ def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob)
         "volumes": [{"name": "a", "secret": {"secretName": "s4"}},
                     {"name": "b", "projected": {"sources": [{"secret": {"name": "s5"}}]}},
                     {"name": "c", "flexVolume": source},
-                    {"name": "d", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s7"}}}],
+                    {"name": "d", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s7"}}},
+                    {"name": "e", "csi": {"driver": "smb.csi.k8s.io", "volumeAttributes": {"secretName": "s11"}}}],
     }  # fmt: skip
     job = make_job(
         f"spec.trainer.podTemplate={json.dumps({'spec': template})}",
@@ -106,7 +107,7 @@ def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob)
         "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: s10, key: k}}",
     )  # fmt: skip
     found = refusals(job, secrets=["hf-*"])
-    for number in range(1, 11):
+    for number in range(1, 12):
         assert len([text for text in found if f"the Secret 's{number}' is not allowed" in text]) == 1, number
     assert any("spec.runtime.serviceAccountName: the service account 'other' is not allowed" in text for text in found)
     everything = [*PodPolicy().volume_types, "flexVolume"]
