@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob, JobError, load_job
 from omni_operator.api.yaml_document import Document
+from omni_operator.plan.hidden_values import hide_values
 
 from . import console
 from .json_lines import MalformedLine, read_records
@@ -39,7 +40,8 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
 
     Args:
         job: with absolute paths.
-        document: the job's YAML; the folder gets a copy with absolute paths, which is the same job anywhere.
+        document: the job's YAML; the folder gets a copy with absolute paths, which is the same job anywhere, but for
+            secrets in pod templates.
         render: returns the trainer's overrides of a job; jobs with the same overrides compute the same.
         fresh: rename an earlier run of that name and start a new one.
 
@@ -52,6 +54,7 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
         _must_match(folder, job, render)
     folder.mkdir(parents=True, exist_ok=True)
     _write_paths(document, job)
+    hide_values(document.tree)
     (folder / JOB).write_text(document.dump(), encoding="utf-8")
     (folder / OVERRIDES).write_text("".join(f"{line}\n" for line in render(job)), encoding="utf-8")
 

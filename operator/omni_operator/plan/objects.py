@@ -19,6 +19,7 @@ from omni_operator.api.names import (
 from .cluster_settings import ClusterSettings
 from .digest import compute_digest
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
+from .hidden_values import hide_values
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .pools import KUEUE_QUEUE, follows_judges, follows_replicas, pools_of
@@ -69,6 +70,7 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
         "metadata": {"name": job.metadata.name},
         "spec": named.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
     }
+    hide_values(document)
     return {
         JOB_ANNOTATION: f"# Attempt {attempt}, in {layout.run_folder}.\n{dump_yaml(document)}",
         OVERRIDES_ANNOTATION: "".join(f"{line}\n" for line in render_pod_overrides(made, layout)),
