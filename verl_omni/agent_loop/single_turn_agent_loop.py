@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -131,20 +132,29 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _lost_text(self, name: str, messages: list[dict[str, Any]] | None, ids: list[int] | None) -> dict[str, str]:
         """{name: the text} where the ids do not say it all: a CLIP tokenizer drops case and spacing, which T5 keeps.
 
-        With a chat template that is the rendered text. {} for a prompt that was truncated, or whose ids have places for
-        images.
+        Also where the ids are not those of the model's first tokenizer, with which the engine would decode them. With a
+        chat template that is the rendered text. Of a prompt that was truncated it is the text that its ids have left.
+        {} for a prompt whose ids have places for images.
         """
         if messages is None or ids is None:
             return {}
         plain = self._template_owner() is None
         if not plain and _has_media(messages):
             return {}
-        text = self._encoder_text(messages)
+        text, first = self._encoder_text(messages), self._has_first_tokenizer()
         # Special tokens of plain text are the tokenizer's, those of a template are in its text.
-        if self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
+        if first and self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
             return {}
         whole = self.tokenizer(text, add_special_tokens=plain, truncation=False)["input_ids"]
-        return {} if len(normalize_token_ids(whole)) > len(ids) else {name: text}
+        if len(normalize_token_ids(whole)) <= len(ids):
+            return {name: text}
+        return {} if first else {name: self.tokenizer.decode(ids, skip_special_tokens=True)}
+
+    def _has_first_tokenizer(self) -> bool:
+        """Whether the engine decodes ids with the same tokenizer: not if `model.tokenizer_path` is another one."""
+        model = self.config.actor_rollout_ref.model
+        own = model.tokenizer_path
+        return own is None or Path(own).resolve() == Path(model.path, "tokenizer").resolve()
 
     def _extra_ids(self, prompt: list[dict[str, Any]], negative: list[dict[str, Any]] | None) -> dict[str, Any]:
         """`extra_prompt_ids` and `negative_extra_prompt_ids` (None without a negative prompt); {} without a map."""

@@ -88,6 +88,18 @@ async def test_the_text_of_a_truncated_prompt_is_that_of_its_ids(worker: Any, ba
     assert "prompt_text" not in await one(worker("data.truncation=right"), batch, "A Red Circle " * 8)
 
 
+async def test_ids_of_another_tokenizer_are_sent_with_their_text(worker: Any, batch: Any) -> None:
+    """Recipes of Stable Diffusion 3 count tokens with T5's tokenizer; the engine decodes ids with CLIP's."""
+    own = f"actor_rollout_ref.model.tokenizer_path='{MODEL / 'tokenizer_3'}'"
+    made = worker(own, "data.truncation=right")
+    request = await one(made, batch, "a red circle", raw_negative_prompt=["blue"])
+    assert request["prompt_ids"] == made.tokenizer("a red circle")["input_ids"]
+    assert (request["prompt_text"], request["negative_prompt_text"]) == ("a red circle", "blue")
+    cut = await one(made, batch, "red " * 20)
+    assert len(cut["prompt_ids"]) == 8 and set(cut["prompt_text"].split()) == {"red"}
+    assert made.tokenizer(cut["prompt_text"])["input_ids"] == cut["prompt_ids"]
+
+
 async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any) -> None:
     """verl's imports `qwen_vl_utils` for every model that has a processor."""
 
