@@ -15,6 +15,11 @@ from typing import Any
 SAMPLE = frozenset({"data_source", "solution_image", "ground_truth", "extra_info"})
 # Names of the same arguments in a scorer that takes lists of them, as in verl's batch reward manager.
 PLURAL = {name: f"{name}s" for name in sorted(SAMPLE)}
+# What verl's scorers of texts take instead.
+OF_TEXTS = {
+    text: f"is what scorers of texts get; name the parameter {image}"
+    for text, image in (("solution_str", "solution_image"), ("solution_strs", PLURAL["solution_image"]))
+}
 FILLED_IN = SAMPLE | set(PLURAL.values()) | {"reward_router_address", "reward_model_tokenizer", "model_name"}
 
 
@@ -37,7 +42,7 @@ class Signature:
         missing = sorted(self.required - set(given))
         return [
             *(f"{name}: unknown setting{nearest_name(name, self.settings)}" for name in unknown),
-            *(f"{name}: must be given" for name in missing),
+            *(f"{name}: {OF_TEXTS.get(name, 'must be given')}" for name in missing),
         ]
 
 
@@ -59,6 +64,13 @@ def parameters_of(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
             return parameters_of(scorer.args[0])
     return known
+
+
+def taken_by(scorer: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a scorer has parameters for; all of them if it has `**kwargs`."""
+    known = parameters_of(scorer)
+    is_open = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    return {name: value for name, value in arguments.items() if is_open or name in known}
 
 
 def takes_lists(scorer: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from verl_omni.reward_loop.scorer_results import error_text
-from verl_omni.reward_loop.scorer_signature import PLURAL, takes_lists
+from verl_omni.reward_loop.scorer_signature import PLURAL, taken_by, takes_lists
 
 Scorer = Callable[..., Any]
 # Calls at a time of a plain function, which runs in threads: as many as Python's default executor has.
@@ -36,7 +36,7 @@ class ScoringQueue:
     do new ones, until a call returns.
 
     Args:
-        scorer: a plain or an async function.
+        scorer: a plain or an async function. It gets those arguments of a sample that it has parameters for.
         settings: further arguments of each call.
         batch_size: maximum number of samples in a call of a scorer that takes lists.
         deadline_seconds: timeout of a call. Waiting for the call does not count.
@@ -161,7 +161,7 @@ class ScoringQueue:
         return found
 
     async def _invoke(self, arguments: Mapping[str, Any]) -> Any:
-        bound = partial(self._scorer, **arguments, **self._settings)
+        bound = partial(self._scorer, **taken_by(self._scorer, arguments), **self._settings)
         if self._is_async:
             return await _awaited(bound)
         return await asyncio.get_running_loop().run_in_executor(self._threads, _called, bound)

@@ -71,6 +71,15 @@ def test_problems_name_the_setting_and_the_nearest_valid_one(given: list[str], p
     assert signature_of(judge).problems(given) == problems
 
 
+@pytest.mark.parametrize(
+    ("of_texts", "here"), [("solution_str", "solution_image"), ("solution_strs", "solution_images")]
+)
+def test_a_scorer_of_texts_is_named_as_one(of_texts: str, here: str) -> None:
+    found = signature_in_source(f"def score(data_source, {of_texts}, ground_truth): return 1.0", "score")
+    assert found is not None
+    assert found.problems([]) == [f"{of_texts}: is what scorers of texts get; name the parameter {here}"]
+
+
 @pytest.mark.parametrize("scorer", [name for name in SCORERS if name != "python"])
 def test_every_scorer_of_the_project_refuses_unknown_settings(scorer: str) -> None:
     signature = signature_of(get_scorer(scorer))

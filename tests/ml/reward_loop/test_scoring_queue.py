@@ -53,6 +53,25 @@ async def test_a_scorer_that_takes_lists_gets_all_samples_that_wait(kind: str) -
     assert sizes == [1, *[32] * 15, 31], "the first call does not wait for more, the others are full"
 
 
+async def test_a_scorer_gets_the_arguments_that_it_takes() -> None:
+    def of_image(solution_image: int) -> int:
+        return solution_image
+
+    async def of_truth(ground_truth: str, data_source: str) -> str:
+        return data_source + ground_truth
+
+    def of_lists(solution_images: Sequence[int], ground_truths: Sequence[str]) -> list[str]:
+        return [f"{truth}:{image}" for image, truth in zip(solution_images, ground_truths, strict=True)]
+
+    def of_all(**given: Any) -> list[str]:
+        return sorted(given)
+
+    assert await scores(queue(of_image), 2) == [0, 1]
+    assert await scores(queue(of_truth), 2) == ["st0", "st1"]
+    assert await scores(queue(of_lists), 2) == ["t0:0", "t1:1"]
+    assert await scores(queue(of_all), 1) == [["data_source", "extra_info", "ground_truth", "solution_image"]]
+
+
 async def test_the_calls_at_a_time_are_limited_and_none_is_left_unused() -> None:
     running, seen = 0, []
 
