@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from omni_operator.api.names import FIELD_MANAGER
@@ -24,6 +25,7 @@ class AuthenticatedClient:
         self._credentials, self._agent, self._connections = credentials, f"{FIELD_MANAGER}/{version}", connections
         self._used = credentials.loaded
         self._client: ApiClient | None = None
+        self._untrusted: Loaded | None = None
 
     async def __aenter__(self) -> Self:
         self._used = self._credentials.loaded
@@ -43,6 +45,9 @@ class AuthenticatedClient:
             Unavailable: there are none.
         """
         assert self._client is not None, "used outside its context"
+        untrusted, self._untrusted = self._untrusted, None
+        if untrusted is not None and untrusted.outdated:
+            rejected = untrusted
         try:
             current = await self._credentials.current(rejected)
         except NoCredentials as error:
@@ -55,6 +60,11 @@ class AuthenticatedClient:
             else:
                 self._client.configuration = current.configuration
         return self._client
+
+    def _note_untrusted(self, error: Exception, used: Loaded) -> None:
+        """Before the next request, look whether there are other certificates, if that is why this one failed."""
+        if isinstance(error, aiohttp.ClientSSLError):
+            self._untrusted = used
 
     def _new_client(self) -> ApiClient:
         configuration = self._used.configuration

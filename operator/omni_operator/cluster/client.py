@@ -247,6 +247,7 @@ class ApiServer(AuthenticatedClient):
                 # A webhook may take longer than a write may, so that no answer ever names it.
                 text = f"{what}: no answer in time: the API server, or a webhook that it calls, is too slow"
                 raise ServerError(text, request=what) from error
+            self._note_untrusted(error, self._used)
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self._meter(verb, kind.plural, code, time.monotonic() - begun)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,17 +31,27 @@ class Loaded:
         configuration: with a service account it reads the token again every minute, because kubelets replace it.
         namespace: the operator's own.
         expires: when an exec plug-in's token expires, if the plug-in says so.
+        source: the files that were loaded: a kubeconfig, or several; none for a service account.
+        digest: of what these files and the certificates had then.
     """
 
     configuration: Configuration
     namespace: str
     expires: datetime | None = None
+    source: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def endpoint(self) -> tuple[object, ...]:
         """The settings of connections. Tokens are not among them: they are sent with each request."""
         given = self.configuration
-        return given.host, given.proxy, given.verify_ssl, given.ssl_ca_cert, given.cert_file, given.key_file
+        files = given.ssl_ca_cert, given.cert_file, given.key_file
+        return given.host, given.proxy, given.verify_ssl, *files, self.digest
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the files have something else by now."""
+        return digest_files(self.configuration, self.source) != self.digest
 
 
 @dataclass(slots=True)
@@ -98,7 +110,8 @@ def _from_account(environ: Mapping[str, str], account: Path) -> Loaded:
     loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"), environ=environ)
     try:
         loader.load_and_set(configuration)
-        return Loaded(configuration, (account / "namespace").read_text().strip())
+        namespace = (account / "namespace").read_text().strip()
+        return Loaded(configuration, namespace, digest=digest_files(configuration, ()))
     except (ConfigException, OSError) as error:
         raise NoCredentials(f"the service account in {account} cannot be used: {error}") from error
 
@@ -122,7 +135,24 @@ async def _from_kubeconfig(paths: str) -> Loaded:
     expires: datetime | None = getattr(loader, "exec_plugin_expiry", None)
     if expires is not None and expires <= datetime.now(UTC):
         expires = None  # the clocks differ: the API server decides, else the plug-in would run for each request
-    return Loaded(configuration, str(context.get("namespace") or "default"), expires)
+    source = tuple(paths.split(os.pathsep))
+    namespace = str(context.get("namespace") or "default")
+    return Loaded(configuration, namespace, expires, source, digest_files(configuration, source))
+
+
+def digest_files(configuration: Configuration, source: tuple[str, ...]) -> str:
+    """Digest of what certificates and kubeconfigs have now; one that cannot be read counts as empty.
+
+    They are replaced in place when certificates are renewed, and connections keep what they read.
+    """
+    digest = hashlib.sha256()
+    for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, *source):
+        try:
+            content = Path(path).read_bytes() if path else b""
+        except OSError:
+            content = b""
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def _new_configuration() -> Configuration:

@@ -132,6 +132,7 @@ class WatchClient(AuthenticatedClient):
                     return response
                 reply = await response.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                self._note_untrusted(error, used)
                 raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
             finally:
                 self._meter(verb, kind.plural, code, time.monotonic() - begun)

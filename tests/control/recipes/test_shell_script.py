@@ -85,6 +85,8 @@ SCRIPTS = {
     "changed texts": "P=/data/ocr.v2/train.parquet M=Qwen/Qwen-Image\n"
     f"{CALL} a=${{M##*/}} b=${{P%/*}}/test.parquet c=${{M#*/}} d=${{P%%.*}} e=${{P/train/test}} f=${{P//a/o}} "
     "g=${M,,} h=${M^^} i=${M#none} j=${P%.parquet} k=${P//data} l=${M%%none*}",
+    "switches": "F=${F:-false}\nif $F; then N=1; else N=2; fi\n$F || M=3\nT=true\n! $T || O=4\n: && P=5\n"
+    f"until :; do Q=6; done\n{CALL} a=$N b=$M c=${{O:-0}} d=$P e=${{Q:-0}}",
     "unset": f"N=1\nunset N\n{CALL} a=${{N:-2}}",
     "messages": f"echo {CALL} a=2\nprintf '%s' {CALL}\n{CALL} a=1",
 }
