@@ -51,7 +51,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         prompts: Sequence[Prompt] = dataframe[self.prompt_key]
         if self.image_key not in dataframe.column_names:
             return prompts
-        counts = [len(images or ()) for images in dataframe.with_format(None)[self.image_key]]
+        counts = [len(_listed(images)) for images in dataframe.with_format(None)[self.image_key]]
         return [
             prompt_images.with_images(as_messages(prompt), [None] * count) if count else prompt
             for prompt, count in zip(prompts, counts, strict=True)
@@ -64,9 +64,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
             ImageNotFound: one of them cannot be read.
         """
         folders = list(dict.fromkeys(Path(file).parent for file in self.data_files))
-        found = row.get(self.image_key) or ()
-        listed = found if isinstance(found, (list, tuple)) else [found]
-        return [prompt_images.open_image(image, folders) for image in listed]
+        return [prompt_images.open_image(image, folders) for image in _listed(row.get(self.image_key))]
 
     @override
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
@@ -211,6 +209,13 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
         else {**message, "content": list(map(_given, message["content"]))}
         for message in prompt
     ]
+
+
+def _listed(images: Any) -> Sequence[Any]:
+    """The images of a row: a list, one image, or none."""
+    if images is None or isinstance(images, (list, tuple)):
+        return images or ()
+    return [images]
 
 
 def _given(part: Mapping[str, Any]) -> dict[str, Any]:

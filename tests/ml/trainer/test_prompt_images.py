@@ -131,6 +131,24 @@ def test_an_image_for_a_model_that_takes_none_is_refused(folder: Path) -> None:
     assert row["raw_prompt"] == [{"role": "user", "content": "a circle"}]
 
 
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("train.jsonl", "red.png"),
+        ("train.parquet", red_bytes()),
+        ("train.parquet", {"bytes": red_bytes(), "path": None}),
+        ("train.parquet", Image.new("RGB", (64, 64), "red")),  # which becomes a column of the type Image
+    ],
+)
+@pytest.mark.parametrize("prompt", ["a dog", "<image>a dog"])
+def test_a_row_may_have_an_image_instead_of_a_list(
+    model: Path, folder: Path, name: str, image: Any, prompt: str
+) -> None:
+    (row,) = load(model, folder, [{"prompt": prompt, "images": image}], name=name)
+    assert [part["type"] for part in row["raw_prompt"][0]["content"]] == ["image", "text"]
+    assert row["extra_info"]["images"][0].getpixel((3, 3)) == (255, 0, 0)
+
+
 def test_the_tokens_of_an_image_are_not_those_of_the_prompt(model: Path, folder: Path) -> None:
     with pytest.raises(ValueError, match=r"row 0, has (\d+): raise it") as refused:
         load(model, folder, [{"prompt": "a red circle", "images": ["red.png"]}], "data.max_prompt_length=8")
