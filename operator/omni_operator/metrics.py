@@ -27,6 +27,7 @@ from omni_operator.api.status import CONDITION_TYPES, JobState, Status
 from omni_operator.cluster.job_summary import STATES
 from omni_operator.cluster.kinds import Body, Key
 from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.status.reasons import FailureReason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -57,6 +58,8 @@ class OperatorMetrics:
         )
         self._reports = self._counter("reports", "Reports received from trainers.", ["result"])
         self._failures = self._counter("attempts_failed", "Failed attempts.", ["reason"])
+        for reason in FailureReason:  # `increase` does not see the first failure in a series that begins with it
+            self._failures.labels(reason.value)
         self._watched = self._gauge(
             "watch_last_event_timestamp_seconds", "Time of the last event of a watch.", ["resource"]
         )

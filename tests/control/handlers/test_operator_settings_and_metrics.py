@@ -21,6 +21,7 @@ from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.settings import SettingsError, from_environ
+from omni_operator.status.reasons import FailureReason
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -185,6 +186,20 @@ def test_metric_names_follow_prometheus_conventions() -> None:
             assert re.fullmatch(r"diffusionrl_[a-z_]+", name), line
     assert all(family.documentation for family in text_string_to_metric_families(text))
     assert "diffusionrl_operator_api_requests" in families
+
+
+async def test_every_reason_has_a_series_before_the_first_failure() -> None:
+    """Prometheus' `increase` of a series that begins with its first failure is 0."""
+    metrics, name = OperatorMetrics(), "diffusionrl_operator_attempts_failed_total"
+
+    async def failures() -> dict[str, float]:
+        page = text_string_to_metric_families((await metrics.page()).decode())
+        return {each.labels["reason"]: each.value for family in page for each in family.samples if each.name == name}
+
+    before = await failures()
+    assert before == dict.fromkeys([reason.value for reason in FailureReason], 0.0)
+    metrics.failed("HeadLost")
+    assert await failures() == {**before, "HeadLost": 1.0}
 
 
 async def test_probes_reflect_the_liveness_of_the_watch() -> None:
