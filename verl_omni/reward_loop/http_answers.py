@@ -48,8 +48,11 @@ class Answer:
 
     @property
     def shown(self) -> str:
-        """Its status and beginning, for errors."""
-        return f"status {self.status}: {self.body[: 4 * SHOWN].decode(errors='replace')[:SHOWN]}"
+        """Its status and beginning, for errors, and where it redirects to."""
+        begin = f"status {self.status}: {self.body[: 4 * SHOWN].decode(errors='replace')[:SHOWN]}"
+        if not (300 <= self.status < 400 and (target := self.headers.get("location"))):
+            return begin
+        return f"{begin} (it redirects to {target[:SHOWN]}, and redirects are not followed: write that URL)"
 
     def check_status(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         """Raises `AskAgain` for a status of a server that is busy or failed."""

@@ -300,6 +300,16 @@ def test_a_refusal_has_the_text_of_the_server(serve: Callable[..., Server]) -> N
         score("http", CONSTANT, url=url(server))
 
 
+def test_a_redirect_says_where_to(serve: Callable[..., Server]) -> None:
+    """Such as from http to https, or to a path with a slash at its end."""
+    server = serve((307, "", {"Location": "https://rewards.example/score/"}))
+    with pytest.raises(
+        RewardServerError, match=r"307: +\(it redirects to https://rewards\.example/score/, and .*write"
+    ):
+        score("http", CONSTANT, url=url(server))
+    assert len(server.received) == 1
+
+
 def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x"):
         score("http", CONSTANT, url="http://127.0.0.1:9/x", attempts=1)
