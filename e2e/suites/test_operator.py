@@ -104,6 +104,40 @@ def test_a_running_job_is_scaled_with_one_request(
     assert (updated["status"], job.status()["attempts"]) == ("True", 1)
 
 
+def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job = JobOnPlane(api, namespace, spec={"rollout": {"placement": "Separate", "replicas": 3}})
+    job.submit()
+    job.run(1)
+    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+    mark = installed.audit.mark()
+
+    def told() -> bool:
+        """Another program sets the number to 1, and the operator names it."""
+        body = api.get(path)
+        body["spec"]["workerGroupSpecs"][1]["replicas"] = 1
+        try:
+            api.patch(path, {
+                "metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}, "spec": body["spec"],
+            }, fieldManager="other-program")  # fmt: skip
+        except ApiError as error:
+            assert error.code == httpx.codes.CONFLICT
+        return job.condition("Updated").get("reason") == "ChangedByOthers"
+
+    deadlines.wait_until("the condition", JOB_SEEN, told)
+    found = job.condition("Updated")
+    assert found["message"].startswith("field manager 'other-program' changes the number of pods of worker group")
+    for _ in range(50):
+        told()
+    corrections = [
+        call for call in installed.audit.calls(mark)
+        if call.user_agent.startswith(AGENT) and (call.verb, call.resource) == ("patch", "rayclusters")
+    ]  # fmt: skip
+    assert 5 <= len(corrections) < 12
+    job.await_events("ChangedByOthers")
+
+
 def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:

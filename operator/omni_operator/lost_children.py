@@ -7,42 +7,56 @@ from datetime import datetime
 from omni_operator.api.names import Names
 from omni_operator.api.status import Status
 from omni_operator.cluster import owned_objects
-from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Key
+from omni_operator.cluster.corrections import Change, describe, find_author
+from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.pass_memory import JobMemory
 from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.observation import Observation
 
+LABELS = Change(("labels",))
+
 
 async def recover_lost(
     cluster: Cluster, cache: ObjectCache, key: Key, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
 ) -> bool:
-    """Cache the objects that were found; each one that does not exist is looked for once.
+    """Cache the objects that were found, with their labels; each one that does not exist is looked for once.
 
     Returns:
-        Whether it is known what exists. It is not while the pause after a refusal lasts.
+        Whether it is known what exists. It is not while the pause lasts after a refusal, or after another program has
+        removed the labels many times.
 
     Raises:
         Refused: the API server refuses to say it.
     """
     cached = cache.observed(key, facts.uid)
     number, raycluster = _lost_rayjob(key, cached, status, memory), _lost_raycluster(cached, status, memory)
-    if (number or raycluster) and memory.refusals.standing(facts.generation, now):
+    paused = memory.corrections.of(LABELS).pause_end(now, facts.generation)
+    if (number or raycluster) and (paused or memory.refusals.standing(facts.generation, now)):
         return False
+
+    async def restore(kind: Kind, live: Body, attempt: int) -> None:
+        if changes := owned_objects.missing_labels(live, key, attempt):
+            live_name, author = live["metadata"]["name"], find_author(live)
+            live = await cluster.patch(kind, live, changes)
+            text = describe(f"the labels of {kind.kind} {live_name}", author)
+            memory.corrections.add(LABELS, now, facts.generation, text)
+        cache.put(kind, live)
+
     if number:
-        found = await owned_objects.recover_rayjob(cluster, key, facts.uid, number)
+        found = await owned_objects.find_rayjob(cluster, key, facts.uid, number)
         if found is None:
             memory.lost = Names(key[1]).attempt(number)
         else:
-            cache.put(RAYJOBS, found)
+            await restore(RAYJOBS, found, number)
     if raycluster:  # unseen, it would train at the same time as the next attempt
         name, uid = raycluster
-        found = await owned_objects.recover_raycluster(cluster, key, name, uid, status.attempts)
+        found = await owned_objects.find_raycluster(cluster, key, name, uid)
         if found is None:
             memory.lost_cluster = uid
         else:
-            cache.put(RAYCLUSTERS, found)
+            await restore(RAYCLUSTERS, found, status.attempts)
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from omni_operator.cluster.corrections import NO_CORRECTIONS, Corrections
+from omni_operator.cluster.corrections import CorrectionRows
 from omni_operator.cluster.kinds import Key, Kind
 from omni_operator.cluster.refusals import NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
 from omni_operator.status.timestamps import EARLIEST
@@ -23,7 +23,7 @@ class JobMemory:
         lost_cluster: uid of such a RayCluster.
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
             something is missing or waits to be corrected.
-        corrections: of its shared objects.
+        corrections: of its objects, which others may change again each time.
     """
 
     uid: str
@@ -34,7 +34,7 @@ class JobMemory:
     lost: str | None = None
     lost_cluster: str | None = None
     ensured: object = None
-    corrections: Corrections = NO_CORRECTIONS
+    corrections: CorrectionRows = field(default_factory=CorrectionRows)
 
 
 @dataclass(slots=True)

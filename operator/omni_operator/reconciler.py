@@ -26,14 +26,14 @@ from omni_operator.cluster.errors import (
 )
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.job_parser import parse_job_facts, parse_metadata_facts, parse_status
-from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors
-from omni_operator.cluster.pod_replacement import replace_pods
-from omni_operator.cluster.protocol import Cluster, GroupChange
+from omni_operator.cluster.protocol import Cluster
 from omni_operator.cluster.queued_attempt import ask_for_pods
-from omni_operator.cluster.refusals import BACKOFF_MOST, NO_REFUSALS, NO_SERVER_ERRORS
+from omni_operator.cluster.refusals import NO_REFUSALS, NO_SERVER_ERRORS
 from omni_operator.cluster.status_writer import is_as_decided, write_status
+from omni_operator.corrected_objects import CorrectedObjects, is_paused
 from omni_operator.lost_children import recover_lost
 from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.plan import ClusterSettings
@@ -44,8 +44,8 @@ from omni_operator.status.job_facts import JobFacts, without_pods
 from omni_operator.status.job_status import (
     Context,
     derive_invalid_status,
-    derive_refused_status,
     derive_status,
+    derive_unknown_status,
 )
 from omni_operator.status.observation import Observation, TrainerReport
 from omni_operator.status.rolling import hold_templates, replaces_missing
@@ -58,9 +58,9 @@ from omni_operator.status.situation import (
     EnsureShared,
     RemoveFinalizer,
     RequestCheckpoint,
-    ScaleGroup,
     Step,
 )
+from omni_operator.status.spec_applied import needs_digest
 from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.wake_times import find_deadlines
 from omni_operator.status.write_throttle import APART, next_write_time
@@ -120,6 +120,10 @@ class Reconciler:
     made: Callable[[Body], None] = lambda body: None
     _specs: SpecCache = field(default_factory=SpecCache)
     _memory: PassMemory = field(default_factory=PassMemory)
+
+    @property
+    def _objects(self) -> CorrectedObjects:
+        return CorrectedObjects(self.cluster, self.cache, self._memory, self.clock)
 
     @property
     def _events(self) -> EventWriter:
@@ -200,6 +204,7 @@ class Reconciler:
         conflict = False
         valid = spec if isinstance(spec, ValidSpec) else None
         steps = [step for step in decision.steps if valid or isinstance(step, WITHOUT_SPEC)]
+        steps = [step for step in steps if not is_paused(step, memory, facts, now)]
         for step in () if refusal else steps:
             try:
                 await self._count_errors(memory, facts, self._perform(step, key, valid, facts))
@@ -220,17 +225,18 @@ class Reconciler:
         if current is None or not is_as_decided(current, body):
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
-        newest, edited = max(status.attempts, after.newest), status.observed_generation != facts.generation
+        newest, edited = max(status.attempts, after.newest), needs_digest(status, facts.generation)
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._memory.listening, refusal=refusal,
             refused_spec=refused_spec, digest=valid.digest(newest) if valid and newest and edited else None,
+            changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
         replaced = replaces_missing(after, newest)
         write = self._write(key, current, status, derived, memory, now, replaced=replaced)
         written = await self._count_errors(memory, facts, write)
         wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
-        wakes.append(None if memory.ensured else memory.corrections.pause_end(now, facts.generation))
+        wakes.extend(memory.corrections.times(now, facts.generation))
         wakes.append(now + SOON if conflict else None)
         wakes.extend(find_deadlines(facts, decision.situation, derived, after, context))
         result = "refused" if refusal else "conflict" if conflict else written.result
@@ -240,17 +246,20 @@ class Reconciler:
     async def _recover(
         self, key: Key, body: Body, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
     ) -> ReconcileResult | None:
-        """Find what no watch delivers. The result of the pass if the API server refuses to say what exists."""
+        """Find what no watch delivers. The result of the pass if it is not known what exists."""
         try:
             known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
         except Refused as error:
             log.warning("%s/%s: the API server rejected a request: %s", *key, error)
             memory.refusals, known = memory.refusals.add(error, facts.generation, now), False
-        if known or not (refusal := memory.refusals.last):
+        if known:
             return None
-        derived = derive_refused_status(facts, status, refusal, now)
+        refusal = memory.refusals.standing(facts.generation, now)
+        others = memory.corrections.changed_by_others(now, facts.generation)
+        derived = derive_unknown_status(facts, status, refusal, others, now)
         await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
-        return ReconcileResult(wake=memory.refusals.until, result="refused")
+        wakes = [memory.refusals.until] if refusal else memory.corrections.times(now, facts.generation)
+        return ReconcileResult(wake=min(filter(None, wakes)), result="refused" if refusal else "conflict")
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
@@ -292,16 +301,12 @@ class Reconciler:
                 await self._remove_finalizer(key)
             case EnsureShared():
                 assert spec is not None
-                await self._ensure_shared(key, spec, facts)
+                await self._objects.ensure_shared(key, spec, facts)
             case CreateAttempt(number=number):
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
                 self.made(answer)
-            case ScaleGroup(cluster=cluster):
-                change = GroupChange(step.index, step.group, step.old, step.new, step.removed)
-                answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], cluster.name, cluster.uid, change)
-                self.cache.put(RAYCLUSTERS, answer)
             case AskForPods():
                 if asked := await ask_for_pods(self.cluster, key[0], step, self.clock()):
                     self.cache.put(RAYJOBS, asked)
@@ -312,10 +317,7 @@ class Reconciler:
             case RequestCheckpoint(since=since):
                 self.reports.ask_checkpoint(key, since)
             case _:
-                assert spec is not None
-                rendered = spec.group(step.group.name, step.cluster.attempt)
-                answer = await replace_pods(self.cluster, key[0], step, rendered, self.clock())
-                self.cache.put(RAYCLUSTERS, answer)
+                await self._objects.change_group(key, spec, facts, step)
 
     async def _remove_finalizer(self, key: Key) -> None:
         body = self.cache.job(key)
@@ -332,42 +334,6 @@ class Reconciler:
         else:
             # The job is gone. The answer has its last version, and the watch's event may come after other passes.
             self.cache.remove(JOBS, body)
-
-    async def _ensure_shared(self, key: Key, spec: ValidSpec, facts: JobFacts) -> None:
-        """Create shared objects that are missing, and correct those that differ. PodMonitors are optional.
-
-        Nothing is compared while neither the generation nor any of these objects changes.
-        """
-        memory = self._memory.of(key, facts.uid)
-        if memory.ensured == (facts.uid, facts.generation, self.cache.shared_change(key)):
-            return
-        # No attempt starts without them.
-        if memory.corrections.pause_end(self.clock(), facts.generation) and self.cache.observed(key, facts.uid).rayjobs:
-            memory.ensured = None
-            return
-        complete = True
-        for body in spec.shared:
-            kind, name = kind_of(body), body["metadata"]["name"]
-            live = self.cache.shared(key, kind, name)
-            if self._memory.absent.get(kind, self.clock()) > self.clock():
-                complete = False
-                continue
-            try:
-                answer = await owned_objects.ensure(self.cluster, live, body)
-            except KindAbsent as error:
-                if kind.group != "monitoring.coreos.com":
-                    raise
-                log.warning("%s/%s: PodMonitor not created, next try in %s: %s", *key, BACKOFF_MOST, error)
-                self._memory.absent[kind] = self.clock() + BACKOFF_MOST
-                complete = False
-                continue
-            self.cache.put(kind, answer)
-            if answer is not live:
-                memory.corrections = memory.corrections.add(self.clock(), facts.generation)
-        if end := memory.corrections.pause_end(self.clock(), facts.generation):
-            text = "%s/%s: others change its objects all the time; they are corrected again after %s"
-            log.warning(text, *key, end)
-        memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
     async def _write(
         self, key: Key, body: Body, status: Status, derived: Status, memory: JobMemory, now: datetime,

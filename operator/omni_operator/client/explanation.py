@@ -23,7 +23,7 @@ ADVICE = {
 }
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
-_NOTED = ("RolledBack", "RollingUpdatePaused", "PartiallyAdmitted")  # of a job that runs
+_NOTED = ("ChangedByOthers", "RolledBack", "RollingUpdatePaused", "PartiallyAdmitted")  # of a job that runs
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
 _REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
 _NO_CLUSTER = "if that lasts for more than a minute, check that KubeRay's operator runs and watches this namespace"

@@ -48,30 +48,28 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
     return live
 
 
-async def recover_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int) -> Body | None:
-    """The RayJob of an attempt, with its labels restored, by which watches find it; None if the job has none."""
-    names = Names(key[1])
+async def find_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int) -> Body | None:
+    """The RayJob of an attempt, whatever its labels; None if the job has none."""
     try:
-        live = await cluster.read(RAYJOBS, key[0], names.attempt(attempt))
+        live = await cluster.read(RAYJOBS, key[0], Names(key[1]).attempt(attempt))
     except KindAbsent:
         return None
     owner = owner_of(live) if live else None
-    if live is None or owner is None or owner.uid != job_uid:
-        return None
-    changes = find_drift(live, {"metadata": {"labels": names.attempt_labels(attempt)}})
-    return await cluster.patch(RAYJOBS, live, changes) if changes else live
+    return None if owner is None or owner.uid != job_uid else live
 
 
-async def recover_raycluster(cluster: Cluster, key: Key, name: str, uid: str, attempt: int) -> Body | None:
-    """The RayCluster of an attempt, with its labels restored; None if it does not exist any more."""
+async def find_raycluster(cluster: Cluster, key: Key, name: str, uid: str) -> Body | None:
+    """The RayCluster with this uid, whatever its labels; None if it does not exist any more."""
     try:
         live = await cluster.read(RAYCLUSTERS, key[0], name)
     except KindAbsent:
         return None
-    if live is None or live["metadata"]["uid"] != uid:
-        return None
-    changes = find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
-    return await cluster.patch(RAYCLUSTERS, live, changes) if changes else live
+    return None if live is None or live["metadata"]["uid"] != uid else live
+
+
+def missing_labels(live: Body, key: Key, attempt: int) -> dict[str, Any]:
+    """The change that gives an object of an attempt its labels, by which watches find it; nothing if it has them."""
+    return find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
 
 
 def require_owned(live: Body, rendered: Body) -> None:

@@ -128,6 +128,8 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Normal", EventReason.ROLLING_UPDATE, new.message, key)]
         case "Updated", "False" if new.reason == "RolledBack":
             return [Event("Warning", EventReason.ROLLED_BACK, new.message, key)]
+        case "Updated", "False" if new.reason == "ChangedByOthers":
+            return [Event("Warning", EventReason.CHANGED_BY_OTHERS, new.message, key)]
         case "Updated", "True" if before[1] == "RollingUpdate":
             return [Event("Normal", EventReason.PODS_UPDATED, "all pods have the current spec", key)]
         case _:

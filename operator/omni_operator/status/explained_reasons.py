@@ -304,6 +304,15 @@ WARNINGS: dict[str, Explanation] = {
         look=PODS,
         action="Correct the spec of these pods, or change it back. The same spec is not tried again in this attempt.",
     ),
+    "ChangedByOthers": Explanation(
+        shown=("Updated=False", "event"),
+        meaning="Another program changes an object of the job again after each correction by the operator: the number "
+        "of pods of a worker group, say, or rules of the NetworkPolicy. The message names the object and, if the API "
+        "server tells it, the field manager of that program. The operator corrects it again after pauses that grow to "
+        "60 s.",
+        look="kubectl get rayclusters,networkpolicies --show-managed-fields --output=yaml",
+        action="Stop the other program, or exclude the object from what it manages.",
+    ),
     "Warning": Explanation(
         shown=("warning",),
         meaning="A warning that this version of the operator has no reason for; the message begins with the trainer's.",

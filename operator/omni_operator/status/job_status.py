@@ -31,16 +31,16 @@ from .conditions import (
     review_output,
     review_spec,
     show_refusal,
-    true_because,
     update_conditions,
 )
 from .job_facts import JobFacts
 from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .progress import Counting, update_checkpoint, update_progress, update_usage, update_weights
-from .rolling import ROLLING_REASONS, count_updated, review_rolling
+from .rolling import count_updated
 from .running_pods import as_running, count_accelerators
 from .scaling import review_scaling
 from .situation import (
+    CHANGED_BY_OTHERS,
     CHECKPOINT_REQUESTED,
     Active,
     Creating,
@@ -53,15 +53,13 @@ from .situation import (
     Suspended,
     Suspending,
 )
+from .spec_applied import review_update
 from .state import with_state
 from .timeouts import Timeouts
 from .timestamps import format_timestamp, parse_timestamp
 from .verdict import InProgress, Stage
 
 STEPS_OF_SILENCE = 5
-NEXT_ATTEMPT = false_because(
-    "NextAttempt", "the spec changed; the running attempt keeps the old spec, the next one gets the new"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +67,11 @@ class Context:
     """Inputs of a status besides the job.
 
     Attributes:
-        digest: digest of the RayJob rendered from the current spec; None if the spec has not changed.
+        digest: digest of the RayJob rendered from the current spec; None where `needs_digest` does not ask for it.
         refusal: the API server's answer, if it refused a step of this pass.
         refused_spec: why no attempt may start with the spec, while the present one continues.
         listening: time since which this process accepts reports.
+        changed_by_others: what other programs change again after each correction.
     """
 
     timeouts: Timeouts
@@ -81,6 +80,7 @@ class Context:
     digest: str | None = None
     refusal: Refusal | None = None
     refused_spec: str | None = None
+    changed_by_others: str = ""
 
 
 def derive_status(
@@ -103,7 +103,7 @@ def derive_status(
         facts,
         observed,
         context.refusal,
-        _updated(facts, base, observed, attempt, context),
+        _updated(facts, base, observed, attempt, situation, context),
         heartbeat,
         now,
     )
@@ -158,9 +158,20 @@ def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None
     return Heartbeat(at, silence, facts.max_lag, facts.max_age)
 
 
-def derive_refused_status(facts: JobFacts, previous: Status, refusal: Refusal, now: datetime) -> Status:
-    """Status of a job of which nothing else can be decided, because a request was refused."""
-    conditions = show_refusal(previous, refusal, facts.generation, now)
+def derive_unknown_status(
+    facts: JobFacts, previous: Status, refusal: Refusal | None, others: str, now: datetime
+) -> Status:
+    """Status of a job of which nothing else can be decided.
+
+    Args:
+        refusal: of a request for what exists; None if the operator waits, because `others` change it all the time.
+    """
+    table = {"Updated": false_because(CHANGED_BY_OTHERS, others)}
+    conditions = (
+        show_refusal(previous, refusal, facts.generation, now)
+        if refusal
+        else update_conditions(previous, table, facts.generation, now)
+    )
     return with_state(previous.model_copy(update={"conditions": conditions}))
 
 
@@ -333,31 +344,13 @@ def _reward(observed: Observation, attempt: int, facts: JobFacts) -> PodCounts |
     )
 
 
-def _updated(facts: JobFacts, status: Status, observed: Observation, attempt: int, context: Context) -> ConditionValue:
-    """Whether the attempt matches the current spec; for an unchanged spec, the previous result.
-
-    Rollout pods may be replaced in the running attempt; then it counts what they have.
-    """
+def _updated(
+    facts: JobFacts, status: Status, observed: Observation, attempt: int, situation: Situation, context: Context
+) -> ConditionValue:
     if context.refused_spec:
         return false_because("InvalidSpec", context.refused_spec)
-    if facts.held:
-        return NEXT_ATTEMPT
-    rest = _rest_updated(status, observed, attempt, facts.generation, context)
-    return rest if rest.status == "False" else review_rolling(facts, observed, attempt) or rest
-
-
-def _rest_updated(
-    status: Status, observed: Observation, attempt: int, generation: int, context: Context
-) -> ConditionValue:
-    """Whether the attempt has what of the current spec cannot change while it runs."""
-    rayjob, before = observed.rayjob(attempt), status.condition("Updated")
-    if before and attempt == status.attempts and generation == status.observed_generation:
-        if before.reason in ROLLING_REASONS:
-            return true_because("AsRequested")
-        return ConditionValue(before.status, before.reason, before.message)
-    if rayjob and rayjob.digest and context.digest and rayjob.digest != context.digest:
-        return NEXT_ATTEMPT
-    return true_because("AsRequested")
+    others = context.changed_by_others if isinstance(situation, Active) else ""
+    return review_update(facts, status, observed, attempt, digest=context.digest, others=others)
 
 
 def derive_invalid_status(

@@ -70,6 +70,7 @@ class EventReason(str, Enum):
     ROLLOUT_POD_LOST = "RolloutPodLost"
     ROLLING_UPDATE = "RollingUpdate"
     ROLLED_BACK = "RolledBack"
+    CHANGED_BY_OTHERS = "ChangedByOthers"
     PODS_UPDATED = "PodsUpdated"
     CHECKPOINT_SAVED = "CheckpointSaved"
     LEADER_ELECTED = "LeaderElected"  # about the Lease

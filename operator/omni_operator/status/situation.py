@@ -12,7 +12,7 @@ from .observation import ObservedRayCluster, ObservedRayJob, PodGroup
 from .reasons import Action, FailureReason
 from .verdict import InProgress
 
-CHECKPOINT_REQUESTED = "CheckpointRequested"
+CHECKPOINT_REQUESTED, CHANGED_BY_OTHERS = "CheckpointRequested", "ChangedByOthers"  # reasons of conditions
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 
 from control.operator_core.pools import Pools
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
+from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
@@ -33,6 +34,11 @@ SPEC: dict[str, Any] = {
     "rollout": {"replicas": 2},
     "checkpoint": {"claimName": "ckpt"},
 }
+
+
+def is_selected(kind: Kind, body: Body) -> bool:
+    """Whether a watch delivers an object: of other kinds than jobs only those with the operator's label."""
+    return kind == JOBS or (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER
 
 
 class Simulation:
@@ -67,10 +73,13 @@ class Simulation:
         self.wakes: dict[Key, datetime] = {}
         self.frozen: set[Kind] = set()
         self._unanswered = 0
+        self._shown: set[str] = set()  # uids of the objects that the watches have delivered
         for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS, NETWORK_POLICIES):
             for body in self.cluster.all(kind):
-                if key := self.cache.put(kind, body):
-                    self.wakes[key] = self.now
+                if is_selected(kind, body):
+                    self._shown.add(str(body["metadata"]["uid"]))
+                    if key := self.cache.put(kind, body):
+                        self.wakes[key] = self.now
         self._seen, self._held = len(self.cluster.events), []
 
     def watch(self) -> None:
@@ -80,7 +89,15 @@ class Simulation:
         for kind_of_event, kind, body in pending:
             if kind in self.frozen:
                 continue
-            key = self.cache.remove(kind, body) if kind_of_event == "DELETED" else self.cache.put(kind, body)
+            selected, uid = is_selected(kind, body), str(body["metadata"].get("uid"))
+            if selected and kind_of_event != "DELETED":
+                self._shown.add(uid)
+                key = self.cache.put(kind, body)
+            elif uid in self._shown:  # deleted, or without the labels that a watch asks for
+                self._shown.discard(uid)
+                key = self.cache.remove(kind, body)
+            else:
+                continue
             if key:
                 self.wakes[key] = self.now
 

@@ -1,7 +1,8 @@
-"""Corrections of a job's NetworkPolicy while another one changes or deletes it again and again."""
+"""Corrections of a job's objects while another program changes them back, or deletes them, again and again."""
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_operator.cluster.corrections import AT_ONCE, PAUSE_MOST, Corrections
-from omni_operator.cluster.kinds import NETWORK_POLICIES, RAYJOBS, Kind
+from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
+from omni_operator.cluster.corrections import AT_ONCE, FORGOTTEN, PAUSE_MOST, Corrections
+from omni_operator.cluster.kinds import NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 POLICY = NETWORK_POLICIES, KEY[0], "red"
@@ -75,6 +77,129 @@ async def test_no_attempt_starts_without_its_policy(simulation: Any) -> None:
     simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
     await simulation.after(10)
     assert (simulation.attempts(), there) == (["red-a02"], [True])
+
+
+OTHER = [{"manager": "helm", "operation": "Update", "time": "2026-01-01T00:00:00Z"}]
+
+
+def change_groups(simulation: Any, change: Any) -> None:
+    """Another program changes the groups of the RayCluster."""
+    groups = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    change(groups[1])
+    metadata = {"managedFields": OTHER}
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups}, metadata=metadata)
+
+
+def shrink(simulation: Any) -> None:
+    change_groups(simulation, lambda group: group.update(replicas=1))
+
+
+def is_whole(simulation: Any) -> bool:
+    groups = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    return bool(groups[1]["replicas"] == ROLLOUT["replicas"])
+
+
+def remove_label(simulation: Any, kind: Kind, name: str) -> None:
+    """A label policy of the cluster removes what it does not know."""
+    metadata = {"labels": {"app.kubernetes.io/managed-by": None}, "managedFields": OTHER}
+    simulation.cluster.change(kind, KEY[0], name, metadata=metadata)
+
+
+def remove_label_of_rayjob(simulation: Any) -> None:
+    remove_label(simulation, RAYJOBS, "red-a01")
+
+
+def remove_label_of_raycluster(simulation: Any) -> None:
+    remove_label(simulation, RAYCLUSTERS, CLUSTER)
+
+
+def has_label(simulation: Any) -> bool:
+    found = [(RAYJOBS, "red-a01"), (RAYCLUSTERS, CLUSTER)]
+    labels = [simulation.cluster.get(kind, KEY[0], name)["metadata"]["labels"] for kind, name in found]
+    return all("app.kubernetes.io/managed-by" in each for each in labels)
+
+
+@pytest.mark.parametrize(
+    ("undo", "good", "what"),
+    [
+        (shrink, is_whole, f"the number of pods of worker group rollout of RayCluster {CLUSTER}"),
+        (put_back, restored, "NetworkPolicy red"),
+        (remove_label_of_rayjob, has_label, "the labels of RayJob red-a01"),
+        (remove_label_of_raycluster, has_label, f"the labels of RayCluster {CLUSTER}"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_who_changes_objects_back_all_the_time_is_named_and_answered_less_often(
+    simulation: Any, pools: Pools, undo: Any, good: Any, what: str
+) -> None:
+    await pools.run()
+    simulation.cluster.counts()
+    undone = 0
+    for _ in range(300):
+        if good(simulation):
+            undo(simulation)
+            undone += 1
+        await simulation.settle()
+        await simulation.after(1)
+    assert AT_ONCE < undone < 20, "300 without a pause"
+    counts = simulation.cluster.counts()
+    assert counts["apply_status", "diffusionrljobs"] <= 2 * undone, "one for each change, and one for its correction"
+    told = simulation.condition("Updated")
+    assert (told.status, told.reason) == ("False", "ChangedByOthers")
+    assert f"changes {what} again" in told.message
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+    assert len(pools.events("ChangedByOthers")) == 1
+    await simulation.after(FORGOTTEN.total_seconds() + 60)
+    assert good(simulation)
+    told = simulation.condition("Updated")
+    assert (told.status, told.reason) == ("True", "AsRequested")
+    simulation.cluster.counts()
+    await simulation.after(3600)
+    assert not simulation.cluster.counts()
+
+
+async def test_the_field_manager_that_changes_an_object_back_is_named(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    for _ in range(60):
+        if is_whole(simulation):
+            shrink(simulation)
+        await simulation.after(1)
+    assert simulation.condition("Updated").message.startswith("field manager 'helm' changes")
+    simulation.edit(rollout={**ROLLOUT, "replicas": 4})
+    await simulation.settle()
+    assert pools.groups()[1] == ("rollout", 4), "a changed spec ends the pause"
+    assert simulation.condition("Updated").reason == "AsRequested"
+
+
+async def test_a_template_that_is_set_back_all_the_time_is_applied_less_often(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    old = copy.deepcopy(simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"][1]["template"])
+    simulation.edit(rollout={**ROLLOUT, "podTemplate": {"spec": {"priorityClassName": "high"}}})
+    undone = 0
+    for _ in range(300):
+        simulation.report(step=1, **{"rollout/replica_versions": {f"10.0.0.{place}": 1 for place in range(2, 5)}})
+        await simulation.settle()
+        group = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"][1]
+        if group["template"] != old:
+            change_groups(simulation, lambda group: group.update(template=copy.deepcopy(old)))
+            undone += 1
+        await simulation.after(1)
+    assert AT_ONCE < undone < 20, "300 without a pause"
+    told = simulation.condition("Updated")
+    assert (told.status, told.reason) == ("False", "ChangedByOthers")
+    assert told.message.startswith("field manager 'helm' changes the pods of worker group rollout of RayCluster")
+
+
+async def test_numbers_that_autoscaling_asks_for_in_turn_are_no_corrections(simulation: Any, pools: Pools) -> None:
+    limits = {"minReplicas": 1, "maxReplicas": 9, "samplesPerReplica": 10, "stabilizationSeconds": 1}
+    await pools.run(rollout={"placement": "Separate", "autoscaling": limits})
+    for turn in range(4 * AT_ONCE):
+        wanted = 30 if turn % 2 else 70
+        for _ in range(3):
+            simulation.report(step=turn, **{"rollout/queued_samples": wanted})
+            await simulation.after(1)
+        assert pools.groups()[1] == ("rollout", wanted // 10)
+    assert simulation.condition("Updated").reason == "AsRequested"
 
 
 @given(st.lists(st.floats(min_value=0, max_value=2000), max_size=40))
