@@ -337,6 +337,8 @@ class _Script:
                 self.variables.forget([name])
             case ["echo" | "printf", *_]:
                 pass
+            case ["true" | "false" | ":" as name, *_]:
+                return name != "false"
             case [name, *_] if name in TESTS:
                 return evaluate(fields)
             case _:
