@@ -114,7 +114,9 @@ class Progress(LenientModel):
     reward: float | None = Field(default=None, description="Mean reward of the last step.")
     reward_summary: Short | None = Field(default=None, description="The reward, rounded, for kubectl get.")
     validation_reward: float | None = Field(default=None, description="Mean reward of the last evaluation.")
-    samples: Count | None = Field(default=None, description="Samples generated in this attempt.")
+    samples: Count | None = Field(
+        default=None, description="Samples generated in this attempt, since its trainer last started."
+    )
     images_per_second: float | None = Field(default=None, description="Images per second in the last step.")
     estimated_remaining_seconds: Count | None = Field(default=None, description="Estimated seconds to the last step.")
     last_update_time: Time | None = Field(default=None, description="Time of the last reported step.")

@@ -223,7 +223,7 @@ class TrainerReport:
     Attributes:
         at: time of arrival, by this process's clock.
         version: version of the last published weights.
-        samples: samples generated in this attempt.
+        samples: samples generated in this attempt, since its trainer last started.
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
         queue: samples that were not generated yet.

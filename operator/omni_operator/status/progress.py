@@ -109,7 +109,9 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
         seconds, counted = min(seconds, SECONDS_LIMIT), until
     samples = usage.samples
     if report and report.samples is not None:
-        samples = min(samples + max(0, report.samples - (previous.progress.samples or 0)), COUNT_LIMIT)
+        before = previous.progress.samples or 0
+        # Fewer are those of a trainer that has started again in the same attempt.
+        samples = min(samples + report.samples - (before if before <= report.samples else 0), COUNT_LIMIT)
     price = round(seconds * 1000 / samples, 1) if samples and seconds else None
     return Usage(
         accelerator_seconds=round(seconds, 1),

@@ -120,6 +120,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         )
         if (value := getattr(event, name)) is not None
     }  # fmt: skip
+    if event.event == "start":
+        values["samples"] = 0  # a queue may stop an attempt and start it again
     if event.event in ("phase", "step", "done"):
         values["phase"] = evidence.shorten(event.text or "", 1024) if event.event == "phase" else None
     if event.eta_s is not None:

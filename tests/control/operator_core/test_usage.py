@@ -93,6 +93,31 @@ def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any])
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("said", [True, False], ids=["the trainer's start is reported", "its start is not"])
+async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all_counted(
+    simulation: Any, said: bool
+) -> None:
+    """The trainer counts from 0 again."""
+    await simulation.submit_running()
+    for samples in (16, 64):
+        simulation.report(step=samples // 16, samples=samples)
+        await simulation.after(60)
+    stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
+    await simulation.after(60)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False})
+    simulation.run(1)
+    if said:
+        simulation.report("start", total_steps=10)
+        await simulation.after(60)
+        assert simulation.status().progress.samples == 0
+    for samples in (32, 96) if not said else (80, 96):
+        simulation.report(step=4 + samples // 16, samples=samples)
+        await simulation.after(60)
+    status = simulation.status()
+    assert (status.attempts, status.progress.samples, status.usage.samples) == (1, 96, 64 + 96)
+
+
 def separate(count: int, replicas: int) -> dict[str, Any]:
     """Parts of a spec: one trainer pod with so many accelerators, and rollout pods with one each."""
     accelerator = {"vendor": "NVIDIA", "count": count}
