@@ -265,7 +265,7 @@ def _add_evidence(family: Family, child: Child) -> None:
 
 
 def _forget_replaced_pods(family: Family, rayjob: Child) -> None:
-    """Pods that were lost and replaced before the program started are no reason of a later failure."""
+    """Pods that were lost, or stopped by a queue, before the program started are no reason of a later failure."""
     attempt = _attempt(family, RAYJOBS, rayjob)
     family.evidence = tuple(
         (number, found)
@@ -275,8 +275,10 @@ def _forget_replaced_pods(family: Family, rayjob: Child) -> None:
 
 
 def _started(before: Seen, now: Seen) -> bool:
-    """Whether Ray started the program of an attempt, for which it had no trainer pod."""
-    return isinstance(before, ObservedRayJob) and isinstance(now, ObservedRayJob) and before.waits and now.runs
+    """Whether Ray started the program of an attempt, for which it had no trainer pod, or a queue lets it start again."""
+    if not (isinstance(before, ObservedRayJob) and isinstance(now, ObservedRayJob)):
+        return False
+    return (before.waits and now.runs) or (before.deployment == "Suspended" != now.deployment)
 
 
 def _attempt(family: Family, kind: Kind, child: Child) -> int | None:

@@ -121,7 +121,8 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         if (value := getattr(event, name)) is not None
     }  # fmt: skip
     if event.event == "start":
-        values["samples"] = 0  # a queue may stop an attempt and start it again
+        # A queue may stop an attempt and start it again: what the trainer said before is no reason of a later failure.
+        values.update(samples=0, error=None, error_kind=None)
     if event.event in ("phase", "step", "done"):
         values["phase"] = evidence.shorten(event.text or "", 1024) if event.event == "phase" else None
     if event.eta_s is not None:

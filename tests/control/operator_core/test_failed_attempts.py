@@ -235,3 +235,24 @@ async def test_a_deleted_rayjob_is_followed_by_a_new_attempt(simulation: Any) ->
     assert simulation.attempts() == ["red-a02"]
     assert simulation.status().failures[0].reason == "ChildDeleted"
     assert simulation.status().failures_counted == 0
+
+
+async def test_what_ended_the_pods_that_a_queue_took_is_no_reason_of_a_later_failure(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=0)
+    killed = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": ""}}
+    simulation.pod(1, "worker", {"phase": "Failed", "containerStatuses": [{"name": "ray", "state": killed}]})
+    simulation.report("error", message="2 rollout replicas are left", reason="WorkerLost")
+    stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
+    for role in ("head", "worker"):
+        simulation.cluster.remove(PODS, KEY[0], f"red-a01-x1-{role}")
+    simulation.cluster.remove(RAYCLUSTERS, KEY[0], "red-a01-x1")
+    await simulation.after(60)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False}, status={"jobDeploymentStatus": ""})
+    simulation.run(1)
+    await simulation.settle()
+    simulation.report("start", total_steps=10)
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+    (failure,) = simulation.status().failures
+    assert (failure.reason, failure.message) == ("ApplicationError", "exit code 1")
