@@ -64,16 +64,23 @@ class Heartbeat:
     """Last report of the running attempt's trainer, and the limits that apply to it.
 
     Attributes:
-        at: time of the report; None if there is none in this attempt.
+        at: time of the report, or of the trainer's start if a queue has let the attempt start again since; None if there
+            is no report in this attempt.
         silence: time without a report after which the job counts as stalled.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
+        started: start of the trainer.
     """
 
     at: datetime | None
     silence: timedelta
     max_lag: int = 1
     max_age: timedelta = timedelta.max
+    started: datetime | None = None
+
+    def synced(self, at: datetime) -> datetime:
+        """Since when the weights have aged, of which a sync was reported."""
+        return max(at, self.started) if self.started else at
 
 
 Table = Mapping[str, ConditionValue]
@@ -296,7 +303,7 @@ def _weights(report: TrainerReport | None, heartbeat: Heartbeat, now: datetime) 
         return ConditionValue(
             "False", "ReplicaBehind", f"an engine is at version {report.min_version}, the trainer at {report.version}"
         )
-    if report.synced_at and now - report.synced_at >= heartbeat.max_age:
+    if report.synced_at and now - heartbeat.synced(report.synced_at) >= heartbeat.max_age:
         return false_because("WeightsOld", f"the last weight sync was at {format_timestamp(report.synced_at)}")
     return true_because("InSync")
 

@@ -97,7 +97,7 @@ def derive_status(
         situation = Active(situation.attempt, InProgress(Stage.STARTING))
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
     report = observed.report_of(attempt)
-    heartbeat = find_heartbeat(facts, base, report, context)
+    heartbeat = find_heartbeat(facts, base, observed, attempt, context)
     table = derive_conditions(
         situation,
         facts,
@@ -147,15 +147,19 @@ def _keep(previous: Status, table: Table) -> Table:
     }
 
 
-def find_heartbeat(facts: JobFacts, status: Status, report: TrainerReport | None, context: Context) -> Heartbeat:
+def find_heartbeat(facts: JobFacts, status: Status, observed: Observation, attempt: int, context: Context) -> Heartbeat:
     """Last report of the running attempt's trainer, to this process or an earlier one."""
+    report, rayjob = observed.report_of(attempt), observed.rayjob(attempt)
     step = (report.step_seconds or 0.0) if report else 0.0
     silence = max(context.timeouts.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
     at = report.at if report else parse_timestamp(status.progress.heartbeat_time)
     # Silence counts only while the operator listened; a stall that was found before stays.
     if at and not status.is_true("ProgressStalled"):
         at = max(at, context.listening)
-    return Heartbeat(at, silence, facts.max_lag, facts.max_age)
+    started = rayjob.started if rayjob and rayjob.started and rayjob.started <= context.now else None
+    if at and started:  # by a queue, after the report
+        at = max(at, started)
+    return Heartbeat(at, silence, facts.max_lag, facts.max_age, started)
 
 
 def derive_unknown_status(

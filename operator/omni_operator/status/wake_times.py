@@ -28,8 +28,8 @@ def find_deadlines(
         yield rayjob.started
     report = observed.report_of(status.attempts)
     stalled = status.condition("ProgressStalled")
-    heartbeat = find_heartbeat(facts, status, report, context)
+    heartbeat = find_heartbeat(facts, status, observed, status.attempts, context)
     if heartbeat.at and stalled and stalled.status == "False":
         yield heartbeat.at + heartbeat.silence
     if report and report.synced_at and status.is_true("WeightsInSync"):
-        yield report.synced_at + heartbeat.max_age
+        yield heartbeat.synced(report.synced_at) + heartbeat.max_age

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from omni_operator.cluster.kinds import RAYJOBS
+
 KEY = ("team-a", "red")
+RAYJOB = (KEY[0], "red-a01")
 
 
 async def test_reports_update_the_progress_with_few_writes(simulation: Any) -> None:
@@ -90,6 +93,25 @@ async def test_downtime_of_the_operator_does_not_count_as_a_stall(simulation: An
     assert simulation.condition("ProgressStalled").status == "False"
     await simulation.after(601)
     assert simulation.condition("ProgressStalled").status == "True"
+
+
+async def test_the_time_in_a_queue_counts_neither_as_a_stall_nor_as_the_age_of_weights(simulation: Any) -> None:
+    await simulation.submit_running()
+    synced = {"weights/version": 1, "weights/min_replica_version": 1, "timing_s/sync": 0.5}
+    simulation.report(step=1, **synced)
+    await simulation.after(60)
+    stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
+    simulation.cluster.change(RAYJOBS, *RAYJOB, spec={"suspend": True}, status=stopped)
+    await simulation.after(7200)
+    simulation.cluster.change(RAYJOBS, *RAYJOB, spec={"suspend": False})
+    simulation.run(1)
+    await simulation.settle()
+    assert simulation.condition("ProgressStalled").status == "False"
+    assert simulation.condition("WeightsInSync").status == "True"
+    await simulation.after(601)
+    assert simulation.condition("ProgressStalled").status == "True", "the trainer has not reported since it started"
+    await simulation.after(3600)
+    assert simulation.condition("WeightsInSync").reason == "WeightsOld"
 
 
 async def test_replicas_behind_the_trainer_are_a_condition(simulation: Any) -> None:
