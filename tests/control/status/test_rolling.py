@@ -41,6 +41,16 @@ def replace_all(world: World) -> list[list[str]]:
     return found
 
 
+def replacing(target: str = "b") -> World:
+    """Two pods of which one is gone, because it is replaced; the new one, `pod-3`, does not serve yet."""
+    world = World(2, 1, target=target)
+    for _ in range(2):
+        world.step()
+    world.kuberay()
+    world.gone("pod-1")
+    return world
+
+
 def test_pods_that_do_not_serve_come_first_then_the_oldest_weights_then_the_oldest_pods() -> None:
     world = World(4, 1, target="b")
     world.versions = {"10.0.0.1": 7, "10.0.0.3": 5, "10.0.0.4": 7}
@@ -64,11 +74,7 @@ def test_the_next_pod_is_replaced_when_the_new_one_serves_and_not_when_it_is_rea
 
 def test_a_new_pod_that_is_not_ready_does_not_serve_though_its_address_did() -> None:
     """The trainer's report is older than the pod, whose address an earlier one had."""
-    world = World(2, 1, target="b")
-    world.step()
-    world.step()
-    world.kuberay()
-    world.gone("pod-1")
+    world = replacing()
     world.versions["10.0.0.3"] = 8
     assert world.step() is None
 
@@ -110,11 +116,7 @@ def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -
 
 def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> None:
     """The trainer's reports do not arrive: whether the new pod serves is not known, unless it is not even ready."""
-    world = World(2, 1, target="b")
-    for _ in range(2):
-        world.step()
-    world.kuberay()
-    world.gone("pod-1")
+    world = replacing()
     before, late = world.observed, world.now + DEADLINE
     (step,), _ = find_steps(world.facts, before, 1, late)
     assert isinstance(step, GiveUpTemplate), "the pod is not ready"
@@ -128,11 +130,7 @@ def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> 
 @pytest.mark.parametrize("served", [True, False])
 def test_pods_without_a_node_do_not_count_where_others_with_the_spec_serve(served: bool) -> None:
     """More pods than there is room for, in the middle of a replacement."""
-    world = World(2, 1, target="b")
-    for _ in range(2):
-        world.step()
-    world.kuberay()
-    world.gone("pod-1")
+    world = replacing()
     if served:
         world.serve("pod-3", 2)
     world.scale(4)
@@ -144,11 +142,7 @@ def test_pods_without_a_node_do_not_count_where_others_with_the_spec_serve(serve
 
 
 def test_a_pod_with_a_node_has_its_time_from_its_creation_on_where_others_with_the_spec_serve() -> None:
-    world = World(2, 1, target="b")
-    for _ in range(2):
-        world.step()
-    world.kuberay()
-    world.gone("pod-1")
+    world = replacing()
     world.serve("pod-3", 2)
     world.now += DEADLINE
     world.scale(3)
@@ -161,11 +155,7 @@ def test_a_pod_with_a_node_has_its_time_from_its_creation_on_where_others_with_t
 
 
 def test_a_clock_that_was_set_back_prolongs_the_deadline_by_no_more_than_itself() -> None:
-    world = World(2, 1, target=BAD)
-    for _ in range(2):
-        world.step()
-    world.kuberay()
-    world.gone("pod-1")
+    world = replacing(BAD)
     world.now -= timedelta(days=2)
     assert isinstance(world.step(), RestartDeadline)
     world.now += DEADLINE / 2
@@ -177,11 +167,7 @@ def test_a_clock_that_was_set_back_prolongs_the_deadline_by_no_more_than_itself(
 
 
 def test_a_pod_that_was_created_before_the_clock_was_set_back_has_its_time_where_others_serve() -> None:
-    world = World(2, 1, target="b")
-    for _ in range(2):
-        world.step()
-    world.kuberay()
-    world.gone("pod-1")
+    world = replacing()
     world.serve("pod-3", 2)
     world.scale(3)
     world.kuberay()
