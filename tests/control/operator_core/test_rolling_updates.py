@@ -32,6 +32,14 @@ async def report(simulation: Any, version: int = 1, **missing: int) -> None:
     await simulation.settle()
 
 
+async def roll(simulation: Any, pools: Pools, strategy: dict[str, int] | None = None) -> None:
+    """Change the image of the rollout pods of an attempt, all of which serve."""
+    await pools.run(backoffLimit=0)
+    await report(simulation)
+    simulation.edit(rollout={**NEW, "updateStrategy": strategy} if strategy else NEW)
+    await simulation.settle()
+
+
 def image(simulation: Any) -> str:
     """The image of the group's template."""
     body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
@@ -158,10 +166,7 @@ async def test_in_a_queue_the_change_is_for_the_next_attempt(simulation: Any, po
 async def test_a_pod_that_is_replaced_is_not_said_to_be_lost_and_another_one_is(
     simulation: Any, pools: Pools, state: str
 ) -> None:
-    await pools.run(backoffLimit=0)
-    await report(simulation)
-    simulation.edit(rollout={**NEW, "updateStrategy": {"progressDeadlineSeconds": 600}})
-    await simulation.settle()
+    await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     if state == "RolledBack":
         replace_named(simulation, pools, {"phase": "Pending"})
         await simulation.after(610)
@@ -188,10 +193,7 @@ async def test_a_pod_that_is_replaced_is_not_said_to_be_lost_and_another_one_is(
 
 
 async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    await report(simulation)
-    simulation.edit(rollout=NEW)
-    await simulation.settle()
+    await roll(simulation, pools)
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": {PAUSE_ANNOTATION: "true"}})
     replace_named(simulation, pools)
     await report(simulation)
@@ -210,20 +212,14 @@ async def test_an_annotation_pauses_the_replacement(simulation: Any, pools: Pool
 
 
 async def test_as_many_pods_are_replaced_as_may_be_unavailable(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    await report(simulation)
-    simulation.edit(rollout={**NEW, "updateStrategy": {"maxUnavailable": 2}})
-    await simulation.settle()
+    await roll(simulation, pools, {"maxUnavailable": 2})
     assert len(replace_named(simulation, pools)) == 2
 
 
 async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_spec_before(
     simulation: Any, pools: Pools
 ) -> None:
-    await pools.run()
-    await report(simulation)
-    simulation.edit(rollout={**NEW, "updateStrategy": {"progressDeadlineSeconds": 600}})
-    await simulation.settle()
+    await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     container = {"name": "ray", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "rollout:2 not found"}}}
     replace_named(simulation, pools, {"phase": "Pending", "containerStatuses": [container]})
     await simulation.after(599)
@@ -251,10 +247,7 @@ async def test_new_pods_that_do_not_serve_in_time_are_replaced_by_pods_of_the_sp
 @pytest.mark.parametrize("written", ["no JSON", "[1]", "7", "[" * 5000])
 async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, pools: Pools, written: str) -> None:
     """Anyone who may change RayClusters may change their annotations."""
-    await pools.run()
-    await report(simulation)
-    simulation.edit(rollout={**NEW, "updateStrategy": {"progressDeadlineSeconds": 600}})
-    await simulation.settle()
+    await roll(simulation, pools, {"progressDeadlineSeconds": 600})
     before = rolling_names(ROLLOUT_GROUP).before
     simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, metadata={"annotations": {before: written}})
     replace_named(simulation, pools, {"phase": "Pending"})
@@ -268,10 +261,7 @@ async def test_a_template_before_that_is_none_stops_no_pass(simulation: Any, poo
 
 
 async def test_an_operator_that_starts_again_continues_the_replacement(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    await report(simulation)
-    simulation.edit(rollout=NEW)
-    await simulation.settle()
+    await roll(simulation, pools)
     replace_named(simulation, pools)
     simulation.start_operator()
     await simulation.settle()
@@ -281,10 +271,7 @@ async def test_an_operator_that_starts_again_continues_the_replacement(simulatio
 
 
 async def test_the_number_of_pods_can_change_during_the_replacement(simulation: Any, pools: Pools) -> None:
-    await pools.run()
-    await report(simulation)
-    simulation.edit(rollout=NEW)
-    await simulation.settle()
+    await roll(simulation, pools)
     simulation.edit(rollout={**NEW, "replicas": 5})
     await simulation.settle()
     assert pools.groups()[1] == ("rollout", 5)
