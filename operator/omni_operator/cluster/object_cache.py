@@ -275,7 +275,7 @@ def _forget_replaced_pods(family: Family, rayjob: Child) -> None:
 
 
 def _started(before: Seen, now: Seen) -> bool:
-    """Whether Ray started the program of an attempt, for which it had no trainer pod, or a queue lets it start again."""
+    """Whether Ray started the program of an attempt, for which it had no trainer pod, or a queue lets it start."""
     if not (isinstance(before, ObservedRayJob) and isinstance(now, ObservedRayJob)):
         return False
     return (before.waits and now.runs) or (before.deployment == "Suspended" != now.deployment)

@@ -64,8 +64,8 @@ class Heartbeat:
     """Last report of the running attempt's trainer, and the limits that apply to it.
 
     Attributes:
-        at: time of the report, or of the trainer's start if a queue has let the attempt start again since; None if there
-            is no report in this attempt.
+        at: time of the report, or of the trainer's start if a queue has let the attempt start again since; None if
+            there is no report in this attempt.
         silence: time without a report after which the job counts as stalled.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
