@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from verl_omni.trainer import pools
 
 NODE_POLL_SECONDS = 5.0
+OTHERS_SECONDS = 120.0  # for another node, once there is room for the replicas that the run needs
 
 
 def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> None:
@@ -36,7 +37,9 @@ def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> N
 
 
 def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callable[[str], None]) -> None:
-    """Wait for the nodes of all standalone replicas; from `latest` on, those that the run needs are enough.
+    """Wait for the nodes of all standalone replicas.
+
+    Those that the run needs are enough from `latest` on, and when no other has joined for `OTHERS_SECONDS`.
 
     The settings are then those of the replicas that have room, as if each had a node of its own: the nodes that are
     there may have fewer accelerators than `rollout.n_gpus_per_node`. Others may join later.
@@ -47,14 +50,17 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
     import ray
     from verl.utils.device import get_resource_name
 
-    wanted, accelerator, said = pools.replicas(rollout), get_resource_name(), -1
+    wanted, accelerator, said, since = pools.replicas(rollout), get_resource_name(), -1, 0.0
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         found = pools.room(rollout, nodes, accelerator)
         if found >= wanted:
             return
-        if time.monotonic() > latest:
-            if found < rollout.min_replicas:
+        if found > said:
+            since = time.monotonic()
+        late, enough = time.monotonic() > latest, found >= rollout.min_replicas
+        if late or (enough and time.monotonic() > since + OTHERS_SECONDS):
+            if not enough:
                 raise ValueError(
                     f"{pools.ROLLOUT}.node_resource: after {rollout.deadline_seconds:g} s, the nodes with the resource "
                     f"{rollout.node_resource} have room for {found} replicas, and rollout.min_replicas is "

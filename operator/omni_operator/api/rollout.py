@@ -176,8 +176,8 @@ class Rollout(StrictModel):
         ge=1,
         le=1024,
         description="Rollout pods without which the trainer waits: with fewer that have the current weights, it "
-        "generates nothing until others have joined. If given, a Kueue queue without room for all replicas may admit "
-        "the job with fewer, down to this number. Default: 1. Separate only.",
+        "generates nothing until others have joined. If given, the job also starts with fewer than all replicas, down "
+        "to this number, where a Kueue queue, a quota or the nodes have no room for more. Default: 1. Separate only.",
     )
     autoscaling: RolloutAutoscaling | None = Field(
         default=None,

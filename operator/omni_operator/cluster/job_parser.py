@@ -63,6 +63,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         rollouts=rollouts,
         judges=judges,
         least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
+        fewest_at_start=_fewest_at_start(spec),
         rolling=tuple(_rolling(spec, rollouts, judges, body["metadata"].get("annotations") or {})),
         total_steps=spec.trainer.total_steps,
         max_lag=spec.rollout.staleness.max_versions,
@@ -71,6 +72,14 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         sends_output=spec.output is not None,
         vendor=spec.trainer.accelerator.vendor,
     )
+
+
+def _fewest_at_start(spec: Spec) -> int:
+    """With how many rollout pods an attempt may start; 0 if the job does not say it."""
+    least, autoscaling = spec.rollout.min_replicas, spec.rollout.autoscaling
+    if not spec.rollout.separate or least is None:
+        return 0
+    return max(least, autoscaling.min_replicas) if autoscaling else least
 
 
 def _pools(spec: Spec, labels: Mapping[str, str]) -> tuple[PoolFacts, PoolFacts, PoolFacts]:

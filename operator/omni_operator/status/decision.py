@@ -97,7 +97,8 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     else:
         replacements, late = find_steps(facts, observed, current, now)
         # Both change the same groups, so one follows the other.
-        steps = scale(facts, observed, current, now) or replacements
+        patience = timeouts.queue if verdict.stage is Stage.STARTING else None
+        steps = scale(facts, observed, current, now, patience=patience) or replacements
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
     # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
     earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)

@@ -76,7 +76,8 @@ WAITING: dict[str, Explanation] = {
         meaning="The scheduler finds no node for a pod: too few accelerators, or selectors and taints that no node "
         "meets. It is a failure if `spec.preRunningDeadlineSeconds` passes meanwhile.",
         look=PODS,
-        action="Ask for less, correct the selectors, or add nodes that have the resource.",
+        action="Ask for less, correct the selectors, or add nodes that have the resource. With "
+        "`spec.rollout.minReplicas`, an attempt starts without rollout pods that find no node.",
     ),
     "ImagePullBackOff": Explanation(
         shown=("Ready=False", "event"),

@@ -90,6 +90,7 @@ class JobFacts:
         trainer: the trainer's pods.
         rollouts, judges: the pods that a running attempt may gain and lose.
         least_rollout_pods: with fewer, the trainer waits.
+        fewest_at_start: with so many rollout pods an attempt starts if others find no node; 0: with all.
         held: the spec asks for other pods than the running attempt has, and its queue does not allow to change them.
         rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
         max_lag: versions that an engine may be behind the trainer.
@@ -118,6 +119,7 @@ class JobFacts:
     rollouts: PoolFacts = PoolFacts(group=ROLLOUT_GROUP)
     judges: PoolFacts = PoolFacts(group=REWARD_GROUP)
     least_rollout_pods: int = 0
+    fewest_at_start: int = 0
     held: bool = False
     rolling: tuple[RollingUpdate, ...] = ()
     total_steps: int | None = None

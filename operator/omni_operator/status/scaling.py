@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
 
@@ -38,17 +38,29 @@ QUEUES = {
 }
 
 
-def scale(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> tuple[ScaleGroup, ...]:
-    """Let the rollout and reward pods of a running attempt be as many as the spec, or its autoscaling, says."""
+def scale(
+    facts: JobFacts, observed: Observation, attempt: int, now: datetime, *, patience: timedelta | None = None
+) -> tuple[ScaleGroup, ...]:
+    """Let the rollout and reward pods of an attempt be as many as the spec, or its autoscaling, says.
+
+    Args:
+        patience: of an attempt that has not started, how long rollout pods may be without a node before it starts
+            without them; None: it runs.
+    """
     cluster = observed.cluster(attempt)
     if cluster is None or cluster.deleting:
         return ()
-    changes = (_scale_pool(pool, observed, cluster, now) for pool in facts.pools)
+    changes = (_scale_pool(pool, facts, observed, cluster, now, patience) for pool in facts.pools)
     return tuple(change for change in changes if change is not None)
 
 
 def _scale_pool(
-    pool: PoolFacts, observed: Observation, cluster: ObservedRayCluster, now: datetime
+    pool: PoolFacts,
+    facts: JobFacts,
+    observed: Observation,
+    cluster: ObservedRayCluster,
+    now: datetime,
+    patience: timedelta | None,
 ) -> ScaleGroup | None:
     group = cluster.group(pool.group)
     if not pool.live or group is None:
@@ -58,11 +70,34 @@ def _scale_pool(
         wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
         if wanted > current >= pool.autoscaling.least and find_limit(observed, cluster.attempt, pool.group) is not None:
             return None  # others would not start either
+    if patience is not None and pool.group == ROLLOUT_GROUP and facts.fewest_at_start:
+        wanted = _number_at_start(facts, observed, cluster, min(current, wanted), now - patience)
     if current == wanted:
         return None
     if not group.least <= wanted <= group.most:
         return None  # an earlier version of the operator created the attempt; KubeRay would keep the number
     return _change(observed, cluster, group, wanted)
+
+
+def _number_at_start(
+    facts: JobFacts, observed: Observation, cluster: ObservedRayCluster, asked: int, before: datetime
+) -> int:
+    """How many rollout pods an attempt that has not started asks for.
+
+    KubeRay starts the training program once all pods that it asks for are ready. So those that have found no node, or
+    that a quota refuses, are not asked for until it runs, if the others are enough.
+
+    Args:
+        before: pods that are not older may still find a node, and a cluster that is not older its quota.
+    """
+    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
+    placed = sum(not pod.unschedulable for pod in pods)
+    rayjob = observed.rayjob(cluster.attempt)
+    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
+    least = max(facts.fewest_at_start, size.least if size else 1)  # the trainer keeps what it was created with
+    late = any(pod.unschedulable and pod.created <= before for pod in pods)
+    late = late or (cluster.created <= before and evidence.is_refused_by_quota(cluster.failure))
+    return placed if late and least <= placed < asked else asked
 
 
 def _waiting(observed: Observation, attempt: int, pool: PoolFacts) -> QueueHistory | None:
@@ -130,9 +165,12 @@ def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: date
 def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:
     """Names of the pods that leave so that `kept` stay, and of those that are being deleted.
 
-    Those that are not ready leave first, then the newest: they have done the least. KubeRay counts a pod that is being
-    deleted as one that runs unless it is named, and would delete another one for it.
+    Those without a node leave first, then those that are not ready, then the newest: they have done the least. KubeRay
+    counts a pod that is being deleted as one that runs unless it is named, and would delete another one for it.
     """
     found = list(pods)
-    staying = sorted((pod for pod in found if not pod.deleting), key=lambda pod: (not pod.ready, pod.created, pod.name))
+    staying = sorted(
+        (pod for pod in found if not pod.deleting),
+        key=lambda pod: (bool(pod.unschedulable), not pod.ready, pod.created, pod.name),
+    )
     return tuple(sorted([*(pod.name for pod in found if pod.deleting), *(pod.name for pod in staying[kept:])]))

@@ -17,7 +17,8 @@ class Timeouts:
         stall: without a report before the job counts as stalled.
         leftovers: for objects of a failed attempt to go, e.g. pods of a lost node, before the next attempt is created.
         queue: in a Kueue queue, for each number of rollout pods, before an attempt asks for another one; doubled from
-            round to round, up to eight times as long.
+            round to round, up to eight times as long. Outside of one, for rollout pods that find no node, before an
+            attempt starts without them.
         retry: pause before the second attempt; doubled for each further one up to `retry_most`.
     """
 

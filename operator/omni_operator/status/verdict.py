@@ -183,10 +183,14 @@ def _starting(
             kind, problem = "ClaimNotBound", text
         elif pod.unschedulable and not problem:
             kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
+        if pod.unschedulable and (late := pod.created + timeouts.queue) > now:
+            wakes.append(late)  # the attempt may start without it
     cluster = observed.cluster(rayjob.attempt)
     if cluster and cluster.failure and not problem:
         kind = "QuotaExceeded" if evidence.is_refused_by_quota(cluster.failure) else "PodsRefused"
         problem = evidence.shorten(cluster.failure)
+        if (late := cluster.created + timeouts.queue) > now:
+            wakes.append(late)
     if facts.running_deadline is not None:
         deadline = max(rayjob.created, admitted or rayjob.created) + facts.running_deadline
         if now >= deadline:

@@ -112,10 +112,77 @@ async def test_a_scale_down_names_the_pods_that_leave(simulation: Any, pools: Po
     assert pools.groups()[1] == ("rollout", 2)
 
 
+WITHOUT_A_NODE = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}],
+}
+
+
+async def starting(simulation: Any, pools: Pools, ready: int, **rollout: Any) -> list[str]:
+    """An attempt whose pods are ready but for rollout pods that find no node; their names."""
+    simulation.submit(rollout={**ROLLOUT, **rollout})
+    await simulation.settle()
+    simulation.start(1)
+    rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec=rayjob["spec"]["rayClusterSpec"])
+    pools.add("trainer")
+    without = [pools.add("rollout", WITHOUT_A_NODE) for _ in range(ROLLOUT["replicas"] - ready)]  # type: ignore[operator]
+    for _ in range(ready):
+        pools.add("rollout")
+    await simulation.settle()
+    return without
+
+
+async def test_an_attempt_starts_without_rollout_pods_that_find_no_node_and_asks_for_them_when_it_runs(
+    simulation: Any, pools: Pools
+) -> None:
+    (without,) = await starting(simulation, pools, ready=2)
+    assert simulation.condition("Ready").reason == "Unschedulable"
+    await simulation.after(Timeouts().queue.total_seconds() - 30)
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 0), "it may still find one"
+    await simulation.after(60)
+    # KubeRay starts the program once all pods that the group asks for are ready.
+    assert (pools.groups()[1], pools.leaving()) == (("rollout", 2), [without])
+    simulation.cluster.remove(PODS, KEY[0], without)
+    await simulation.after(3600)
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 2), 1)
+    simulation.run(1)
+    await simulation.settle()
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 2)
+    ready, rollouts = simulation.condition("Ready"), simulation.status().rollout
+    assert (ready.status, ready.reason, rollouts.summary) == ("True", "RolloutsMissing", "2/3")
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+
+
+async def test_an_attempt_starts_without_rollout_pods_that_a_quota_refuses(simulation: Any, pools: Pools) -> None:
+    (without,) = await starting(simulation, pools, ready=2)
+    simulation.cluster.remove(PODS, KEY[0], without)
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: small"}
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, status={"conditions": [refused]})
+    await simulation.settle()
+    assert (simulation.condition("Ready").reason, pools.patches()) == ("QuotaExceeded", 0)
+    await simulation.after(Timeouts().queue.total_seconds() + 60)
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("ready", "rollout"),
+    [(1, {}), (2, {"minReplicas": None}), (2, {"minReplicas": 3})],
+    ids=["fewer than minReplicas are ready", "the job has no minReplicas", "all are needed"],
+)
+async def test_an_attempt_waits_for_rollout_pods_that_it_needs(
+    simulation: Any, pools: Pools, ready: int, rollout: dict[str, Any]
+) -> None:
+    await starting(simulation, pools, ready, **rollout)
+    await simulation.after(3600)
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 0)
+    assert simulation.condition("Ready").reason == "Unschedulable"
+
+
 pods = st.builds(
     ObservedPod, name=st.uuids().map(str), uid=st.just("u"), attempt=st.just(1), group=st.just("rollout"),
     created=st.integers(0, 3).map(lambda hours: datetime(2026, 1, 1, hours, tzinfo=UTC)), ready=st.booleans(),
-    deleting=st.booleans(),
+    deleting=st.booleans(), unschedulable=st.sampled_from(["", "no node"]),
 )  # fmt: skip
 
 
@@ -126,9 +193,11 @@ def test_as_many_pods_stay_as_are_kept_and_those_are_ready_before_others(found: 
     assert len(staying) == min(kept, sum(not pod.deleting for pod in found))
     assert not any(pod.deleting for pod in staying), "KubeRay must not count them"
     chosen = [pod for pod in found if pod.name in named and not pod.deleting]
-    assert all(
-        (not stays.ready, stays.created) <= (not goes.ready, goes.created) for stays in staying for goes in chosen
-    )
+
+    def rank(pod: ObservedPod) -> tuple[bool, bool, datetime]:
+        return bool(pod.unschedulable), not pod.ready, pod.created
+
+    assert all(rank(stays) <= rank(goes) for stays in staying for goes in chosen)
 
 
 async def test_another_change_of_the_spec_still_waits_for_the_next_attempt(simulation: Any, pools: Pools) -> None:

@@ -120,6 +120,32 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
     assert (pools.replicas(rollout), pools.replica_size(rollout)) == (found, size)
 
 
+def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of four nodes never does, and the run does not wait for it until `rollout.deadline_seconds`."""
+    import ray
+
+    now, counts = 0.0, iter([0, 1, 1, 2, 2, 2, 3])
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 50.0
+
+    def joined() -> list[dict[str, Any]]:
+        return [ROLLOUT_NODE] * next(counts, 3)
+
+    config = settings.load([*REQUIRED, f"{ROLLOUT}.nnodes=4", f"{ROLLOUT}.n_gpus_per_node=4",
+                            f"{ROLLOUT}.node_resource=rollout_pool", f"{ROLLOUT}.min_replicas=4"])  # fmt: skip
+    rollout = config.actor_rollout_ref.rollout
+    pools.fill_in(rollout)
+    monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
+    monkeypatch.setattr(ray, "nodes", joined)
+    said: list[str] = []
+    pool_nodes.wait_for_nodes(config, said.append)
+    assert said[-1] == "starting with the nodes of 12 rollout replicas of 16; others may join later"
+    assert now == 6 * 50.0 + 150.0, "two minutes after the last one"
+
+
 def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
