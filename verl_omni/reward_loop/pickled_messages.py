@@ -54,7 +54,8 @@ class _Array(np.ndarray):
         *_, shape, kind, fortran, content = state
         if not isinstance(content, bytes) or math.prod(shape) * kind.dtype.itemsize != len(content):
             raise PickleRefused("the answer has an array whose values are not in it")
-        super().__setstate__((1, shape, kind.dtype, bool(fortran), content))
+        whole: Any = (1, shape, kind.dtype, bool(fortran), content)  # the stub asks for numpy's own type of a boolean
+        super().__setstate__(whole)
 
 
 class _PlainValues(pickle._Unpickler):

@@ -143,4 +143,3 @@ def _confine(security: Object) -> None:
     else:
         security.setdefault("allowPrivilegeEscalation", False)
     security.setdefault("capabilities", {}).setdefault("drop", ["ALL"])
-
