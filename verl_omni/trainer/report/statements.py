@@ -51,11 +51,10 @@ def fixed(value: float | None, digits: int = 2) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in readable units."""
-    if seconds < 60:
+    if seconds < 59.95:  # with three digits, more is 60
         return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def summary(run: Run) -> str:

@@ -194,8 +194,12 @@ def test_a_scorer_metric_that_equals_the_reward_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(0.25, "0.25 s"), (59, "59 s"), (61, "1 min 1 s"), (7300, "2 h 1 min")]
-)
+    ("seconds", "expected"),
+    [
+        (0.25, "0.25 s"), (59, "59 s"), (59.97, "1 min 0 s"), (61, "1 min 1 s"), (119.6, "2 min 0 s"),
+        (3599.7, "1 h 0 min"), (7300, "2 h 1 min"),
+    ],
+)  # fmt: skip
 def test_durations_have_readable_units(seconds: float, expected: str) -> None:
     assert statements.duration(seconds) == expected
 
