@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -17,6 +18,7 @@ from omni_operator.api.yaml_document import Problem
 
 # FAILED: the work failed. USAGE: nothing was started. INTERRUPTED: the user stopped a run.
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 

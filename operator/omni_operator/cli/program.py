@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,6 @@ from typing_extensions import override
 from omni_operator.api.validation_messages import describe_value
 
 from . import console
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Program(TyperGroup):
@@ -50,7 +47,7 @@ def _explained() -> Iterator[None]:
             error.message = describe_value(detail)
         raise
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in console.NO_ROOM:
             raise
         _drop_output_without_room()
         console.refuse(f"cannot write{_to(error.filename)}: {error.strerror}", console.FAILED)

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError, load_job
+from omni_operator.api.override_values import read_value
 from omni_operator.api.yaml_document import Document
 from omni_operator.plan.hidden_values import hide_values
 
@@ -26,6 +28,8 @@ PACE = (
     "trainer.total_training_steps", "trainer.test_freq", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
     "trainer.resume_mode",
 )  # fmt: skip
+PACE_FIELDS = ("spec.trainer.totalSteps", "spec.trainer.evalEverySteps", "spec.checkpoint.")
+OWN_FOLDER = "trainer.default_local_dir="
 Render = Callable[[DiffusionRLJob], Sequence[str]]
 MANIFEST = "manifest.json"  # written last into a checkpoint
 _CHECKPOINT = re.compile(r"^step_(\d+)$")
@@ -46,17 +50,34 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
         fresh: rename an earlier run of that name and start a new one.
 
     Raises:
-        RunFolderError: the folder holds a run of another job that has trained, or other files.
+        RunFolderError: the folder holds a run of another job that has trained, or other files, or cannot be written.
     """
-    if fresh and folder.exists():
-        folder.rename(_backup_name(folder))
-    if folder.exists() and any(folder.iterdir()):
-        _must_match(folder, job, render)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_paths(document, job)
-    hide_values(document.tree)
-    (folder / JOB).write_text(document.dump(), encoding="utf-8")
-    (folder / OVERRIDES).write_text("".join(f"{line}\n" for line in render(job)), encoding="utf-8")
+    try:
+        if fresh and folder.exists():
+            folder.rename(_backup_name(folder))
+        if folder.exists() and any(folder.iterdir()):
+            _must_match(folder, job, render)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_paths(document, job)
+        hide_values(document.tree)
+        _write(folder / JOB, document.dump())
+        _write(folder / OVERRIDES, "".join(f"{line}\n" for line in render(job)))
+    except OSError as error:
+        if error.errno in console.NO_ROOM:
+            raise
+        shown = console.short_path(folder)
+        raise RunFolderError(f"cannot use {shown}: {error.strerror}; choose another --runs or metadata.name") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file aside and rename it: a full disk must not leave a run folder without its job."""
+    aside = path.with_name(f".{path.name}.new")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def last_checkpoint(folder: Path) -> int | None:
@@ -119,9 +140,39 @@ def _must_match(folder: Path, job: DiffusionRLJob, render: Render) -> None:
         earlier = load_job(folder / JOB).job
     except JobError as error:
         raise RunFolderError(f"{shown} is not a run folder of this version: {error}\n{fix}") from error
-    if _has_trained(folder) and _computed(render(earlier)) != _computed(render(job)):
-        lines = "\n".join(f"  {name}" for name in sorted(_differing(_values(earlier), _values(job))))
+    if not _has_trained(folder):
+        return
+    earlier = _moved(earlier, job, _folder_then(folder), folder)
+    if _computed(render(earlier)) != _computed(render(job)):
+        names = sorted(_differing(_values(earlier), _values(job)))
+        lines = "\n".join(f"  {name}" for name in names if not name.startswith(PACE_FIELDS))
         raise RunFolderError(f"{shown} holds a run of a different job; these fields differ:\n{lines}\n{fix}")
+
+
+def _folder_then(folder: Path) -> Path:
+    """Where the run folder was when its run began."""
+    try:
+        lines = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return folder
+    found = [line.removeprefix(OWN_FOLDER) for line in lines if line.startswith(OWN_FOLDER)]
+    return Path(str(read_value(found[-1]))) if found else folder
+
+
+def _moved(earlier: DiffusionRLJob, job: DiffusionRLJob, then: Path, folder: Path) -> DiffusionRLJob:
+    """The earlier job with the paths of `job` for files that were moved, or copied, together with the run folder."""
+    known: set[str] = set()
+
+    def note(path: str) -> str:
+        known.add(path)
+        return path
+
+    def place(path: str) -> str:
+        moved = os.path.normpath(folder / os.path.relpath(path, then))
+        return moved if path not in known and moved in known else path
+
+    plan.map_paths(job, note)
+    return plan.map_paths(earlier, place)
 
 
 def _has_trained(folder: Path) -> bool:

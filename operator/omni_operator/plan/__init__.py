@@ -5,7 +5,7 @@ from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pod
 from .objects import digest_attempt, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
 from .refusals import describe_refusals, find_refusals, find_warnings
-from .run_layout import RunLayout, local_layout, pod_layout, resolve_paths
+from .run_layout import RunLayout, local_layout, map_paths, pod_layout, resolve_paths
 from .workers import render_group
 from .yaml_writer import dump_yaml
 
@@ -22,6 +22,7 @@ __all__ = [
     "render_job_objects",
     "render_objects",
     "local_layout",
+    "map_paths",
     "pod_layout",
     "render_overrides",
     "render_pod_overrides",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from omni_operator.api import DiffusionRLJob
@@ -75,32 +76,36 @@ def _other_resource(job: DiffusionRLJob, accelerator: Accelerator) -> str | None
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:
     """The job with absolute paths; relative ones start at `folder`, the folder of its YAML file."""
 
-    def absolute(path: str) -> str:
-        if is_in_store(path):
-            return path
-        return posixpath.normpath(posixpath.join(folder, path))
+    return map_paths(job, lambda path: posixpath.normpath(posixpath.join(folder, path)))
+
+
+def map_paths(job: DiffusionRLJob, change: Callable[[str], str]) -> DiffusionRLJob:
+    """The job with every path of a file or folder changed; URLs of a store stay."""
+
+    def changed(path: str) -> str:
+        return path if is_in_store(path) else change(path)
 
     spec = job.spec
     model = (
-        spec.model.model_copy(update={"base": absolute(spec.model.base)}) if spec.model.base_is_folder else spec.model
+        spec.model.model_copy(update={"base": changed(spec.model.base)}) if spec.model.base_is_folder else spec.model
     )
     data = spec.data.model_copy(
         update={
-            "train": tuple(map(absolute, spec.data.train)),
-            "validation": tuple(map(absolute, spec.data.validation)),
+            "train": tuple(map(changed, spec.data.train)),
+            "validation": tuple(map(changed, spec.data.validation)),
         }
     )
     scorers = []
     for scorer in spec.reward.scorers:
         function = scorer.function
         if function and not function.path.startswith("pkg://"):
-            moved = function.model_copy(update={"path": absolute(function.path)})
+            moved = function.model_copy(update={"path": changed(function.path)})
             scorer = scorer.model_copy(update={"function": moved})
-        if moved_settings := {name: absolute(path) for name, path in scorer.paths.items()}:
+        if moved_settings := {name: changed(path) for name, path in scorer.paths.items()}:
             scorer = scorer.model_copy(update={"settings": {**scorer.settings, **moved_settings}})
         scorers.append(scorer)
     judge = spec.reward.model
     if judge and judge.base_is_folder:
-        judge = judge.model_copy(update={"base": absolute(judge.base)})
+        judge = judge.model_copy(update={"base": changed(judge.base)})
     reward = spec.reward.model_copy(update={"scorers": tuple(scorers), "model": judge})
     return job.model_copy(update={"spec": spec.model_copy(update={"model": model, "data": data, "reward": reward})})
