@@ -24,7 +24,7 @@ def was_stopped(code: int, stop_requests: int) -> bool:
 
 
 def explain(
-    code: int, reported: str | None, log: Sequence[str], log_path: str, *, out_of_memory: bool
+    code: int, reported: str | None, log: Sequence[str], log_path: str, *, out_of_memory: bool, disk_full: bool
 ) -> list[str]:  # fmt: skip
     """PURE: the lines to show for a failed run. The last one is the cause.
 
@@ -32,6 +32,7 @@ def explain(
         code: exit code of the trainer, negative for a signal.
         reported: the error that the trainer reported. Without one, an excerpt of the log is shown.
         log: lines of the log of this start.
+        disk_full: whether the disk of the run folder has no space left, so that log and error may be missing.
     """
     excerpt = [] if reported else log_excerpt(log)
     error = reported or _last_error(excerpt) or _refusal(code, excerpt)
@@ -39,10 +40,14 @@ def explain(
     if excerpt and excerpt[-1].strip() == error:
         excerpt.pop()  # the last line of the output repeats it
     lines = [f"  | {line}" for line in (details or excerpt)]
-    return [*lines, f"log: {log_path}", f"failed: {_cause(code, headline, out_of_memory=out_of_memory)}"]
+    return [
+        *lines,
+        f"log: {log_path}",
+        f"failed: {_cause(code, headline, out_of_memory=out_of_memory, disk_full=disk_full)}",
+    ]
 
 
-def _cause(code: int, error: str, *, out_of_memory: bool) -> str:
+def _cause(code: int, error: str, *, out_of_memory: bool, disk_full: bool) -> str:
     if out_of_memory:
         killed = "out of memory: the kernel killed a process of the run"
         return f"{killed}; {error}" if error else killed
@@ -51,6 +56,8 @@ def _cause(code: int, error: str, *, out_of_memory: bool) -> str:
         return f"{killed}; {error}" if error else killed
     if error:
         return error
+    if disk_full:
+        return "the disk of the run folder is full: free some space, and run the same command to resume"
     if code < 0:
         return f"the trainer was ended by {signal.Signals(-code).name}"
     return f"the trainer exited with code {code}; the log has no error"

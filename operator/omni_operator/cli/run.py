@@ -172,7 +172,10 @@ class Session:
             console.say(f"stopped after step {self.state.step} of {self.job.spec.trainer.total_steps}; {checkpoint}")
             return console.INTERRUPTED
         log_path = console.short_path(self.folder / run_folder.LOG)
-        lines = failure.explain(ended.code, self.state.failure, log, log_path, out_of_memory=out_of_memory)
+        lines = failure.explain(
+            ended.code, self.state.failure, log, log_path, out_of_memory=out_of_memory,
+            disk_full=machine.disk_is_full(self.folder),
+        )  # fmt: skip
         console.complain("\n".join(lines))
         return console.USAGE if ended.code == console.USAGE else console.FAILED
 

@@ -156,8 +156,17 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
 def test_the_last_line_of_a_failure_is_its_cause(
     code: int, reported: str | None, log: list[str], out_of_memory: bool, said: list[str]
 ) -> None:
-    found = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory)
+    found = failure.explain(code, reported, log, "runs/a/train.log", out_of_memory=out_of_memory, disk_full=False)
     assert found == [*said[:-1], "log: runs/a/train.log", said[-1]]
+
+
+@pytest.mark.parametrize(
+    ("reported", "said"),
+    [(None, "failed: the disk of the run folder is full"), ("OSError: no space", "failed: OSError: no space")],
+)
+def test_a_full_disk_is_the_cause_of_a_failure_without_an_error(reported: str | None, said: str) -> None:
+    found = failure.explain(1, reported, [], "train.log", out_of_memory=False, disk_full=True)
+    assert found[-1].startswith(said)
 
 
 def test_a_log_excerpt_is_the_last_traceback() -> None:
