@@ -14,6 +14,14 @@ from . import console
 DISTRIBUTION = "omni-operator"
 INSTALL = "run `make setup` in a clone of the repository"
 STACK = ("torch", "ray", "verl", "vllm", "vllm-omni", "diffusers", "transformers", "peft")
+# Ctrl-C ends a program that makes a model or a report without a traceback.
+_PROGRAM = f"""\
+import runpy, sys
+try:
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit({console.INTERRUPTED})
+"""
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
 
 
@@ -45,7 +53,7 @@ def pinned() -> dict[str, str]:
 
 
 def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by `python -m module`, so that signals and the exit code are its own.
+    """Replace this process by the program `module`, so that signals and the exit code are its own.
 
     Progress bars of libraries are off: they show internals, such as the shards of a model.
     """
@@ -53,4 +61,4 @@ def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
         console.refuse(missing_text(missing))
     sys.stdout.flush()
     environment = {"TQDM_DISABLE": "1", **os.environ}
-    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)
+    os.execve(sys.executable, [sys.executable, "-c", _PROGRAM, module, *arguments], environment)

@@ -9,6 +9,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -324,6 +325,25 @@ def test_a_terminal_shows_a_progress_bar(write_job: WriteJob, start: Start) -> N
     assert "reward 0.430 ± 0.210  9.12 images/s  weights v3" in text
     assert "ETA 0s" in text and "…" not in text, "70 columns have room for all"
     assert "held-out reward 0.595" in text
+
+
+def test_ctrl_c_ends_a_program_of_the_training_stack_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text("import signal, sys\nprint(*sys.argv[1:], flush=True)\nsignal.pause()\n")
+    call = (
+        "from omni_operator.cli import training_stack as stack\n"
+        "stack.STACK = ()\n"
+        "stack.exec_module('wait', ['ready', '--out'])"
+    )
+    operator = Path(__file__).parents[3] / "operator"
+    process = subprocess.Popen(
+        [sys.executable, "-c", call], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{operator}:{tmp_path}"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready --out\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 130
 
 
 def test_missing_files_are_refused_before_the_run_starts(write_job: WriteJob, drl: Drl, tmp_path: Path) -> None:
