@@ -22,7 +22,11 @@ Context = Annotated[
 ]
 Kubeconfig = Annotated[
     str | None,
-    typer.Option("--kubeconfig", help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config.", metavar="FILE"),
+    typer.Option(
+        "--kubeconfig",
+        help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config; in a pod without these, its service account.",
+        metavar="FILE",
+    ),
 ]
 LACKS_RIGHT = " cannot "  # User "x" cannot list resource "pods" in ...
 RIGHTS = "ask for this right: docs/cli.md has those of each command (Rights)"

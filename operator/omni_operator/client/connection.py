@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, new_client_from_config
+from kubernetes.config.incluster_config import InClusterConfigLoader
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
@@ -23,6 +24,7 @@ CHUNK_BYTES = 64 * 1024
 SHOWN_BYTES = 80  # of an answer that cannot be used
 MERGE = "application/merge-patch+json"
 DEFAULT_FILE = "~/.kube/config"
+POD_FILES = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its service account
 UNAUTHORIZED = 401
 LOG_IN = "log in again, or get a new kubeconfig: its token or certificate may be expired, or of another cluster"
 GIVE_OTHER = "set KUBECONFIG, or give --kubeconfig FILE or --context NAME"
@@ -160,9 +162,9 @@ def connect(
     """A connection with the credentials of a kubeconfig, and the namespace to use.
 
     Args:
-        kubeconfig: default: KUBECONFIG, else ~/.kube/config.
+        kubeconfig: default: KUBECONFIG, else ~/.kube/config; without these, in a pod, its service account.
         context: default: the current one.
-        namespace: default: that of the context, else `default`.
+        namespace: default: that of the context, else `default`; with a service account, its own.
 
     Raises:
         UnusableKubeconfig: the message says why.
@@ -171,6 +173,8 @@ def connect(
     kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
     files = (kubeconfig or DEFAULT_FILE).split(os.pathsep)
     if not any(Path(file).expanduser().exists() for file in files if file):
+        if kubeconfig is None and context is None and (POD_FILES / "token").exists():
+            return _connect_from_pod(namespace)
         raise UnusableKubeconfig(
             f"cannot use the kubeconfig: there is no file {kubeconfig or DEFAULT_FILE}; {GIVE_OTHER}"
         )
@@ -203,3 +207,15 @@ def connect(
     # An empty one is no default: in a script it is a variable that is not set.
     given = chosen["context"].get("namespace") or "default" if namespace is None else namespace
     return Connection(client), given
+
+
+def _connect_from_pod(namespace: str | None) -> tuple[Connection, str]:
+    """A connection as the service account of this pod, as in a notebook that runs in the cluster."""
+    configuration = Configuration()
+    configuration.retries = False
+    try:
+        InClusterConfigLoader(str(POD_FILES / "token"), str(POD_FILES / "ca.crt")).load_and_set(configuration)
+        own = (POD_FILES / "namespace").read_text(encoding="utf-8").strip()
+    except (ConfigException, OSError) as error:
+        raise UnusableKubeconfig(f"cannot use the service account of this pod: {error}; {GIVE_OTHER}") from error
+    return Connection(ApiClient(configuration)), own if namespace is None else namespace

@@ -117,9 +117,9 @@ class Client:
         """A client with the credentials of a kubeconfig.
 
         Args:
-            kubeconfig: default: KUBECONFIG, else ~/.kube/config.
+            kubeconfig: default: KUBECONFIG, else ~/.kube/config; without these, in a pod, its service account.
             context: default: the current one.
-            namespace: default: that of the context, else `default`.
+            namespace: default: that of the context, else `default`; with a service account, its own.
 
         Raises:
             UnusableKubeconfig: the message says why.
@@ -155,8 +155,13 @@ class Client:
             JobExists: another job has the name; the message has the fields that differ.
             FieldNotServed: the cluster would drop a field of the job.
         """
-        name = check_job_name(str(body["metadata"]["name"]))
-        sent = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
+        metadata = body.get("metadata") or {}
+        name = check_job_name(str(metadata.get("name") or ""))
+        if (own := metadata.get("namespace") or self.namespace) != self.namespace:
+            raise ClusterError(
+                f"metadata.namespace of {name} is {own}, and this client is for {self.namespace}: nothing was created"
+            )
+        sent = {**body, "metadata": {**metadata, "namespace": self.namespace}}
         query = {"dryRun": "All"} if dry_run else {}
         try:
             return Submitted(_job(self._write("POST", JOBS.path(self.namespace), sent, **query)), created=True)

@@ -16,7 +16,7 @@ from typer.testing import Result
 
 from control.client.fake_server import FakeServer, drl
 from e2e.cluster import pki
-from omni_operator.client import Client, connection
+from omni_operator.client import Client, UnusableKubeconfig, connection
 from omni_operator.cluster.errors import Unavailable
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
@@ -133,6 +133,48 @@ def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch
             assert len(asked) == number, "drl submit asks for the operator's settings first"
     for found in asked:
         found.close()
+
+
+@pytest.fixture
+def pod_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A small API server with TLS, as a pod finds it, in which `tmp_path` has the files of the service account."""
+    authority, server = pki.Authority(tmp_path / "pki"), FakeServer()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue(pki.api_server(["127.0.0.1"])))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr(connection, "POD_FILES", tmp_path)
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_pod_without_a_kubeconfig_uses_its_service_account(pod_port: int, tmp_path: Path) -> None:
+    with pytest.raises(UnusableKubeconfig, match=r"there is no file ~/\.kube/config"):
+        Client.from_kubeconfig()
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "namespace").write_text("team")
+    client = Client.from_kubeconfig()
+    assert [job.name for job in client.list()] == [job.name for job in Client.from_kubeconfig(namespace="team").list()]
+    assert client.get("blue").name == "blue"
+    _, url, headers, *_ = client.connection.prepare("GET", "/api", (), {})
+    assert (url, headers["authorization"]) == (f"https://127.0.0.1:{pod_port}/api", "bearer secret")
+    assert client.namespace == "team"
+    assert Client.from_kubeconfig(namespace="other").namespace == "other"
+    given: tuple[dict[str, str], ...] = ({"context": "main"}, {"kubeconfig": str(tmp_path / "absent")})
+    for options in given:
+        with pytest.raises(UnusableKubeconfig, match="there is no file"):
+            Client.from_kubeconfig(**options)
+    (tmp_path / "ca.crt").unlink()
+    with pytest.raises(UnusableKubeconfig, match="service account of this pod: Service certification file does not"):
+        Client.from_kubeconfig()
 
 
 def test_a_missing_or_malformed_file_is_one_line(kubeconfig: Path, tmp_path: Path) -> None:

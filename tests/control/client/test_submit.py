@@ -10,6 +10,7 @@ import pytest
 
 from control.client.fake_server import PATH, FakeServer, drl
 from omni_operator.api import load_job
+from omni_operator.client import Client, ClusterError, InvalidName
 from omni_operator.client.operator_settings import AmbiguousOperator, SettingsUnreadable, select_settings
 from omni_operator.client.submission import UNREADABLE, find_differences
 
@@ -39,6 +40,16 @@ def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path)
     )
     again = drl(kubeconfig, "submit", str(EXAMPLE))
     assert (again.exit_code, "nothing was created" in again.stdout) == (0, True)
+
+
+def test_a_job_of_another_namespace_or_without_a_name_is_refused(server: FakeServer, kubeconfig: Path) -> None:
+    client, body = Client.from_kubeconfig(str(kubeconfig)), document()
+    with pytest.raises(ClusterError, match=r"of red-grpo-cluster is prod, and this client is for team: nothing was"):
+        client.submit({**body, "metadata": {**body["metadata"], "namespace": "prod"}})
+    for metadata in ({}, {"generateName": "red-"}):
+        with pytest.raises(InvalidName, match="'' is not a valid name of a job"):
+            client.submit({**body, "metadata": metadata})
+    assert server.posts == []
 
 
 def test_a_dry_run_creates_nothing(server: FakeServer, kubeconfig: Path) -> None:
