@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,10 +78,11 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
         )
     elif not (Path(model.base) / "model_index.json").is_file():
         folder = console.short_path(Path(model.base))
+        word = shlex.quote(folder)
         yield (
             at,
-            f"no model in {folder} (no model_index.json); to create one offline: `drl model tiny sd3 {folder}` "
-            f"(random weights) or `drl model shapes {folder}` (trained, takes minutes)",
+            f"no model in {folder} (no model_index.json); to create one offline: `drl model tiny sd3 {word}` "
+            f"(random weights) or `drl model shapes {word}` (trained, takes minutes)",
         )
 
 

@@ -191,6 +191,14 @@ def test_validate_reports_missing_local_files(write_job: WriteJob) -> None:
     assert drl("validate", job, "--cluster").exit_code == 0
 
 
+def test_a_command_in_a_message_has_quotes_around_a_path_with_blanks(tmp_path: Path) -> None:
+    for name, shown in (("jobs", "jobs/shapes-sd3"), ("my jobs", "'{}/my jobs/shapes-sd3'")):
+        (tmp_path / name).mkdir()
+        job = tmp_path / name / "job.yaml"
+        job.write_text(EXAMPLE.read_text())
+        assert f"{shown.format(tmp_path)}` (random weights)" in drl("validate", job).stderr
+
+
 def test_a_model_id_is_valid_on_a_cluster_only(write_job: WriteJob) -> None:
     job = write_job()
     job.write_text(job.read_text().replace("./model", "Qwen/Qwen-Image"))
