@@ -50,13 +50,13 @@ class Toleration(StrictModel):
 
 
 class PoolScheduling(StrictModel):
-    """Nodes for the rollout pods."""
+    """Nodes for the pods of a pool."""
 
     node_selector: Annotated[dict[LabelKey, LabelValue], NullFree] = Field(
-        default_factory=dict, max_length=32, description="Labels that a node needs to run the rollout pods."
+        default_factory=dict, max_length=32, description="Labels that a node needs to run these pods."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
-        default=(), max_length=32, description="Node taints that the rollout pods tolerate."
+        default=(), max_length=32, description="Node taints that these pods tolerate."
     )
     topology: Topology = Field(default=Topology(), description="Topology-aware scheduling of these pods by Kueue.")
 
