@@ -186,8 +186,10 @@ def _suspend(
     stopping = condition is not None and condition.reason == "Stopping"
     report = observed.report_of(current)
     running = isinstance(verdict, InProgress) and verdict.stage is Stage.RUNNING
-    if facts.grace and running and report and not stopping and _is_ahead(since + facts.grace, now, facts.grace):
-        answered = report.checkpoint_at is not None and report.checkpoint_at >= since
+    # An earlier process may have received its reports: after a restart the next one can take as long as a step.
+    reported = report is not None or (current == status.attempts and status.progress.heartbeat_time is not None)
+    if facts.grace and running and reported and not stopping and _is_ahead(since + facts.grace, now, facts.grace):
+        answered = report is not None and report.checkpoint_at is not None and report.checkpoint_at >= since
         if not answered:
             text = "waiting for the trainer to save a checkpoint"
             return Decision(

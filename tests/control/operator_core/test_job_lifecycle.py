@@ -49,6 +49,29 @@ async def test_suspension_waits_for_the_checkpoint_up_to_its_deadline(simulation
     assert simulation.condition("Suspended").status == "True"
 
 
+@pytest.mark.parametrize("asked", ["before", "after"])
+async def test_an_operator_that_starts_again_waits_for_the_checkpoint_of_a_suspension(
+    simulation: Any, asked: str
+) -> None:
+    """Also before the trainer, whose step may take long, reports to the new process."""
+    await simulation.submit_running(suspendPolicy={"graceSeconds": 600})
+    simulation.report(step=5)
+    await simulation.settle()
+    if asked == "before":
+        simulation.edit(suspend=True)
+        await simulation.settle()
+    simulation.start_operator()
+    simulation.edit(suspend=True)
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.condition("Suspended").reason == "CheckpointRequested"
+    assert simulation.report(step=6) == {"checkpoint": True}
+    simulation.report("checkpoint", path="/ckpt/checkpoints/step_000006")
+    await simulation.settle()
+    assert simulation.condition("Suspended").status == "True"
+    assert simulation.status().checkpoint.last == "step_000006"
+
+
 @pytest.mark.parametrize("spec", [{}, {"suspendPolicy": {"mode": "Immediate"}}])
 async def test_a_trainer_that_never_reported_is_suspended_at_once(simulation: Any, spec: dict[str, Any]) -> None:
     await simulation.submit_running(**spec)
