@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 SDE_TYPES = ("sde", "cps", "dance_sde")
+# A level nearer to 1 is 1: a scheduler that shifts it, such as by 1.43, rounds it to 1 - 2^-24 or 1 - 2^-23.
+ROUNDED_ONE = 1 - 1e-6
 
 
 def moments(
@@ -23,7 +25,8 @@ def moments(
     """Mean [B, ...] and standard deviation [B, 1, ...] of the next latent.
 
     Args:
-        sigma_max: second noise level of the schedule; replaces sigma = 1, where sigma / (1 - sigma) is undefined.
+        sigma_max: second noise level of the schedule; replaces sigma = 1, where sigma / (1 - sigma) is undefined, also
+            where rounding made it a little smaller.
 
     Raises:
         ValueError: `kind` is unknown, or a tensor is not float32.
@@ -34,7 +37,7 @@ def moments(
     dt = s1 - s
     match kind:
         case "sde":
-            g = noise_level * torch.sqrt(s / (1 - torch.where(s >= 1, top, s)))
+            g = noise_level * torch.sqrt(s / (1 - torch.where(s > ROUNDED_ONE, top, s)))
             mean = x * (1 + g**2 * dt / (2 * s)) + v * (1 + g**2 * (1 - s) / (2 * s)) * dt
             return mean, g * torch.sqrt(-dt)
         case "cps":

@@ -47,6 +47,28 @@ def test_moments_equal_the_formulas_in_float64(kind: str, data: st.DataObject) -
     assert torch.allclose(std.flatten(), torch.full((2,), want_std), atol=1e-6, rtol=2e-4)
 
 
+@pytest.mark.parametrize("rounded", [1 - 2**-24, 1 - 2**-23, 1.0, 1 + 2**-23])
+def test_a_first_level_that_a_scheduler_rounds_is_1(rounded: float) -> None:
+    """diffusers' and the engine's schedulers give 1 - 2^-24 for a shift of 1.43, and 1 - 2^-23 for one of 1.18.
+
+    sigma / (1 - sigma) of such a level is 16 million, and the noise of the step would be 4,096 times that of sigma = 1.
+    """
+    level = lambda value: torch.full((2,), value)  # noqa: E731
+    x, v = (torch.randn(2, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    mean, std = sde.moments(
+        "sde", x, v, sigma=level(rounded), sigma_next=level(0.9), sigma_max=level(0.9), noise_level=0.7
+    )
+    want, spread = zip(
+        *(
+            reference("sde", *pair, 1.0, 0.9, 0.9, 0.7)
+            for pair in zip(*(t.flatten().tolist() for t in (x, v)), strict=True)
+        ),
+        strict=True,
+    )
+    torch.testing.assert_close(mean.flatten(), torch.tensor(want), rtol=1e-5, atol=1e-5)
+    assert std.flatten().tolist() == pytest.approx([spread[0]] * 2, rel=1e-5)
+
+
 class Gaussian:
     """Data of N(mean, spread^2), whose noisy marginals and velocity are known exactly, in float64."""
 
