@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
 from verl_omni.trainer.pools import NETWORK, VERL_BACKENDS
 from verl_omni.trainer.reference_scorers import is_placeholder
 from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
+from verl_omni.trainer.value_types import is_number
 from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -22,6 +23,7 @@ PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
 BACKEND, LOAD_FORMAT = f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.load_format"
 DRAWS = f"{ACTOR}.diffusion_loss.draws"
+GUIDANCE = ("guidance_scale", "true_cfg_scale")
 
 
 def unneeded_log_probs(loss: str, name: str, value: Any) -> str | None:
@@ -78,12 +80,31 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+    yield from _unread_guidance(settings, given)
     if given.get(PICTURES) and config.trainer.log_val_generations > 0 and not _shows_pictures(config.trainer.logger):
         yield PICTURES, f"trainer.logger shows no pictures; {', '.join(TRACKERS_WITH_PICTURES)} do"
     if config.algorithm.sample_source == "offline" and f"{ROLLOUT}.n" in given:
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+
+
+def _unread_guidance(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A scale of guidance that the model's family does not read, if it is not the one that samples have."""
+    from verl_omni.pipelines.registry import FAMILIES, training_adapter
+
+    rollout, architecture = settings.rollout, settings.model.architecture
+    if architecture not in FAMILIES:
+        return  # not known before the model's folder is read
+    guidance = training_adapter(architecture).guidance
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    for group, pipeline in (("pipeline", rollout.pipeline), ("val_kwargs.pipeline", evaluated)):
+        scale = guidance(pipeline)
+        read = [name for name in GUIDANCE if guidance(OmegaConf.merge(pipeline, {name: scale + 1})) != scale]
+        for name in GUIDANCE:
+            value = given.get(f"{ROLLOUT}.{group}.{name}")
+            if is_number(value) and value != scale and read and name not in read:
+                yield f"{ROLLOUT}.{group}.{name}", f"{architecture} reads {read[0]}, which is {scale:g}"
 
 
 def _shows_pictures(logger: Any) -> bool:

@@ -18,6 +18,7 @@ LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction"
 REQUIRED = ["data.train_files=t", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=64"]
 # What the value of a setting needs besides it, by the beginning of the setting's name. The longest one counts.
 NFT, DPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo"))
+SD3, QWEN = (f"{MODEL}.architecture={name}" for name in ("StableDiffusion3Pipeline", "QwenImagePipeline"))
 COMPANIONS = {
     f"{MODEL}.policy_state_adapters": [NFT], f"{ROLLOUT}.rollout_adapter": [NFT], "algorithm.sample_source": [DPO],
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ["trainer.n_gpus_per_node=2"],
@@ -109,12 +110,34 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
         ([NFT, f"{MODEL}.pipeline.guidance_scale=4.0", f"{ROLLOUT}.pipeline.guidance_scale=1.0"],
          f"{MODEL}.pipeline.guidance_scale"),
         ([DPO, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"], f"{ROLLOUT}.n"),
+        ([SD3, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"], f"{ROLLOUT}.pipeline.true_cfg_scale"),
+        ([SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0", f"++{ROLLOUT}.val_kwargs.pipeline.true_cfg_scale=1.0"],
+         f"{ROLLOUT}.val_kwargs.pipeline.true_cfg_scale"),
+        ([f"{MODEL}.architecture=WanPipeline", f"{ROLLOUT}.pipeline.true_cfg_scale=5"],
+         f"{ROLLOUT}.pipeline.true_cfg_scale"),
+        ([QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0", f"{ROLLOUT}.pipeline.guidance_scale=1.0"],
+         f"{ROLLOUT}.pipeline.guidance_scale"),
     ],
 )  # fmt: skip
 def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
     found = settings.without_effect(given, settings.load(given))
     assert list(found) == [named] and found[named]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0"], [QWEN, f"{ROLLOUT}.pipeline.guidance_scale=4.0"],
+        [SD3, f"{ROLLOUT}.pipeline.guidance_scale=4.0", f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
+        [QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"], [f"{ROLLOUT}.pipeline.true_cfg_scale=4.0"],
+        [QWEN, f"{ROLLOUT}.pipeline.true_cfg_scale=4.0", f"++{ROLLOUT}.val_kwargs.pipeline.guidance_scale=4.0"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
+    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    assert settings.without_effect(given, settings.load(given)) == {}
 
 
 @pytest.mark.parametrize(
