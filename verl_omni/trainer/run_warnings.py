@@ -1,11 +1,11 @@
-"""Warnings about what a run learns, from its metrics: collapsed samples, and a policy that moves too far."""
+"""Warnings about what a run learns, from its metrics: a constant reward, collapsed samples, a diverging policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from verl_omni.trainer import collapse, policy_drift
+from verl_omni.trainer import collapse, constant_reward, policy_drift
 from verl_omni.trainer.run_folder import RunFolder
 
 
@@ -16,6 +16,9 @@ class RunWarnings:
     folder: RunFolder
     _collapse: collapse.CollapseState = field(default_factory=collapse.CollapseState, init=False)
     _drift: policy_drift.DriftState = field(default_factory=policy_drift.DriftState, init=False)
+    _reward: constant_reward.ConstantRewardState = field(
+        default_factory=constant_reward.ConstantRewardState, init=False
+    )
 
     @property
     def collapsed(self) -> bool:
@@ -26,6 +29,9 @@ class RunWarnings:
         """Take the metrics of a step, of which each number counts once."""
         self._collapse, collapsed = collapse.observe(self._collapse, metrics)
         self._drift, diverged = policy_drift.observe(self._drift, metrics)
+        self._reward, constant = constant_reward.observe(self._reward, metrics)
+        if constant is not None:
+            self.folder.event("warning", reason=constant_reward.REASON, message=constant, step=step)
         if collapsed is not None:
             self.folder.event("warning", reason=collapse.REASON, message=collapsed, step=step)
         for message in diverged:
@@ -36,3 +42,4 @@ class RunWarnings:
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
             self._drift, _ = policy_drift.observe(self._drift, line)
+            self._reward, _ = constant_reward.observe(self._reward, line)

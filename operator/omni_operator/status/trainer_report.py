@@ -40,9 +40,9 @@ _KINDS = {reason.value: reason for reason in TRAINER_REASONS}
 OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
 # Each reason of a warning is an entry in the status and an event.
 WARNING_REASONS = frozenset({
-    "SamplesCollapsed", "PolicyDiverged", "CheckpointsSetAside", "ResumedWithChanges", "CheckpointDropped",
-    "ReplicaRemoved", "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect", "PromptsTruncated",
-    "ReportNotWritten", OUTPUT_NOT_SENT,
+    "SamplesCollapsed", "PolicyDiverged", "RewardConstant", "CheckpointsSetAside", "ResumedWithChanges",
+    "CheckpointDropped", "ReplicaRemoved", "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect",
+    "PromptsTruncated", "ReportNotWritten", OUTPUT_NOT_SENT,
 })  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255

@@ -21,6 +21,13 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
         action="Look at the images in the report; lower the learning rate, or hold the policy to the base model "
         "(`actor.use_kl_loss`), and start again from a checkpoint before it.",
     ),
+    "RewardConstant": Explanation(
+        shown=("warning",),
+        meaning="Since the run began, all samples of each prompt had the same reward, so nothing is learned.",
+        look=STATUS,
+        action="Look at scores and images in the report; check the scorer, and the ground truths that it compares "
+        "with. If it is right, take easier or harder prompts, or a reward with more than two values.",
+    ),
     "CheckpointsSetAside": Explanation(
         shown=("warning",),
         meaning="`trainer.resume_mode=disable` found checkpoints of an earlier run, and renamed their folder.",

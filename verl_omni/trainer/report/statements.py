@@ -14,6 +14,7 @@ COLLAPSED = "SamplesCollapsed"
 EXPLANATIONS = {
     "PolicyDiverged": "The updates of this run move its policy too far, so that later samples may be worse than those "
     "of the base model.",
+    "RewardConstant": "The reward of this run told no two samples of a prompt apart, so the model learned nothing.",
     COLLAPSED: "The samples of this run collapsed: the images of different prompts became alike, or the samples of a "
     "prompt all got almost the same reward. The model learns nothing more from such samples.",
 }

@@ -1,0 +1,69 @@
+"""A run whose reward tells no samples of a prompt apart says so once, after a few steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from verl_omni.trainer import constant_reward, metrics
+from verl_omni.trainer.collapse import REWARD_SPREAD
+from verl_omni.trainer.constant_reward import ConstantRewardState
+from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run_warnings import RunWarnings
+
+GROUPS = [f"prompt {number // 6}" for number in range(12)]
+NONE: dict[str, float | None] = {}
+
+
+def warnings(lines: list[dict[str, float | None]]) -> list[tuple[int, str]]:
+    """The place of each warning, and its text."""
+    state, found = ConstantRewardState(), []
+    for place, line in enumerate(lines):
+        state, message = constant_reward.observe(state, line)
+        if message is not None:
+            found.append((place, message))
+    return found
+
+
+def line(scores: list[float]) -> dict[str, float | None]:
+    """What a step records of the rewards of two prompts with six samples each."""
+    rewards = torch.tensor(scores)
+    return {**metrics.rewards(rewards, {}), **metrics.reward_spread(rewards, GROUPS)}
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.0), (0.1, 0.7), (1e6 + 0.3, -1e-8), (0.123456789,) * 2], ids=str)
+def test_a_reward_that_never_varies_is_found_once(rewards: tuple[float, float]) -> None:
+    """Also if prompts differ, whatever the numbers are."""
+    same = line([rewards[0]] * 6 + [rewards[1]] * 6)
+    ((place, message),) = warnings([same] * 20)
+    assert place == 4
+    assert message.startswith("In the first 5 steps, all samples of each prompt had the same reward (")
+
+
+def test_one_sample_that_differs_in_one_of_the_first_steps_is_enough() -> None:
+    same, other = line([0.0] * 12), line([0.0] * 11 + [1.0])
+    assert warnings([same] * 4 + [other] + [same] * 20) == []
+    assert warnings([other, *[same] * 20]) == [], "that is a collapse"
+
+
+def test_lines_without_a_spread_do_not_count() -> None:
+    """Evaluations, steps of one sample per prompt, and steps that train on pairs of a data set."""
+    assert warnings([{"val/reward/mean": 0.0}, {REWARD_SPREAD: None}, NONE, {REWARD_SPREAD: float("nan")}] * 9) == []
+    same = line([0.5] * 12)
+    assert [place for place, _ in warnings([same, NONE] * 9)] == [8]
+
+
+def test_the_run_folder_gets_the_warning_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
+    folder, same = RunFolder(tmp_path), line([0.0] * 12)
+    first = RunWarnings(folder)
+    for step in range(1, 8):
+        first.observe(step, folder.step({"step": step, **same}))
+    second = RunWarnings(folder)
+    second.restore()
+    second.observe(8, {"step": 8, **same})
+    events = [json.loads(text) for text in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    (warning,) = [event for event in events if event["event"] == "warning"]
+    assert (warning["reason"], warning["step"]) == ("RewardConstant", 5)
