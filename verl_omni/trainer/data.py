@@ -101,7 +101,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         if row.get(self.image_key):
             made["extra_info"]["images"] = prompt_images.images_of(messages)
         if NEGATIVE_PROMPT in self.dataframe.column_names:
-            made["raw_negative_prompt"] = row.get(NEGATIVE_PROMPT) or ""
+            made["raw_negative_prompt"] = _negative_prompt(row, made["extra_info"].get("images", ()))
         return made
 
 
@@ -175,6 +175,7 @@ def check_images(dataset: RLHFDataset, architecture: str | None, pipeline: Any) 
                 image.close()  # only its size was read
             if problem is None and images:
                 prompt_images.with_images(as_messages(row[dataset.prompt_key]), images)
+                _negative_prompt(row, images)
         except ValueError as error:
             problem = str(error)
         if problem:
@@ -209,6 +210,18 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
         else {**message, "content": list(map(_given, message["content"]))}
         for message in prompt
     ]
+
+
+def _negative_prompt(row: Mapping[str, Any], images: Sequence[Any]) -> Prompt:
+    """The negative prompt of a row; where it has places for the images of the prompt, these are in it too.
+
+    Raises:
+        ValueError: it has places for another number of images.
+    """
+    negative: Prompt = row.get(NEGATIVE_PROMPT) or ""
+    if not (images and prompt_images.has_places(messages := as_messages(negative))):
+        return negative
+    return prompt_images.with_images(messages, images)
 
 
 def _listed(images: Any) -> Sequence[Any]:

@@ -166,6 +166,19 @@ def test_a_part_for_an_image_gets_the_one_of_the_row(model: Path, folder: Path) 
     assert picture["image"].getpixel((3, 3)) == (255, 0, 0) and text == {"type": "text", "text": "a dog"}
 
 
+@pytest.mark.parametrize("negative", ["<image>blurry", [{"role": "user", "content": "<image>blurry"}]])
+def test_places_in_a_negative_prompt_get_the_images_of_the_prompt(model: Path, folder: Path, negative: Any) -> None:
+    rows = [{"prompt": "<image>a dog", "images": ["red.png"], "negative_prompt": negative}]
+    (message,) = load(model, folder, rows)[0]["raw_negative_prompt"]
+    picture, text = message["content"]
+    assert picture["image"].getpixel((3, 3)) == (255, 0, 0) and text == {"type": "text", "text": "blurry"}
+    rows[0]["negative_prompt"] = "<image><image>"
+    with pytest.raises(ValueError, match=r"row 0 .*a prompt has 2 times <image>, and its row 1 images"):
+        load(model, folder, rows)
+    rows[0]["negative_prompt"] = "blurry"  # the agent loop adds the image
+    assert load(model, folder, rows)[0]["raw_negative_prompt"] == "blurry"
+
+
 def test_messages_with_parts_stay() -> None:
     parts = [{"type": "text", "text": "a dog"}]
     assert prompt_images.with_images([{"role": "user", "content": parts}], []) == [{"role": "user", "content": parts}]
