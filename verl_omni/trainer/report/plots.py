@@ -19,6 +19,7 @@ COLORS = (TRAINING, HELD_OUT, "#49a86c", "#e0a030")
 RUN_COLORS = (*COLORS, "#9b6dd0", "#4fb3bf", "#b5651d", "#8a8f98")
 PHASE_COLORS = {"generate": "#4c8fd0", "wait": "#4c8fd0", "update": "#e0a030", "sync": "#49a86c", "other": "#8a8f98"}
 GRID = "rgba(128, 128, 128, 0.22)"
+DASH = {"symbol": "line-ew-open", "size": 14}  # a line that has one point
 TALL, LOW = 360, 250  # pixels
 MOST_BARS = 150  # more would be thinner than a pixel on a phone
 MOST_MARKERS = 40  # more would hide the line and its error bars
@@ -101,9 +102,10 @@ def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -
     """Rewards of runs: of the training steps as a thin line, of the evaluations as points with error bars."""
     figure = _figure(TALL, [line for parts in runs.values() for lines in parts for line in lines])
     for (name, (steps, evaluations)), color in zip(runs.items(), RUN_COLORS, strict=False):
-        if _recorded(steps, "reward/mean"):
+        if trained := [line for line in steps if line.get("reward/mean") is not None]:
             figure.add_scatter(
-                x=_column(steps, "step"), y=_column(steps, "reward/mean"), name=name, mode="lines",
+                x=_column(steps, "step"), y=_column(steps, "reward/mean"), name=name,
+                mode="lines" if len(trained) > 1 else "markers", marker={**DASH, "line": {"width": 2, "color": color}},
                 line={"color": color, "width": 1.2}, legendgroup=name, hovertemplate="%{y:.4g}",
             )  # fmt: skip
         known = [line for line in evaluations if line.get("val/reward/mean") is not None]

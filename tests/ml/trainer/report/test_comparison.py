@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_omni.trainer.report import comparison
+from verl_omni.trainer.report import comparison, plots
 from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.run_data import Event, Image, Line, Run, load
 from verl_omni.trainer.run_folder import RunFolder, Sample
@@ -97,6 +97,13 @@ def test_a_run_that_failed_and_one_that_is_not_complete_say_so() -> None:
 
 
 @pytest.mark.slow
+def test_the_only_training_step_of_a_run_is_visible_among_longer_runs() -> None:
+    steps: list[Line] = [{"step": float(step), "reward/mean": 0.5} for step in (1, 2)]
+    figure = plots.rewards_of_runs({"one": (steps[:1], []), "two": (steps, [])})
+    assert [(trace.name, trace.mode) for trace in figure.data] == [("one", "markers"), ("two", "lines")]
+    assert figure.data[0].marker.line.color == figure.data[0].line.color
+
+
 def test_a_metric_with_one_value_in_all_runs_has_no_plot() -> None:
     lines: list[Line] = [{"step": float(step), "actor/lr": 0.001, "actor/grad_norm": 0.1 * step} for step in (1, 2)]
     page = comparison.render({"a": Run("a", lines), "b": Run("b", lines)})
