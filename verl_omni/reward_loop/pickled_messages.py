@@ -54,8 +54,7 @@ class _Array(np.ndarray):
         *_, shape, kind, fortran, content = state
         if not isinstance(content, bytes) or math.prod(shape) * kind.dtype.itemsize != len(content):
             raise PickleRefused("the answer has an array whose values are not in it")
-        whole: Any = (1, shape, kind.dtype, bool(fortran), content)  # the stub asks for numpy's own type of a boolean
-        super().__setstate__(whole)
+        super().__setstate__((1, shape, kind.dtype, bool(fortran), content))  # type: ignore[arg-type]
 
 
 class _PlainValues(pickle._Unpickler):

@@ -1,6 +1,6 @@
 """Images in PostScript, which are programs: Pillow reads their pixels by running them in Ghostscript, if there is one.
 
-Whoever writes a data set or sends a request chooses the content of an image, whatever the name of its file ends with.
+The author of a data set, or the sender of a request, chooses what a file has, whatever its name ends with.
 """
 
 from __future__ import annotations

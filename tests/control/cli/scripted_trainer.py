@@ -74,7 +74,7 @@ def run() -> int:
             message = "ValueError: no sky in the image (prompt 'a cat', replica 0, weights 1)"
             event("error", kind="ScoringFailed", message=f"ScoringFailed: {message}")
             raise RuntimeError("99 lines of Ray")
-        if behave == "control" and step == 2:  # as a prompt of somebody's data set may have
+        if behave == "control" and step == 2:  # as a prompt of another user's data set may have
             event("phase", text="waiting for \x1b]0;title\x07 \x9b2J")
             event("warning", reason="PromptsTruncated", message="prompt '\x1b]0;title\x07 \x9b2J'")
             event("error", kind="ScoringFailed", message="prompt '\x1b]0;title\x07 \x9b2J'")

@@ -18,14 +18,14 @@ from verl_omni.weight_sync.channel import HEADER
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.messages import BufferMessage, encode_message
 
-NOBODY = 65534
+OTHER_USER = 65534
 DEADLINE = 30.0
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-# Says that it is ready, then sends what it reads from standard input to whoever connects.
+# Says that it is ready, then sends what it reads from standard input to the process that connects.
 LISTEN = f"""
 import os, socket, sys
-os.setuid({NOBODY}); os.umask(0)
+os.setuid({OTHER_USER}); os.umask(0)
 with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(sys.argv[1]); listening.listen(1); print("ready", flush=True)
     connection, _ = listening.accept()
@@ -33,7 +33,7 @@ with socket.socket(socket.AF_UNIX) as listening:
 """
 CONNECT = f"""
 import os, socket, sys, time
-os.setuid({NOBODY})
+os.setuid({OTHER_USER})
 with socket.socket(socket.AF_UNIX) as connection:
     while connection.connect_ex(sys.argv[1]):
         time.sleep(0.01)
@@ -50,7 +50,7 @@ class RunsCode:
 
 
 def refuse(transferred: Callable[[], object]) -> None:
-    with pytest.raises(IncompleteUpdate, match=rf"is a process of user id {NOBODY}, and this one is of 0"):
+    with pytest.raises(IncompleteUpdate, match=rf"is a process of user id {OTHER_USER}, and this one is of 0"):
         transferred()
 
 
