@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from e2e.faulty_cluster import OF_THE_JOB, Fault
+from omni_operator.api.names import MANAGED_BY_LABEL, SELECTOR
 from omni_operator.api.status import Status
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
 
@@ -23,10 +24,24 @@ EVENTS = [
     "start", "run", "succeed", "fail", "lose_head", "flap", "pod_gone", "rayjob_gone", "cluster_gone", "policy_gone",
     "suspend", "resume", "report", "checkpoint", "crash", "relist", "wait", "long_wait", "stuck", "free",
     "edit", "invalid", "valid", "queue", "unqueue", "delete", "reject", "outage", "recover", "thaw", "clock_right",
-    "save", "restore",
+    "save", "restore", "unlabel", "unlabel_cluster", "recreate", "hold_job", "release_job", "kuberay_gone",
+    "kuberay_back", "policy_changed",
 ]  # fmt: skip
 # Frequent: what makes the life of a job, and the end of a fault, without which little happens.
-LIFE = ["run", "run", "fail", "lose_head", "wait", "suspend", "resume", "stuck", "thaw", "thaw", "recover"]
+LIFE = [
+    "run",
+    "run",
+    "fail",
+    "lose_head",
+    "wait",
+    "suspend",
+    "resume",
+    "stuck",
+    "thaw",
+    "thaw",
+    "recover",
+    "kuberay_back",
+]
 # What happens to one of the next writes; watches that deliver nothing; an operator whose clock is wrong.
 FAULTS = [(fault, after) for fault in Fault if fault is not Fault.REJECTED for after in range(4)]
 FROZEN = [JOBS, RAYJOBS, RAYCLUSTERS, PODS]
@@ -66,6 +81,8 @@ class History:
             await simulation.after(10 if what == "wait" else 1000)
         elif what in ("outage", "reject", "recover", "thaw", "clock_right", "crash", "relist", "save", "restore"):
             await self._of_operator(what)
+        elif what in ("kuberay_gone", "kuberay_back"):
+            self._of_kuberay(there=what == "kuberay_back")
         elif simulation.cluster.get(JOBS, *KEY) is None:
             simulation.submit()
             self.limit = 0
@@ -98,10 +115,24 @@ class History:
                 self._ends.clear()
                 simulation.start_operator()
             case "relist":
-                for kind in (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
-                    listing = await simulation.cluster.list_metadata(kind, None, "")
+                for kind in (JOBS, PODS) if simulation.cluster.absent else (JOBS, RAYJOBS, RAYCLUSTERS, PODS):
+                    listing = await simulation.cluster.list_metadata(kind, None, "" if kind == JOBS else SELECTOR)
                     for key in simulation.cache.prune(kind, listing.items, listing.version):
                         simulation.wakes[key] = simulation.now
+
+    def _of_kuberay(self, *, there: bool) -> None:
+        """KubeRay is removed with its kinds and all of their objects, or installed: then the operator restarts."""
+        simulation, kinds = self.simulation, {RAYJOBS, RAYCLUSTERS}
+        if there and simulation.cluster.absent:
+            simulation.cluster.absent = set()
+            simulation.start_operator()
+        elif not there:
+            for kind in kinds:
+                for body in simulation.cluster.all(kind):
+                    meta = body["metadata"]
+                    simulation.cluster.change(kind, KEY[0], meta["name"], metadata={"finalizers": []})
+                    simulation.cluster.remove(kind, KEY[0], meta["name"])
+            simulation.cluster.absent = kinds
 
     def _fail_one_write(self, fault: Fault, after: int) -> None:
         left = [after]
@@ -123,8 +154,20 @@ class History:
                 simulation.edit(rollout={"replicas": 3 if what == "invalid" else 2})
             case "delete":
                 simulation.cluster.remove(JOBS, *KEY)
+            case "recreate":  # before the operator sees that it was deleted
+                simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": []})
+                simulation.cluster.remove(JOBS, *KEY)
+                simulation.submit()
+                self.limit = 0
+            case "hold_job" | "release_job":  # a finalizer of another controller keeps the job
+                finalizers = ["example.com/slow"] if what == "hold_job" else []
+                job = simulation.cluster.get(JOBS, *KEY)
+                if finalizers == [] or not job["metadata"].get("deletionTimestamp"):
+                    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": finalizers})
             case "policy_gone":
                 simulation.cluster.remove(NETWORK_POLICIES, *KEY)
+            case "policy_changed" if simulation.cluster.get(NETWORK_POLICIES, *KEY):
+                simulation.cluster.change(NETWORK_POLICIES, *KEY, spec={"ingress": []})
 
     def _of_attempt(self, what: str, attempt: int) -> None:
         simulation, name = self.simulation, f"red-a{attempt:02d}"
@@ -152,6 +195,10 @@ class History:
                 simulation.cluster.remove(PODS, KEY[0], f"{name}-x1-worker")
             case "rayjob_gone":
                 simulation.cluster.remove(RAYJOBS, KEY[0], name)
+            case "unlabel":
+                self._remove_label(RAYJOBS, name)
+            case "unlabel_cluster" if cluster is not None:
+                self._remove_label(RAYCLUSTERS, f"{name}-x1")
             case "cluster_gone":
                 simulation.cluster.remove(RAYCLUSTERS, KEY[0], f"{name}-x1")
             case "queue" | "unqueue" if not ended:
@@ -165,6 +212,10 @@ class History:
         """A finalizer of another controller keeps the RayCluster."""
         finalizers = ["ray.io/slow"] if held else []
         self.simulation.cluster.change(RAYCLUSTERS, KEY[0], name, metadata={"finalizers": finalizers})
+
+    def _remove_label(self, kind: Any, name: str) -> None:
+        """A user removes the label by which watches find the object."""
+        self.simulation.cluster.change(kind, KEY[0], name, metadata={"labels": {MANAGED_BY_LABEL: None}})
 
     def check(self) -> None:
         """Check what holds at any time."""
@@ -196,6 +247,9 @@ class History:
         simulation = self.simulation
         simulation.fault, simulation.skew = lambda write: None, timedelta()
         simulation.frozen.clear()
+        self._of_kuberay(there=True)
+        if simulation.cluster.get(JOBS, *KEY) is not None:
+            self._of_job("release_job")
         for cluster in simulation.cluster.all(RAYCLUSTERS):
             self._hold_cluster(cluster["metadata"]["name"], held=False)
         await simulation.after(7200)
