@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from verl_omni.trainer import collapse, constant_reward, policy_drift
+from verl_omni.trainer import collapse, policy_drift
 from verl_omni.trainer.run_folder import RunFolder
+
+CONSTANT_REWARD = "RewardConstant"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardState:
+    """Whether the reward has told two samples of a prompt apart since the run began.
+
+    If not, every advantage is 0 and nothing is learned: the scorer does not read the images, it fails in a way that
+    looks like a score, or the prompts are too hard or too easy for the model. `collapse` finds a reward that ceases to
+    vary.
+
+    Attributes:
+        steps: steps that recorded the spread of rewards within prompts.
+        varies: whether it was above 0 in one of them.
+    """
+
+    steps: int = 0
+    varies: bool = False
+
+
+def observe_reward(state: RewardState, metrics: Mapping[str, float | None]) -> tuple[RewardState, str | None]:
+    """PURE: the state after a step, and the text of a warning after `collapse.WINDOW` steps without any spread."""
+    spread = metrics.get(collapse.REWARD_SPREAD)
+    if spread is None or not math.isfinite(spread):
+        return state, None
+    state = replace(state, steps=state.steps + 1, varies=state.varies or spread > 0)
+    if state.varies or state.steps != collapse.WINDOW:
+        return state, None
+    mean = metrics.get("reward/mean")
+    return state, (
+        f"In the first {collapse.WINDOW} steps, all samples of each prompt had the same reward"
+        f"{'' if mean is None else f' ({mean:.3g} on average in the last of them)'}, so nothing is learned. Look at "
+        "scores and images in the report, and check the scorer, and the ground truths that it compares with."
+    )
 
 
 @dataclass
@@ -16,9 +52,7 @@ class RunWarnings:
     folder: RunFolder
     _collapse: collapse.CollapseState = field(default_factory=collapse.CollapseState, init=False)
     _drift: policy_drift.DriftState = field(default_factory=policy_drift.DriftState, init=False)
-    _reward: constant_reward.ConstantRewardState = field(
-        default_factory=constant_reward.ConstantRewardState, init=False
-    )
+    _reward: RewardState = field(default_factory=RewardState, init=False)
 
     @property
     def collapsed(self) -> bool:
@@ -29,9 +63,9 @@ class RunWarnings:
         """Take the metrics of a step, of which each number counts once."""
         self._collapse, collapsed = collapse.observe(self._collapse, metrics)
         self._drift, diverged = policy_drift.observe(self._drift, metrics)
-        self._reward, constant = constant_reward.observe(self._reward, metrics)
+        self._reward, constant = observe_reward(self._reward, metrics)
         if constant is not None:
-            self.folder.event("warning", reason=constant_reward.REASON, message=constant, step=step)
+            self.folder.event("warning", reason=CONSTANT_REWARD, message=constant, step=step)
         if collapsed is not None:
             self.folder.event("warning", reason=collapse.REASON, message=collapsed, step=step)
         for message in diverged:
@@ -42,4 +76,4 @@ class RunWarnings:
         for line in self.folder.metrics():
             self._collapse, _ = collapse.observe(self._collapse, line)
             self._drift, _ = policy_drift.observe(self._drift, line)
-            self._reward, _ = constant_reward.observe(self._reward, line)
+            self._reward, _ = observe_reward(self._reward, line)

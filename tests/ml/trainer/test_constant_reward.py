@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_omni.trainer import constant_reward, metrics
+from verl_omni.trainer import metrics
 from verl_omni.trainer.collapse import REWARD_SPREAD
-from verl_omni.trainer.constant_reward import ConstantRewardState
 from verl_omni.trainer.run_folder import RunFolder
-from verl_omni.trainer.run_warnings import RunWarnings
+from verl_omni.trainer.run_warnings import RewardState, RunWarnings, observe_reward
 
 GROUPS = [f"prompt {number // 6}" for number in range(12)]
 NONE: dict[str, float | None] = {}
@@ -20,9 +19,9 @@ NONE: dict[str, float | None] = {}
 
 def warnings(lines: list[dict[str, float | None]]) -> list[tuple[int, str]]:
     """The place of each warning, and its text."""
-    state, found = ConstantRewardState(), []
+    state, found = RewardState(), []
     for place, line in enumerate(lines):
-        state, message = constant_reward.observe(state, line)
+        state, message = observe_reward(state, line)
         if message is not None:
             found.append((place, message))
     return found
