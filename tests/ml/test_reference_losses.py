@@ -32,9 +32,15 @@ EXTERNAL = "actor_rollout_ref.model.external_lib=their_module"
 # As a user of the reference writes it.
 MODULE = """
 import torch
+from verl_omni.extensions import register_loss
 from verl_omni.trainer.diffusion.diffusion_algos import (
     DiffusionLossFn, DiffusionLossResult, register_diffusion_adv_est, register_diffusion_loss,
 )
+
+
+@register_loss("their_function")
+def their_function(log_ratio, advantages, settings):
+    return -log_ratio
 
 
 @register_diffusion_loss("their_loss")
@@ -115,9 +121,11 @@ def test_its_metrics_are_reported() -> None:
     assert found["actor/loss_of_TheirLoss"] == pytest.approx(loss.item())
 
 
-def test_rows_with_advantage_zero_are_given_to_it() -> None:
+@pytest.mark.parametrize("loss", ["their_loss", "their_function"])
+def test_rows_with_advantage_zero_are_given_to_it(loss: str) -> None:
+    """It may have a gradient there: several ranks compute these rows, and one process must not leave them out."""
     batch = {"advantages": torch.tensor([0.0, 1.0])}
-    assert objective("their_loss").rows_with_gradient(batch).tolist() == [True, True]
+    assert objective(loss).rows_with_gradient(batch).tolist() == [True, True]
 
 
 def test_a_mean_is_refused_where_rows_have_weights(module: Any) -> None:

@@ -347,6 +347,10 @@ class UserObjective(StepObjective[StepLossConfig]):
         self.loss = loss
 
     @override
+    def rows_with_gradient(self, batch: Batch) -> Tensor:
+        return torch.ones_like(batch["advantages"], dtype=torch.bool)  # what it makes of advantage 0 is not known
+
+    @override
     def policy_loss(
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
