@@ -151,6 +151,14 @@ def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     assert measured["clip_fraction"].tolist() == [1, 0, 1]
 
 
+def test_the_kl_to_the_old_policy_of_a_row_without_advantage_does_not_count() -> None:
+    made = DPPOObjective(None, FlowDPPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")  # type: ignore[arg-type]
+    made.at_start = False
+    part = {"advantages": torch.tensor([1.0, 0.0, -1.0]), "old_means": torch.ones(3, 1, 1)}
+    _, measured = made.policy_loss(part, 0, torch.zeros(3), torch.zeros(3, 1), torch.ones(3, 1))
+    assert measured["kl_to_old"].tolist() == [0.5, 0, 0.5]
+
+
 def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
     actor = make(model_folder, prompts=1, ppo_micro_batch_size_per_gpu=1)
     data, passes = batch(actor), []

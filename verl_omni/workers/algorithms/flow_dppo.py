@@ -48,8 +48,11 @@ class DPPOObjective(StepObjective[FlowDPPOLossConfig]):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         divergence = grpo.gaussian_kl(mean.detach(), self.old_mean(part, place, mean), std)
         threshold, limit = self.config.kl_mask_threshold, self.config.adv_clip_max
-        loss, excluded = grpo.masked(log_ratio, part["advantages"], divergence, threshold=threshold, adv_clip_max=limit)
-        return loss, {"difference": log_ratio.detach(), "clip_fraction": excluded.float(), "kl_to_old": divergence}
+        advantages = part["advantages"]
+        loss, excluded = grpo.masked(log_ratio, advantages, divergence, threshold=threshold, adv_clip_max=limit)
+        # One process may not compute rows without an advantage, so they do not count where several ranks do either.
+        counted = divergence * (advantages != 0)
+        return loss, {"difference": log_ratio.detach(), "clip_fraction": excluded.float(), "kl_to_old": counted}
 
 
 class FlowDPPO(StepAlgorithm[FlowDPPOLossConfig]):
