@@ -38,7 +38,7 @@ from verl_omni.agent_loop.batching import (
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.rows import SampleFailed, run_rows, short_prompt
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, training_tensors
+from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, UNSCORED, training_tensors
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
@@ -145,7 +145,8 @@ class DiffusionAgentLoopWorker:
         (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
 
         With `meta_info["score_later"]`, the caller scores the samples that agent loops have not scored: the result has
-        the columns `loop_score`, and `tool_extra_fields` as reward workers get it from here.
+        the columns `loop_score`, and `tool_extra_fields` as reward workers get it from here. If it has no `responses`,
+        those that are to be scored are in the object store, and the column `unscored` has their references.
 
         Raises:
             SampleFailed: a row failed, or has no score when its sample is dropped; the other rows were cancelled.
@@ -166,7 +167,7 @@ class DiffusionAgentLoopWorker:
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
-            return made if carry else _drop_response(made)
+            return made if carry else self._drop_response(made)
 
         outputs = await run_rows(
             size,
@@ -230,8 +231,6 @@ class DiffusionAgentLoopWorker:
             fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
             fields["stored"] = writer.store(tensors.own, tensors.shared)
             log_probs = None
-            if not _score_later.get():
-                ids = ids[:, :0]
         if _score_later.get():
             fields["tool_extra_fields"] = self._scorer_fields(output)
             fields["loop_score"] = output.reward_score
@@ -324,6 +323,20 @@ class DiffusionAgentLoopWorker:
         finally:
             reply.cancel()
 
+    def _drop_response(self, made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
+        """The sample without pixels and prompt ids; if it is to be scored later, they are in the object store."""
+        fields = made.extra_fields
+        if made.reward_score is None:
+            if not _score_later.get():
+                raise ValueError(
+                    "carry_responses is false, so each sample needs a score, and there are no reward workers"
+                )
+            sample = {"prompts": made.prompt_ids, "responses": made.response_diffusion_output}
+            fields = {**fields, UNSCORED: self.put(sample)}
+        ids = made.prompt_ids[:, :0] if _writer.get() is not None else made.prompt_ids
+        changed = {"response_diffusion_output": None, "prompt_ids": ids, "extra_fields": fields}
+        return made.model_copy(update=changed)
+
     def _postprocess(
         self, inputs: Sequence[_InternalDiffusionAgentLoopOutput], input_non_tensor_batch: dict[str, np.ndarray]
     ) -> DataProto:
@@ -343,9 +356,3 @@ def load_agent_loops(path: str) -> dict[str, Any]:
     if not named:
         raise ValueError(f"{path} must be a list of agent loops, each with `name` and `_target_`")
     return {entry.name: entry for entry in entries}
-
-
-def _drop_response(made: _InternalDiffusionAgentLoopOutput) -> _InternalDiffusionAgentLoopOutput:
-    if made.reward_score is None:
-        raise ValueError("carry_responses is false, so each sample needs a score, and there are no reward workers")
-    return made.model_copy(update={"response_diffusion_output": None})

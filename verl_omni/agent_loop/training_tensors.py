@@ -16,6 +16,7 @@ RECORDED = (
     "velocity_projections",
 )  # fmt: skip
 FOR_THE_DRIVER = ("global_steps", "min_global_steps", "max_global_steps")
+UNSCORED = "unscored"  # column with references of samples that are scored later: `prompts` and `responses`, [1, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from verl import DataProto
 
 from verl_omni.agent_loop.batching import reward_column
+from verl_omni.agent_loop.training_tensors import UNSCORED
 from verl_omni.utils.columns import objects
 
 
@@ -24,6 +25,7 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
     rest = [row for row, given in enumerate(scores) if given is None]
     fields = [info or {} for info in output.non_tensor_batch.get("reward_extra_info", [None] * len(output))]
     found = score(to_score(prompts, output, rest, latent=latent))
+    output.non_tensor_batch.pop(UNSCORED, None)  # the last references of samples that are scored
     keys = found.meta_info["reward_extra_keys"]
     for place, row in enumerate(rest):
         scores[row] = float(found.batch["rm_scores"][place, 0])
@@ -35,14 +37,21 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
 
 
 def to_score(prompts: DataProto, output: DataProto, rows: Sequence[int], *, latent: bool) -> DataProto:
-    """Rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added."""
+    """Rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added.
+
+    Samples in the object store stay there: the rows have their references.
+    """
     chosen = list(rows)
     columns: dict[str, Any] = {name: column[chosen] for name, column in prompts.non_tensor_batch.items()}
     columns["tool_extra_fields"] = objects(list(output.non_tensor_batch["tool_extra_fields"][chosen]))
     columns["__num_turns__"] = output.non_tensor_batch["__num_turns__"][chosen]
+    meta = {"validate": bool(prompts.meta_info.get("validate"))}
+    if UNSCORED in output.non_tensor_batch:
+        columns[UNSCORED] = output.non_tensor_batch[UNSCORED][chosen]
+        return DataProto(batch=None, non_tensor_batch=columns, meta_info=meta)
     responses = output.batch["clean_latents" if latent else "responses"]
     return DataProto.from_dict(
         tensors={"prompts": output.batch["prompts"][chosen], "responses": responses[chosen]},
         non_tensors=columns,
-        meta_info={"validate": bool(prompts.meta_info.get("validate"))},
+        meta_info=meta,
     )

@@ -235,7 +235,7 @@ class DiffusionTrainer:
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
         score = self._score_all if judges.sleeps(self.config) else None
-        prompts.meta_info |= {"carry_responses": saved or score is not None, "store_samples": True}
+        prompts.meta_info |= {"carry_responses": saved, "store_samples": True}
         if self._ahead is None:
             samples = self._generate_scored(prompts, score, version)
         else:

@@ -9,6 +9,7 @@ import numpy as np
 import ray
 from omegaconf import DictConfig
 from ray.exceptions import RayActorError
+from tensordict import TensorDict
 from typing_extensions import override
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
@@ -16,6 +17,7 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from verl_omni.agent_loop.batching import check_reward_fields, reward_column
 from verl_omni.agent_loop.rows import run_rows, short_prompt
+from verl_omni.agent_loop.training_tensors import UNSCORED
 from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_names import lost_worker_text
 from verl_omni.trainer import judges
@@ -55,17 +57,30 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
 
     @override
     async def compute_score_batch(self, data: DataProto) -> list[dict[str, Any]]:
-        """The scores of samples, in their order. The first failure cancels the others.
+        """The scores of samples, in their order; those in the object store are loaded. A failure cancels the others.
 
         Raises:
             SampleFailed: a sample could not be scored; the message has its prompt.
         """
         prompts = data.non_tensor_batch.get("raw_prompt", [None] * len(data))
+
+        async def scored(row: int) -> dict[str, Any]:
+            return await self.compute_score(await with_sample(data[row : row + 1]))
+
         return await run_rows(
             len(data),
-            lambda row: self.compute_score(data[row : row + 1]),
+            scored,
             lambda row: f"scoring a sample (prompt {short_prompt(prompts[row])})",
         )
+
+
+async def with_sample(row: DataProto) -> DataProto:
+    """A row with its sample: the tensors of the reference in its column `unscored`, if it has one."""
+    columns = dict(row.non_tensor_batch)
+    if (references := columns.pop(UNSCORED, None)) is None:
+        return row
+    (reference,) = references
+    return DataProto(TensorDict(await reference, batch_size=1), columns, row.meta_info)
 
 
 class RewardWorkers(PinnedRewardLoopManager):

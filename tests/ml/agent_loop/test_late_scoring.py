@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl_omni.agent_loop import DiffusionSingleTurnAgentLoop
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
-from verl_omni.trainer.reward_workers import RewardWorkers
+from verl_omni.trainer.reward_workers import RewardWorkers, with_sample
 from verl_omni.trainer.sample_generation import (
     ScoredSamples,
     evaluation_prompts,
@@ -57,6 +58,17 @@ class ScoringLoop(AddingLoop):
     scores_own = True
 
 
+class Reference:
+    """Of tensors in an object store."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def __await__(self) -> Generator[None, None, dict[str, torch.Tensor]]:
+        yield from ()
+        return self.tensors
+
+
 class Scorers:
     """Reward workers: the arguments of the scorer for each sample, by its ground truth."""
 
@@ -75,7 +87,7 @@ class Scorers:
 
     def all(self, data: DataProto) -> DataProto:
         """As `RewardWorkers.compute_rm_score`, without its processes."""
-        found = [self.score(data[row : row + 1]) for row in range(len(data))]
+        found = [self.score(asyncio.run(with_sample(data[row : row + 1]))) for row in range(len(data))]
         return RewardWorkers.collected(VisualRewardManager, data, found)
 
 
@@ -96,7 +108,7 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
         ]  # fmt: skip
         scorers = Scorers(loops[0].config)
         for each in loops:
-            each.put = lambda tensors: object()
+            each.put = Reference
             each.reward_loop_worker_handles = None if later else [scorers]
         manager = DiffusionAgentLoopManager(loops[0].config, None)
         manager.agent_loop_workers = [
@@ -104,7 +116,7 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
         ]
         if training:
             prompts = training_prompts(ROWS, n=2, step=1, version=3, seed=0)
-            prompts.meta_info |= {"store_samples": True, "carry_responses": later}
+            prompts.meta_info |= {"store_samples": True, "carry_responses": False}
         else:
             prompts = evaluation_prompts(ROWS, seed=0)
         found = generate_scored(loops[0].config, manager, prompts, scorers.all if later else None)
@@ -132,6 +144,7 @@ def test_a_scorer_gets_the_same_after_a_generation_as_during_it(generate: Any, l
     assert not set(RECORDED) & set(fields)
     assert now.scores.tolist() == late.scores.tolist()
     assert now.extras == late.extras
+    assert (now.images is None) == (late.images is None) == training, "the driver gets no pixels for training"
     assert set(late.extras) == ({"acc", "note", "of"} if loop is AddingLoop else {"acc"})
 
 

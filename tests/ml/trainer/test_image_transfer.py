@@ -11,7 +11,7 @@ import pytest
 import torch
 from verl import DataProto
 
-from verl_omni.trainer import process_counts, settings
+from verl_omni.trainer import judges, process_counts, settings
 from verl_omni.trainer.loop import DiffusionTrainer
 from verl_omni.trainer.run_folder import RunFolder
 
@@ -67,6 +67,12 @@ def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:
     samples = trainer._generate(1, 0)
     assert loop.carried == [False] and samples.images is None
     assert samples.scores.tolist() == [1.0] * 16 and samples.tensors["rollout_log_probs"].shape == (16, 2)
+
+
+def test_a_training_step_whose_samples_a_judge_scores_later_gets_no_images(trainer: Any, loop: Loop) -> None:
+    trainer.config.reward.reward_model.enable = True
+    assert judges.sleeps(trainer.config), "the default on the trainer's accelerators"
+    assert trainer._generate(1, 0).images is None and loop.carried == [False]
 
 
 def test_an_evaluation_gets_and_saves_images(trainer: Any, loop: Loop) -> None:

@@ -215,6 +215,18 @@ def test_samples_carry_their_windows_and_share_what_their_prompts_have_in_common
 
 
 @pytest.mark.slow
+def test_samples_that_a_judge_scores_when_all_are_generated_wait_on_the_host(tiny: Path) -> None:
+    settings = {"enable": True, "model_path": tiny, "rollout.tensor_model_parallel_size": 1}
+    judge = tuple(f"reward.reward_model.{name}={value}" for name, value in settings.items())
+    awake = (*judge, "reward.reward_model.rollout.free_cache_engine=false")
+    pixels = 32 * 3 * 64 * 64
+    for more, accelerator, waiting in ((judge, True, pixels), (judge, False, pixels), (awake, True, 0)):
+        found = estimated(tiny, *more, accelerator=accelerator)
+        parts = {phase.name: phase.parts.get("samples to score", 0) for phase in found.estimate.host}
+        assert parts.pop("generation") == waiting and not any(parts.values())
+
+
+@pytest.mark.slow
 def test_offload_moves_parts_from_the_device_to_the_host(tiny: Path) -> None:
     offload = [f"actor_rollout_ref.actor.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
     kept, moved = (

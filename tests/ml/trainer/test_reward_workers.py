@@ -92,6 +92,17 @@ async def test_the_scores_of_a_batch_are_in_its_order() -> None:
     assert [each["reward_score"] for each in found] == [3.0, 0.0, 1.0]
 
 
+async def test_samples_in_the_object_store_are_loaded_to_be_scored() -> None:
+    kept = samples([3, 1])
+
+    async def tensors(row: int) -> dict[str, torch.Tensor]:
+        return {"responses": kept.batch["responses"][row : row + 1]}
+
+    columns = {**kept.non_tensor_batch, "unscored": np.array([tensors(0), tensors(1)], dtype=object)}
+    found = await worker().compute_score_batch(DataProto(batch=None, non_tensor_batch=columns))
+    assert [each["reward_score"] for each in found] == [3.0, 1.0]
+
+
 async def test_a_sample_that_cannot_be_scored_is_named_by_scorer_and_prompt() -> None:
     said = (
         r"scoring a sample \(prompt '2 circles'\) failed: ScorerFailed: scorer mine.py:judge failed: ValueError: no num"

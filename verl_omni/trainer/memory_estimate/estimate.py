@@ -36,6 +36,7 @@ class Setup:
         stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it; of
             pairs, what the ranks have encoded.
         pixels: bytes of a sample as it is scored.
+        waiting: bytes of a step's samples that wait for a judge which scores them when all are generated.
         updates: optimizer steps of one training step.
         sends_adapter: whether a weight update sends the adapter, and not all weights.
         bucket: bytes of the buffer of a weight update.
@@ -57,6 +58,7 @@ class Setup:
     stored: int
     trained: int
     pixels: int
+    waiting: int
     updates: int
     sends_adapter: bool
     bucket: int
@@ -257,8 +259,10 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     samples = {setup.trains_on: trajectories(setup)}
     encoders = {name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()}
     kept = trainer.weights + trainer.delayed_copies + trainer.reference
-    weights = ranks * kept if setup.offloads_weights else 0
-    optimizer = ranks * trainer.optimizer if setup.offloads_optimizer else 0
+    offloaded = {
+        "offloaded weights": ranks * kept if setup.offloads_weights else 0,
+        "offloaded optimizer": ranks * trainer.optimizer if setup.offloads_optimizer else 0,
+    }
     # torch keeps the memory that it has pinned for sleeping engines when they are awake again.
     asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
@@ -267,7 +271,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     names = [name for name in (setup.generation, "encoding" if setup.pairs else None) if name is not None]
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
-        *(Phase(name, {**always, "offloaded weights": weights, "offloaded optimizer": optimizer}) for name in names),
+        *(Phase(name, {**always, **to_score(setup, name), **offloaded}) for name in names),
         Phase("update", always | starting(setup, trainer)),
     )
 
@@ -291,13 +295,19 @@ def trajectories(setup: Setup) -> int:
     return setup.pairs + (1 + setup.ahead) * setup.stored + math.ceil(setup.trained / setup.nodes)
 
 
+def to_score(setup: Setup, phase: str) -> dict[str, int]:
+    """What is in the object store, if one host has all of it, for a judge that sleeps while samples are generated."""
+    return {"samples to score": setup.waiting if phase == setup.generation else 0}
+
+
 def _on_host(setup: Setup, phase: Phase) -> Phase:
     """A phase of all ranks of a host without accelerators."""
     ranks = setup.ranks_per_node
     parts = {name: ranks * size for name, size in phase.parts.items()}
     samples = parts.get(setup.trains_on, 0) + trajectories(setup)
     processes = (ranks + 2 + setup.helpers_per_node) * setup.process
-    (made,) = without_zeros((Phase(phase.name, {**parts, setup.trains_on: samples, "processes": processes}),))
+    own = {**to_score(setup, phase.name), setup.trains_on: samples, "processes": processes}
+    (made,) = without_zeros((Phase(phase.name, {**parts, **own}),))
     return made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import Tensor
 
-from verl_omni.trainer import generation_ahead, pools
+from verl_omni.trainer import generation_ahead, judges, pools
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
@@ -118,6 +118,7 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         trained=group
         * (prompts * IMAGES * stored.total(1, 1) if offline else stored.total(prompts * rows * per_row, prompts)),
         pixels=value * pixels,
+        waiting=generated * value * pixels if judges.sleeps(config) else 0,
         updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
         sends_adapter=settings.model.lora_rank > 0,
         bucket=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,

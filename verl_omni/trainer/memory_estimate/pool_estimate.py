@@ -19,6 +19,7 @@ from verl_omni.trainer.memory_estimate.estimate import (
     resting,
     sending,
     starting,
+    to_score,
     trajectories,
     updating,
     with_contexts,
@@ -87,7 +88,7 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
         **{name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()},
     }
     host = (
-        *(Phase(name, {**always, **optimizer, **weights}) for name in (*rests, *encodes)),
+        *(Phase(name, {**always, **to_score(setup, name), **optimizer, **weights}) for name in (*rests, *encodes)),
         Phase("update", always | starting(setup, trainer)),
         Phase(
             "weight sync",
