@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import torch
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS, AT_ONCE = 4, 4
+LENGTH, OTHER_LENGTH = 32, 64  # tokens of a prompt; over HTTP a request has the model's default
 HTTP_STEPS = 100
 SEEDS = (1, 2, 3, 4)
 
@@ -32,12 +33,25 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-def drawn(model: Path, *, step_execution: bool) -> tuple[list[Any], list[Any], list[int]]:
-    """Samples one by one, the same samples batched, and the batch size of each forward pass of the transformer."""
+class Drawn(NamedTuple):
+    """Samples one by one, the same batched, and the first one next to a request whose prompt has another length.
+
+    `forwards` are the batch sizes of the transformer's forward passes of `together`, `steps` those of the engine's
+    steps of `mixed`.
+    """
+
+    alone: list[Any]
+    together: list[Any]
+    forwards: list[int]
+    mixed: Any
+    steps: list[int]
+
+
+def drawn(model: Path, *, step_execution: bool) -> Drawn:
     return asyncio.run(_drawn(model, step_execution))
 
 
-async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any], list[int]]:
+async def _drawn(model: Path, step_execution: bool) -> Drawn:
     from vllm_omni.entrypoints import AsyncOmni
 
     from verl_omni.pipelines.registry import family, training_adapter
@@ -54,15 +68,19 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
         "max_num_seqs": AT_ONCE, "request_batch_max_wait_ms": 250.0,
     }  # fmt: skip
     mode.complete_engine_args(arguments, rollout, settings)
-    forwards: list[int] = []
+    forwards, steps = list[int](), list[int]()
     pipeline = load(family(settings.architecture).pipeline)
-    plain = pipeline.predict_noise_maybe_with_cfg
+    plain, step = pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step
 
     def counted(self: Any, guided: bool, scale: Any, positive: Any, *rest: Any) -> Any:
         forwards.append(positive["hidden_states"].shape[0])
         return plain(self, guided, scale, positive, *rest)
 
-    pipeline.predict_noise_maybe_with_cfg = counted
+    def counted_step(self: Any, batch: Any, **more: Any) -> Any:
+        steps.append(batch.num_reqs)
+        return step(self, batch, **more)
+
+    pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step = counted, counted_step
     engine = AsyncOmni(**arguments)
     asked = "a red circle"
     ids = settings.tokenizer(asked).input_ids
@@ -71,31 +89,37 @@ async def _drawn(model: Path, step_execution: bool) -> tuple[list[Any], list[Any
             [{"role": "user", "content": asked}], chat_template=template, add_generation_prompt=True, return_dict=False
         )
 
-    async def sample(seed: int) -> Any:
+    async def sample(seed: int, length: int = LENGTH) -> Any:
         guided = 1.0 + (seed > 2)
         params = {
             "height": 64, "width": 64, "num_inference_steps": STEPS, "guidance_scale": guided, "true_cfg_scale": guided,
-            "max_sequence_length": 32, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
+            "max_sequence_length": length, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
         }  # fmt: skip
         request = RolloutRequest(ids, negative_prompt_ids=None if template else [])
         made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
-        return mode.to_output(await last_output(engine.generate(request_id=str(seed), **made)), params, 0)
+        return mode.to_output(await last_output(engine.generate(request_id=f"{seed}-{length}", **made)), params, 0)
 
     try:
         alone = [await sample(seed) for seed in SEEDS]
         forwards.clear()
-        return alone, await asyncio.gather(*[sample(seed) for seed in SEEDS]), forwards
+        together, counts = await asyncio.gather(*[sample(seed) for seed in SEEDS]), list(forwards)
+        steps.clear()
+        mixed, _ = await asyncio.gather(sample(SEEDS[0]), sample(SEEDS[1], OTHER_LENGTH))
+        return Drawn(alone, together, counts, mixed, steps)
     finally:
         engine.shutdown()
-        pipeline.predict_noise_maybe_with_cfg = plain
+        pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step = plain, step
 
 
 def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) -> None:
-    """Two requests with guidance and two without, which cannot share a batch; images and recorded tensors."""
+    """Two requests with guidance and two without, which cannot share a batch; images and recorded tensors.
+
+    Also next to a request whose prompt has another length, as those over HTTP have.
+    """
     from verl_omni.pipelines.registry import NEGATIVE, training_adapter
 
-    whole, _, _ = drawn(model, step_execution=False)
-    stepped, together, forwards = drawn(model, step_execution=True)
+    whole = drawn(model, step_execution=False).alone
+    stepped, together, forwards, mixed, steps = drawn(model, step_execution=True)
     for one, other in zip(whole, stepped, strict=True):
         assert torch.equal(one.diffusion_output, other.diffusion_output)
         assert torch.equal(one.log_probs, other.log_probs) and one.log_probs.shape == (2,)
@@ -106,7 +130,10 @@ def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) ->
             assert torch.equal(one.extra_fields[name], other.extra_fields[name]), name
     assert sum(forwards) == STEPS * len(SEEDS), "every request takes each of its steps once"
     assert max(forwards) > 1, "nothing was batched"
-    for one, other in zip(stepped, together, strict=True):
+    assert max(steps) == 2, "they shared no step"
+    for one, other in zip([*stepped, stepped[0]], [*together, mixed], strict=True):
+        for name in ("velocity_projections", "all_latents"):
+            torch.testing.assert_close(one.extra_fields[name], other.extra_fields[name], rtol=1e-3, atol=1e-4)
         assert (one.diffusion_output.int() - other.diffusion_output.int()).abs().max() <= 1
 
 

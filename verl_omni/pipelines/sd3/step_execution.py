@@ -13,6 +13,9 @@ from verl_omni.pipelines.engine_requests import decode_token_ids, request_genera
 from verl_omni.pipelines.stepwise import StepwiseSampling
 
 STEPS, SEQUENCE_LENGTH = 28, 256  # upstream's defaults in `forward`
+EMBEDDINGS = (
+    "prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds",
+)  # fmt: skip
 
 
 class StepwiseSD3(StepwiseSampling):
@@ -35,8 +38,6 @@ class StepwiseSD3(StepwiseSampling):
         generator = request_generator(params, self.device)
         latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
         timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
-        state.prompt_embeds = conditions["prompt_embeds"]
-        state.negative_prompt_embeds = conditions.get("negative_prompt_embeds")
         state.latents, state.timesteps = latents, timesteps
         # `_velocity` rounds the timesteps to the model's dtype.
         self.start_sampling(state, generator, timesteps.to(self.od_config.dtype), self.scheduler.sigmas, conditions)
@@ -46,17 +47,27 @@ class StepwiseSD3(StepwiseSampling):
         return self.encode_prompt(prompt=[text], prompt_2="", prompt_3="", max_sequence_length=length)
 
     def denoise_step(self: Any, input_batch: Any, *, states: Sequence[Any], **kwargs: Any) -> Tensor:
-        """Velocity of each request at its own step, [B, C, h, w]."""
-        return self._velocity(
-            input_batch.latents,
-            input_batch.timesteps,
-            prompt_embeds=input_batch.prompt_embeds,
-            pooled_prompt_embeds=_stacked(states, "pooled_prompt_embeds"),
-            negative_prompt_embeds=input_batch.negative_prompt_embeds,
-            negative_pooled_prompt_embeds=_stacked(states, "negative_pooled_prompt_embeds"),
-            do_true_cfg=input_batch.do_true_cfg,
-            guidance_scale=states[0].sampling.guidance_scale,  # `StepBatchSamplingParamsKey`: one in a batch
-        )
+        """Velocity of each request at its own step, [B, C, h, w].
+
+        Requests whose prompts have different lengths, such as those over HTTP next to training's, run one length after
+        the other: the model has no mask of a padded prompt. So the engine, which would refuse such a batch, has no
+        embeddings in its own fields of the state.
+        """
+        rows_of: dict[int, list[int]] = {}
+        for row, state in enumerate(states):
+            rows_of.setdefault(state.extra["conditions"]["prompt_embeds"].shape[1], []).append(row)
+        found: dict[int, Tensor] = {}
+        for rows in rows_of.values():
+            members = [states[row] for row in rows]
+            velocity = self._velocity(
+                input_batch.latents[rows],
+                input_batch.timesteps[rows],
+                **{name: _stacked(members, name) for name in EMBEDDINGS},
+                do_true_cfg=input_batch.do_true_cfg,
+                guidance_scale=states[0].sampling.guidance_scale,  # `StepBatchSamplingParamsKey`: one in a batch
+            )
+            found |= dict(zip(rows, velocity, strict=True))
+        return torch.stack([found[row] for row in range(len(states))])
 
     def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:
         """Output of a finished request, with its recorded fields."""
