@@ -175,6 +175,8 @@ def test_verl_finds_our_replica_which_starts_our_server() -> None:
     made = vLLMOmniReplica(1, config.rollout, config.model, gpus_per_node=1)
     assert made._get_server_name_prefix() == "vllm_omni_"
     assert made._validate_launch_requirements() is None
+    # Requests of a whole step wait in a server that sleeps, and the call that wakes it must not wait behind them.
+    assert made.max_concurrency > 100 * made.config.max_num_seqs
     assert made.server_class.__ray_metadata__.modified_class.__mro__[1] is vLLMOmniHttpServer
 
 

@@ -17,6 +17,8 @@ from verl_omni.workers.rollout.vllm_rollout.driver.deadline_replica import Deadl
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
 
 logger = logging.getLogger(__name__)
+# Of a server, as many as for the actors of Ray Serve (`ASYNC_CONCURRENCY`): Ray's default is 1000, and verl's not more.
+CALLS_AT_A_TIME = 1_000_000
 # By its name, as verl loads the colocated one: the driver's code does not import that of the training worker.
 REPLICA_WORKER = "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker.ReplicaWorker"
 
@@ -56,6 +58,16 @@ class vLLMOmniReplica(DeadlineReplica):
     @override
     def described(self) -> str:
         return str(self.replica_rank)
+
+    @property
+    @override
+    def max_concurrency(self) -> int:
+        """Calls that a server handles at a time.
+
+        Requests wait in the server while it sleeps, holds them, or gets weights. The call that ends this must not wait
+        behind them.
+        """
+        return CALLS_AT_A_TIME
 
     def _validate_launch_requirements(self) -> None:
         """Nothing beyond what the parent checks."""
