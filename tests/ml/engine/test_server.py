@@ -214,6 +214,7 @@ def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -
     ("wrong", "words"),
     [
         ({"size": "65x64"}, "width must be a multiple of 16, not 65"), ({"size": "large"}, "WIDTHxHEIGHT"),
+        ({"size": "64x2048"}, "height must be at most 1024, not 2048"),
         ({"size": "-64x64"}, "size"), ({"size": "0x64"}, "size"), ({"prompt": None}, "prompt"),
         ({"num_inference_steps": 0}, "num_inference_steps"), ({"num_inference_steps": -4}, "num_inference_steps"),
         ({"n": 0}, "n"), ({"n": 3, "size": "64x65"}, "height must be a multiple of 16, not 65"),

@@ -19,12 +19,14 @@ from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 
+POSITIONS = 96  # default of SD3Transformer2DModel
 __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    multiple = pixels_of_a_patch(Path(od_config.model))
+    model = Path(od_config.model)
+    multiple, most = pixels_of_a_patch(model), most_pixels(model)
 
     def pre_process(request: Any) -> Any:
         prompt, params = request.prompt, request.sampling_params
@@ -33,6 +35,8 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         for side, pixels in (("height", params.height), ("width", params.width)):
             if pixels is not None and (pixels <= 0 or pixels % multiple):
                 raise OmniClientError(f"{side} must be a multiple of {multiple}, not {pixels}")
+            if pixels is not None and pixels > most:
+                raise OmniClientError(f"{side} must be at most {most}, not {pixels}: the model has no more positions")
         params.num_inference_steps = params.num_inference_steps or STEPS
         return request
 
@@ -43,6 +47,12 @@ def pixels_of_a_patch(model: Path) -> int:
     """Height and width in pixels of one token of the transformer."""
     vae, transformer = (json.loads((model / part / "config.json").read_text()) for part in ("vae", "transformer"))
     return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])
+
+
+def most_pixels(model: Path) -> int:
+    """Largest height and width in pixels: that of the transformer's table of positions."""
+    config = json.loads((model / "transformer" / "config.json").read_text())
+    return int(config.get("pos_embed_max_size") or POSITIONS) * pixels_of_a_patch(model)
 
 
 class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):
