@@ -51,7 +51,8 @@ def test_files_of_others_are_not_overwritten(running: FakeServer, kubeconfig: Pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "report.html").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for name, said in (("mine", "has other files"), ("file", "is not a folder")):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name, said in (("mine", "has other files"), ("file", "is not a folder"), ("link", "is not a folder")):
         refused = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / name}")
         assert (refused.exit_code, said in refused.stderr) == (2, True)
     assert (tmp_path / "mine" / "report.html").read_text() == "mine"

@@ -162,6 +162,12 @@ def test_differences_name_field_and_both_values() -> None:
     made = find_differences(document(), found)
     assert made[0] == f"spec.seed (9 there, {load_job(EXAMPLE).job.spec.seed} here)"
     assert len(made) == 2
+    bare = document()
+    del bare["spec"]["rollout"]["sampler"]["window"]
+    (of_the_window,) = find_differences(document(), bare)
+    assert of_the_window.startswith("spec.rollout.sampler.window (none there, {")
+    (of_the_window,) = find_differences(bare, document())
+    assert of_the_window.startswith("spec.rollout.sampler.window ({")
     labelled = document()
     labelled["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "a"}
     assert find_differences(labelled, document()) == ("metadata.labels.kueue.x-k8s.io/queue-name (none there, a here)",)

@@ -27,6 +27,11 @@ def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
     return pod(name, containerStatuses=[state])
 
 
+def ended(name: str, code: int) -> dict[str, Any]:
+    state = {"name": "download", "state": {"terminated": {"exitCode": code, "reason": "Completed"}}}
+    return pod(name, initContainerStatuses=[state])
+
+
 def unscheduled(name: str) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_NODE}
     return pod(name, conditions=[condition])
@@ -51,6 +56,7 @@ def workload(owner: str, *conditions: tuple[str, str, str]) -> dict[str, Any]:
 def test_pods_with_the_same_trouble_are_told_once() -> None:
     bodies = [unscheduled(f"p{number}") for number in range(5)]
     bodies += [waiting("q", "ImagePullBackOff", "no image"), waiting("r", "ContainerCreating")]
+    bodies += [ended("s", 0)]
     found = find_pod_troubles(tuple(map(parse_pod, bodies)))
     assert [(trouble.reason, trouble.text, len(trouble.pods)) for trouble in found] == [
         ("ImagePullBackOff", "no image", 1), ("Unschedulable", NO_NODE, 5),

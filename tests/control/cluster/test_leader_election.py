@@ -222,6 +222,18 @@ async def test_a_deleted_lease_makes_no_second_leader() -> None:
     assert (a.writes, b.writes) == (False, True)
 
 
+async def test_after_a_released_lease_is_deleted_the_next_leads_at_once() -> None:
+    world = World("a", "b")
+    a, b = world.replicas
+    await a.step()
+    await a.election._resign()
+    world.deliver(1)
+    world.cluster.remove(LEASES, "system", "omni")
+    world.deliver(1)
+    await b.step()
+    assert (a.writes, b.writes) == (False, True)
+
+
 async def test_no_value_of_a_lease_keeps_all_replicas_from_leading() -> None:
     """An administrator, or a restore, may leave a Lease that no replica wrote."""
     world = World("a")
@@ -290,10 +302,16 @@ async def test_an_answer_that_the_watch_has_overtaken_is_no_older_state(monkeypa
     assert (a.log, a.election.leader_url) == ([], "http://b:8090")
 
 
-def test_the_clock_counts_up_and_a_closed_fence_allows_nothing() -> None:
+def test_a_fence_allows_writes_until_its_time_and_a_closed_one_none() -> None:
     assert lease_clock() <= lease_clock()
+    fence = WriteFence(lambda: 10.0)
     with pytest.raises(NotLeader):
-        WriteFence().require("patch jobs")
+        fence.require("patch jobs")
+    fence.open_until(10.5)
+    assert fence.require("patch jobs") == 0.5
+    fence.open_until(10.0)
+    with pytest.raises(NotLeader):
+        fence.require("patch jobs")
 
 
 PLACES = st.integers(0, 2)
