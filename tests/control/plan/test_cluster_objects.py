@@ -329,7 +329,7 @@ def test_a_pod_monitor_is_rendered_if_enabled(make_job: MakeJob) -> None:
     assert targets.isdisjoint({"namespace", "pod", "replica", "phase"})
 
 
-def test_a_pod_monitor_selects_the_port_and_the_pods_of_every_group(make_job: MakeJob) -> None:
+def test_a_pod_monitor_selects_the_port_of_kuberay_and_the_pods_of_every_group(make_job: MakeJob) -> None:
     made = by_kind(make_job("spec.observability.podMonitor.enabled=true"))
     selected = made["PodMonitor"]["spec"]["selector"]["matchLabels"]
     cluster = made["RayJob"]["spec"]["rayClusterSpec"]
@@ -337,8 +337,7 @@ def test_a_pod_monitor_selects_the_port_and_the_pods_of_every_group(make_job: Ma
     assert len(groups) > 1
     for group in groups:
         assert selected.items() <= group["template"]["metadata"]["labels"].items()
-        ports = [port for part in group["template"]["spec"]["containers"] for port in part.get("ports", ())]
-        assert {"name": "metrics", "containerPort": 8080} in ports
+    assert [each["port"] for each in made["PodMonitor"]["spec"]["podMetricsEndpoints"]] == ["metrics"]
 
 
 def test_objects_of_a_job_with_a_uid_have_an_owner(make_job: MakeJob) -> None:
