@@ -97,7 +97,8 @@ def _change(first: Line, last: Line) -> str:
         verb, ending = ("rose" if after > before else "fell" if after < before else "stayed"), ""
     note = f", {errors:.1f} standard errors{ending}" if error else ""
     steps = _count(int(_value(last, "step") - _value(first, "step")), "step")
-    return f"The held-out reward {verb} from {before:.3f} to {after:.3f} in {steps} ({after - before:+.3f}{note})."
+    gain = round(after - before, 3) + 0.0  # without a negative zero
+    return f"The held-out reward {verb} from {before:.3f} to {after:.3f} in {steps} ({gain:+.3f}{note})."
 
 
 def failed(run: Run) -> bool:

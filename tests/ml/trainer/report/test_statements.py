@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verl_omni.trainer.report import statements
 from verl_omni.trainer.report.plots import scorer_metrics
-from verl_omni.trainer.report.run_data import Event, Run, evenly_spaced, load
+from verl_omni.trainer.report.run_data import Event, Line, Run, evenly_spaced, load
 
 
 def evaluated(step: int, mean: float, stderr: float = 0.02, **more: float) -> dict[str, float | None]:
@@ -191,6 +191,11 @@ def test_phases_add_up_to_the_steps() -> None:
 def test_a_scorer_metric_that_equals_the_reward_is_left_out() -> None:
     lines = [trained(1, **{"reward/acc/mean": 0.5 + 1e-9, "reward/shape/mean": 0.4, "val/late/mean": 0.1})]
     assert scorer_metrics(lines) == ["reward/shape/mean", "reward/late/mean"]
+
+
+def test_a_change_of_nothing_has_no_minus_sign() -> None:
+    lines: list[Line] = [{"step": step, "val/reward/mean": 0.5 - step / 1e6} for step in (0.0, 2.0)]
+    assert "(+0.000)" in statements.summary(Run("r", lines))
 
 
 @pytest.mark.parametrize(
