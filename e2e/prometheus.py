@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,7 +58,7 @@ def ensure(say: Say = print, folder: Path | None = None) -> Programs:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A Prometheus that scrapes one target."""
+    """A Prometheus that scrapes."""
 
     server: str
 
@@ -121,6 +122,36 @@ class Running:
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
 
+def of_pod_monitor(monitor: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A scrape as the Prometheus operator makes it of a PodMonitor with labels and one endpoint. PURE.
+
+    Debian's Prometheus cannot ask the API server for pods, so their addresses are in it.
+
+    Args:
+        pods: of the PodMonitor's namespace.
+    """
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    found = []
+    for pod in pods:
+        meta, wanted = pod["metadata"], monitor["spec"]["selector"]["matchLabels"]
+        ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
+        if not wanted.items() <= meta["labels"].items():
+            continue
+        given = {
+            "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", name): text for name, text in meta["labels"].items()
+        }
+        found += [
+            {"targets": [f"{pod['status']['podIP']}:{port['containerPort']}"], "labels": {"pod": meta["name"], **given}}
+            for port in ports
+            if port.get("name") == endpoint["port"]
+        ]
+    rules = [
+        {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"]} for rule in endpoint["relabelings"]
+    ]
+    every = endpoint["interval"]
+    return {"scrape_interval": every, "scrape_timeout": every, "static_configs": found, "relabel_configs": rules}
+
+
 @contextmanager
 def scraping(
     programs: Programs,
@@ -137,11 +168,20 @@ def scraping(
         labels: of the target, as a PodMonitor gives them. honor_labels: as in a PodMonitor.
         rules: a file of alert rules, which it evaluates every second.
     """
-    (port,) = free_ports(1, random.Random())
     scraped = {"targets": [target], "labels": dict(labels or {})}
+    with running(programs, {"honor_labels": honor_labels, "static_configs": [scraped]}, folder, rules) as found:
+        yield found
+
+
+@contextmanager
+def running(
+    programs: Programs, scrape: Mapping[str, Any], folder: Path, rules: Path | None = None
+) -> Iterator[Running]:
+    """A Prometheus with the settings of a scrape; as `scraping`."""
+    (port,) = free_ports(1, random.Random())
     settings = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "scrape_configs": [{"job_name": "omni", "honor_labels": honor_labels, "static_configs": [scraped]}],
+        "scrape_configs": [{"job_name": "omni", **scrape}],
         "rule_files": [str(rules)] if rules else [],
     }
     config = folder / "prometheus.yml"
@@ -153,18 +193,18 @@ def scraping(
     log = folder / "prometheus.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-    running = Running(f"http://127.0.0.1:{port}")
+    found = Running(f"http://127.0.0.1:{port}")
 
     def ready() -> bool:
         assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
         try:
-            return httpx.get(f"{running.server}/-/ready", timeout=5, trust_env=False).status_code == httpx.codes.OK
+            return httpx.get(f"{found.server}/-/ready", timeout=5, trust_env=False).status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 
     try:
         deadlines.wait_until("Prometheus to be ready", deadlines.API_READY, ready)
-        yield running
+        yield found
     finally:
         process.terminate()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from click.testing import Result
 
+from e2e import prometheus
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.bare.provider import BareCluster
@@ -39,13 +41,28 @@ def run(system: System, space: str) -> Path:
     return system.claim(space, "runs") / NAME
 
 
+@pytest.fixture
+def pod_monitors(system: System) -> Iterator[None]:
+    """The cluster has the kind PodMonitor, as with the Prometheus operator."""
+    meta = {"name": "podmonitors.monitoring.coreos.com"}
+    names = {"kind": "PodMonitor", "listKind": "PodMonitorList", "plural": "podmonitors", "singular": "podmonitor"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    versions = [{"name": "v1", "served": True, "storage": True, "schema": schema}]
+    spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": versions}
+    body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": meta, "spec": spec}
+    system.cluster.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(body))
+    system.cluster.kubectl("wait", "--for=condition=Established", f"crd/{meta['name']}", "--timeout=30s")
+    yield
+    system.cluster.kubectl("delete", f"crd/{meta['name']}")
+
+
 def shortened() -> str:
-    """The example with fewer and larger steps."""
+    """The example with fewer and larger steps, and a PodMonitor."""
     text = (EXAMPLES / f"{NAME}.yaml").read_text(encoding="utf-8")
     for name, value in (("totalSteps", STEPS), ("learningRate", LEARNING_RATE), ("evalEverySteps", STEPS)):
         text, count = re.subn(rf"^(    {name}: ).+$", rf"\g<1>{value}", text, flags=re.MULTILINE)
         assert count == 1, name
-    return text
+    return f"{text}\n  observability:\n    podMonitor: {{enabled: true, interval: 2s}}\n"
 
 
 def held_out_before(run: Path) -> float:
@@ -76,7 +93,7 @@ def await_step(job: Job, step: int) -> dict[str, Any]:
 
 @pytest.mark.every_run
 def test_apply_trains_to_the_end_on_a_pool_of_gpus(
-    system: System, api: Api, space: str, run: Path, tmp_path: Path
+    system: System, api: Api, space: str, run: Path, tmp_path: Path, pod_monitors: None
 ) -> None:
     """The main job: `kubectl apply` of the example, and its status."""
     system.cluster.kubectl("apply", f"--namespace={space}", "--filename=-", text=shortened())
@@ -90,6 +107,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(
     printed = system.cluster.kubectl("logs", f"--namespace={space}", worker["metadata"]["name"])
     assert "\nstep 1: reward" in printed
     look_from_a_terminal(system, api, space, tmp_path)
+    scrape(system, api, space, tmp_path)
     # Replacing the operator during the run does not affect the job.
     system.install("--set=podAnnotations.e2e=upgraded")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
@@ -128,6 +146,17 @@ def look_from_a_terminal(system: System, api: Api, space: str, folder: Path) -> 
         token = base64.b64decode(secret["data"][dashboard["key"]]).decode()
         answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.json()["ray_version"] == "2.60.0"
+
+
+def scrape(system: System, api: Api, space: str, folder: Path) -> None:
+    """A real Prometheus finds the pods by the job's PodMonitor, at the port that KubeRay adds to them."""
+    (monitor,) = api.get(f"/apis/monitoring.coreos.com/v1/namespaces/{space}/podmonitors")["items"]
+    found = prometheus.of_pod_monitor(monitor, api.get(f"/api/v1/namespaces/{space}/pods")["items"])
+    with prometheus.running(prometheus.ensure(), found, folder) as server:
+        server.await_data([
+            f'ray_omni_step{{diffusionrl_job="{NAME}",attempt="1",ray_node_type="worker"}} >= 1',
+            'up{ray_node_type="head"} == 1',
+        ])  # fmt: skip
 
 
 def fetch_from_the_claim(system: System, api: Api, space: str, run: Path, folder: Path) -> None:
