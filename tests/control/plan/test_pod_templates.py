@@ -102,3 +102,9 @@ def test_a_malformed_quantity_is_an_error() -> None:
     assert (quantity.whole("1500m"), quantity.whole("0.5Ki")) == (2, 512)
     with pytest.raises(ValueError, match="not a quantity"):
         quantity.value("4 Gi")
+
+
+def test_a_probe_keeps_its_handler_if_the_template_names_none() -> None:
+    own = {"containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 5}}]}
+    merged = merge_templates(own, {"containers": [{"name": "a", "livenessProbe": {"periodSeconds": 9}}]})
+    assert merged["containers"][0]["livenessProbe"] == {"exec": {"command": ["true"]}, "periodSeconds": 9}
