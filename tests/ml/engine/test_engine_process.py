@@ -92,10 +92,10 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
     worker.suspend()  # else a slow machine sees it only after it has answered everything
     asked = other.make_busy()
     worker.kill()
-    last = "rollout replica 1, with weights of version 1: OmniEngineDeadError"
-    assert last in said(asked[-1])
-    assert last in said(other.draw(0))
-    for call in (other.draw(0), other.server.check_engine.remote()):
+    replica = "rollout replica 1, with weights of version 1: "
+    assert replica in said(asked[-1])
+    assert f"{replica}OmniEngineDeadError" in said(other.draw(0))
+    for call in (asked[-1], other.draw(0), other.server.check_engine.remote()):
         with pytest.raises(EngineDead):  # what another standalone replica does the work for
             ray.get(call, timeout=SOON)
     with pytest.raises(psutil.NoSuchProcess):

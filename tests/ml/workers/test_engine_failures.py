@@ -58,6 +58,13 @@ async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_req
         assert str(caught.value) == said
 
 
+async def test_an_engine_that_has_lost_a_worker_has_ended_also_before_it_knows() -> None:
+    server = made(Engine())
+    server.engine.fault = RuntimeError("DiffusionExecutor is closed.")
+    with pytest.raises(EngineDead, match="with weights of version 3: RuntimeError: DiffusionExecutor is closed"):
+        await server.generate([1], PARAMS, "a")
+
+
 def test_the_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(ReplicaError(2, None, "gone")))
     assert (error.replica_rank, error.global_steps, error.reason) == (2, None, "gone")

@@ -18,7 +18,6 @@ from verl.utils.net_utils import get_free_port
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import run_uvicorn
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.postscript import forbid_programs
@@ -31,7 +30,7 @@ from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageM
 from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
-from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import has_ended, last_output
 from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
@@ -190,7 +189,7 @@ class vLLMOmniHttpServer(EngineControlServer):
             try:
                 result = await last_output(self.engine.generate(request_id=request_id, **arguments))
             except Exception as error:
-                kind = EngineDead if isinstance(error, EngineDeadError) else ReplicaError
+                kind = EngineDead if has_ended(error) else ReplicaError
                 raise kind(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
             return self._mode.to_output(result, sampling_params, version)
 
