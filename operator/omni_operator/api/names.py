@@ -21,6 +21,7 @@ JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.
 PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and reward pods are not replaced
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod has its own
 SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
 RAYJOB_NAME_LIMIT = 47  # KubeRay's
 LETTERS, ATTEMPT = string.ascii_lowercase, "[a-z][0-9]{2,6}"  # the end of a RayJob's name

@@ -15,6 +15,7 @@ from kubernetes.config.incluster_config import InClusterConfigLoader
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
+from omni_operator.api.names import SERVICE_ACCOUNT
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.cluster.errors import Unavailable, error_of
 from omni_operator.cluster.nested_json import load_json
@@ -24,7 +25,7 @@ CHUNK_BYTES = 64 * 1024
 SHOWN_BYTES = 80  # of an answer that cannot be used
 MERGE = "application/merge-patch+json"
 DEFAULT_FILE = "~/.kube/config"
-POD_FILES = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its service account
+POD_FILES = Path(SERVICE_ACCOUNT)
 UNAUTHORIZED = 401
 LOG_IN = "log in again, or get a new kubeconfig: its token or certificate may be expired, or of another cluster"
 GIVE_OTHER = "set KUBECONFIG, or give --kubeconfig FILE or --context NAME"

@@ -15,7 +15,9 @@ from kubernetes.aio.config import ConfigException, load_kube_config
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from yaml import YAMLError
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+from omni_operator.api.names import SERVICE_ACCOUNT
+
+ACCOUNT = Path(SERVICE_ACCOUNT)
 PLUGIN_SECONDS = 60.0  # for an exec plug-in, which may log in over the network
 
 
