@@ -17,9 +17,7 @@ ELSEWHERE = "not engine and not gpu and not npu and not cluster and not bare"
 STATIC, PROGRAMS, IMAGES = "static checks", "build: control plane", "build: nodes and images"
 # Property tests that name no number of examples draw fewer of them (conftest.py); the other targets draw all.
 FEWER_EXAMPLES = "--hypothesis-profile=before-a-commit"
-# Nice values of builds. Tests wait for the programs of the control plane, so that these get nearly as much as a lane of
-# tests; images use what the tests leave.
-AWAITED, ALONE = 1, 19
+LEFT_OVER = 19  # nice value of the images' build, which uses what the tests leave
 # The engine's files that take more than a minute. They start first: one that starts last is awaited alone.
 LONG = ("algorithms", "example_jobs", "whole_job", "pools", "pool_nodes", "judge_dies", "faults", "own_family")
 
@@ -85,9 +83,12 @@ def engine_lane(files: Sequence[Path]) -> Lane:
 
 def only(chosen: Sequence[Lane], prefixes: Sequence[str]) -> list[Lane]:
     """The stages whose names begin with one of the prefixes, and those that have to run before them."""
-    stages = [stage for lane in chosen for stage in lane]
-    wanted = [stage for stage in stages if stage.name.startswith(tuple(prefixes))]
-    names = {stage.name for stage in wanted} | {name for stage in wanted for name in stage.after}
+    stages = {stage.name: stage for lane in chosen for stage in lane}
+    names: set[str] = set()
+    added = {name for name in stages if name.startswith(tuple(prefixes))}
+    while added:
+        names |= added
+        added = {before for name in added for before in stages[name].after}
     return [lane for lane in (tuple(stage for stage in lane if stage.name in names) for lane in chosen) if lane]
 
 
@@ -123,11 +124,12 @@ def slow_stages() -> tuple[Stage, ...]:
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     """The lanes of a run."""
     keep = ("--keep-sources",) if target is Target.ALL else ()
-    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane", *keep), niceness=AWAITED)
-    images = Stage(IMAGES, ("-u", "-m", "e2e.programs", "nodes"), niceness=ALONE)
+    programs = Stage(PROGRAMS, ("-u", "-m", "e2e.programs", "control-plane", *keep))
+    images = Stage(IMAGES, ("-u", "-m", "e2e.programs", "nodes"), niceness=LEFT_OVER)
     clusters = pytest_stage("whole clusters", "bare", "e2e", "tests", after=(IMAGES,), last=True)
     if target is Target.CLUSTER:
         return [(images,), (clusters,)]
+    images = replace(images, after=(PROGRAMS,))
     static = Stage(STATIC, ("make", "--no-print-directory", "static"))
     if target is Target.CHECK:
         return [(static,), *((stage,) for stage in fast_stages(FEWER_EXAMPLES))]
@@ -136,7 +138,10 @@ def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     fast = (*fast[:-1], replace(fast[-1], after=(PROGRAMS,)))
     plane = pytest_stage("control plane", "cluster and not bare", "e2e", "tests", after=(PROGRAMS,))
     # Its longest stage before the others, so that at the end both lanes of tests have short ones.
-    main = (static, *fast, plane, *slow_stages())
+    # A build next to two lanes of tests gets little of the processors: Ray starts its workers in sessions of their own,
+    # and Linux shares the processors out between sessions. So the programs, for which long tests wait, are built in
+    # place of one lane's tests.
+    main = (static, programs, *fast, plane, *slow_stages())
     if target is Target.TEST:
-        return [engine_lane(engine_files), main, (programs,)]
-    return [engine_lane(engine_files), (*main, clusters), (programs, images)]
+        return [engine_lane(engine_files), main]
+    return [engine_lane(engine_files), (*main, clusters), (images,)]

@@ -65,6 +65,11 @@ def test_a_part_of_a_run_brings_the_builds_that_it_needs() -> None:
     assert names == {"fast: commands", "fast: control", "fast: ml", "fast: trainer", "whole clusters", PROGRAMS, IMAGES}
 
 
+def test_a_part_brings_also_what_its_builds_wait_for() -> None:
+    chosen = only(lanes(Target.ALL, ENGINE), ["whole"])
+    assert {stage.name for lane in chosen for stage in lane} == {"whole clusters", PROGRAMS, IMAGES}
+
+
 def test_every_run_but_the_one_before_a_commit_draws_all_examples_of_property_tests() -> None:
     for target in Target:
         stages = [stage for lane in lanes(target, ENGINE) for stage in lane if stage.name.startswith("fast")]
@@ -319,3 +324,8 @@ def test_the_page_of_tests_has_a_place_for_durations() -> None:
 def test_programs_of_a_control_plane_come_before_its_tests() -> None:
     (stage,) = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.name == "control plane"]
     assert stage.after == (PROGRAMS,)
+
+
+def test_programs_are_built_next_to_one_lane_of_tests() -> None:
+    run = lanes(Target.TEST, ENGINE)
+    assert len(run) == 2 and PROGRAMS in {stage.name for stage in run[1][:2]}
