@@ -1,4 +1,4 @@
-"""Kueue and KubeRay as processes next to a control plane: real queues, without pods that run."""
+"""Kueue as a process next to a control plane, with KubeRay as another one, or next to a whole cluster, which has it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,41 @@ from e2e.cluster import deadlines, pki
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ToolMissing
 from e2e.cluster.ports import free_ports
-from e2e.cluster.tools import KUBERAY, KUEUE, Say, ensure
+from e2e.cluster.tools import KUBERAY, KUEUE, Say, Tools, ensure
 
 LOOPBACK = "127.0.0.1"
 FRAMEWORKS = ["ray.io/rayjob", "ray.io/raycluster"]  # of Kueue's configuration
 KINDS = {"rayjobs", "rayclusters", "workloads", "workloads/status", "clusterqueues", "resourceflavors", "cohorts"}
 METRICS = "/etc/kueue/metrics"
+VERSION = "kueue.x-k8s.io/v1beta2"
+QUEUE, CLUSTER_QUEUE = "team-a", "all"
+URGENT = "urgent"  # a priority class
+SPACE: dict[str, Any] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}
 READY_S = 120.0
+
+
+def queue_objects(quota: Mapping[str, int], *, namespace: str = "default", stop: str = "None") -> list[dict[str, Any]]:
+    """A queue, where urgent work preempts the rest, with CPUs and memory for all. PURE.
+
+    Args:
+        quota: of other resources.
+        namespace: whose jobs may name the queue. stop: policy by which it admits nothing.
+    """
+    version = {"apiVersion": VERSION}
+    given = {"cpu": "100", "memory": "1000Gi", **{name: str(value) for name, value in quota.items()}}
+    resources = [{"name": name, "nominalQuota": value} for name, value in given.items()]
+    return [
+        {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
+        {**version, "kind": "ClusterQueue", "metadata": {"name": CLUSTER_QUEUE}, "spec": {
+            "namespaceSelector": {}, "stopPolicy": stop, "preemption": {"withinClusterQueue": "LowerPriority"},
+            "resourceGroups": [
+                {"coveredResources": [*given], "flavors": [{"name": "nodes", "resources": resources}]},
+            ],
+        }},
+        {**version, "kind": "LocalQueue", "metadata": {"name": QUEUE, "namespace": namespace},
+         "spec": {"clusterQueue": CLUSTER_QUEUE}},
+        {**version, "kind": "WorkloadPriorityClass", "metadata": {"name": URGENT}, "value": 1000},
+    ]  # fmt: skip
 
 
 def configuration(webhook: int, health: int, metrics: int, certificates: str) -> dict[str, Any]:
@@ -65,45 +93,85 @@ def queues(plane: ControlPlane, say: Say = print) -> Iterator[None]:
         ToolMissing: the user is not root, or the programs are not built and there is no Go.
         ProcessEnded, DeadlinePassed: one of them does not start.
     """
+    tools = ensure((KUBERAY,), say)
+    metrics, health = free_ports(2, random.Random())
+    for path in sorted((tools.kuberay / "crd" / "bases").glob("*.yaml")):
+        plane.kubectl("apply", "--server-side", f"--filename={path}")
+    plane.daemons.start("kuberay", [
+        "env", f"KUBECONFIG={plane.kubeconfig}", str(tools.path(KUBERAY)), "--enable-leader-election=false",
+        f"--metrics-addr={LOOPBACK}:{metrics}", f"--health-probe-bind-address={LOOPBACK}:{health}",
+    ])  # fmt: skip
+    try:
+        with _kueue(plane, say):
+            yield
+    finally:
+        plane.daemons.stop("kuberay")
+
+
+@contextmanager
+def queue_on_cluster(plane: ControlPlane, objects: list[dict[str, Any]], say: Say = print) -> Iterator[None]:
+    """Kueue and a queue next to a whole cluster, which has KubeRay. Nothing of them is left when the context ends.
+
+    Args:
+        objects: `queue_objects`.
+
+    Raises:
+        As `queues`. CommandFailed: a job in the queue still holds quota at the end.
+    """
+    tools = ensure((KUEUE,), say)
+    try:
+        with _kueue(plane, say):
+            apply(plane, objects)
+            try:
+                yield
+            finally:
+                remove(plane, objects)  # while Kueue runs, which ends their finalizers
+    finally:
+        remove(plane, [*_hooks(tools), SPACE, *_kinds(tools)])
+
+
+@contextmanager
+def _kueue(plane: ControlPlane, say: Say) -> Iterator[None]:
+    """A process of Kueue, which manages RayJobs and RayClusters until the context ends."""
     if os.geteuid() != 0:
         raise ToolMissing("Kueue needs root: it gets an /etc of its own")
-    tools = ensure((KUBERAY, KUEUE), say)
-    webhook, health, metrics, ray_metrics, ray_health = free_ports(5, random.Random())
+    tools = ensure((KUEUE,), say)
+    webhook, health, metrics = free_ports(3, random.Random())
     authority = pki.encoded(plane.authority.certificate.read_bytes())
     folder = plane.layout.folder / "kueue"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     certificate, key = plane.authority.issue(pki.Subject("kueue", "kueue", addresses=(LOOPBACK,)))
     (folder / "tls.crt").write_bytes(certificate.read_bytes())
     (folder / "tls.key").write_bytes(key.read_bytes())
     settings = folder / "configuration.yaml"
     settings.write_text(json.dumps(configuration(webhook, health, metrics, str(folder))), encoding="utf-8")
 
-    kinds = [
-        converting(yaml.safe_load(path.read_text()), webhook, authority) for path in sorted(tools.kueue.glob("crd/*"))
-    ]
-    apply(plane, kinds)
-    for path in sorted((tools.kuberay / "crd" / "bases").glob("*.yaml")):
-        plane.kubectl("apply", "--server-side", f"--filename={path}")
-    apply(plane, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}])
-    variables = ["env", f"KUBECONFIG={plane.kubeconfig}"]
-    plane.daemons.start("kuberay", [
-        *variables, str(tools.path(KUBERAY)), "--enable-leader-election=false",
-        f"--metrics-addr={LOOPBACK}:{ray_metrics}", f"--health-probe-bind-address={LOOPBACK}:{ray_health}",
-    ])  # fmt: skip
+    kinds = [converting(kind, webhook, authority) for kind in _kinds(tools)]
+    apply(plane, [*kinds, SPACE])
+    names = [f"crd/{kind['metadata']['name']}" for kind in kinds]
+    plane.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")  # Kueue ends without one of them
     # Kueue reads the certificate of its metrics from a fixed path: it gets an /etc of its own.
     mounted = f'mount -t tmpfs kueue /etc && mkdir -p {METRICS} && ln -s {folder} {METRICS}/certs && exec "$@"'
     plane.daemons.start("kueue", [
-        *variables, "unshare", "--mount", "sh", "-c", mounted, "kueue", str(tools.path(KUEUE)),
-        f"--config={settings}", "--feature-gates=VisibilityOnDemand=false",
+        "env", f"KUBECONFIG={plane.kubeconfig}", "unshare", "--mount", "sh", "-c", mounted, "kueue",
+        str(tools.path(KUEUE)), f"--config={settings}", "--feature-gates=VisibilityOnDemand=false",
     ])  # fmt: skip
     try:
         await_ready(plane, health)
-        hooks = [yaml.safe_load_all((tools.kueue / "webhooks.yaml").read_text())]
-        apply(plane, [on_loopback(hook, webhook, authority) for found in hooks for hook in found])
+        apply(plane, [on_loopback(hook, webhook, authority) for hook in _hooks(tools)])
         yield
     finally:
         plane.daemons.stop("kueue")
-        plane.daemons.stop("kuberay")
+
+
+def _kinds(tools: Tools) -> list[dict[str, Any]]:
+    """Kueue's custom resources."""
+    return [yaml.safe_load(path.read_text()) for path in sorted(tools.kueue.glob("crd/*"))]
+
+
+def _hooks(tools: Tools) -> list[dict[str, Any]]:
+    """Kueue's webhook configurations."""
+    return list(yaml.safe_load_all((tools.kueue / "webhooks.yaml").read_text()))
 
 
 def await_ready(plane: ControlPlane, health: int) -> None:
@@ -126,3 +194,9 @@ def await_ready(plane: ControlPlane, health: int) -> None:
 def apply(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
     """Apply objects, all in one request of kubectl."""
     plane.kubectl("apply", "--server-side", "--filename=-", text="\n---\n".join(map(json.dumps, manifests)))
+
+
+def remove(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
+    """Delete objects, all in one request of kubectl, and wait until they are gone."""
+    text = "\n---\n".join(map(json.dumps, manifests))
+    plane.kubectl("delete", "--ignore-not-found", "--filename=-", text=text)

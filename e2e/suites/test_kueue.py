@@ -24,22 +24,8 @@ PATIENCE = 90.0
 
 
 def queue_objects(accelerators: int = 2, stop: str = "None") -> list[dict[str, Any]]:
-    """A queue, where urgent work preempts the rest."""
-    version = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
-    quota = {"cpu": "100", "memory": "1000Gi", "nvidia.com/gpu": str(accelerators)}
-    resources = [{"name": name, "nominalQuota": value} for name, value in quota.items()]
-    return [
-        {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
-        {**version, "kind": "ClusterQueue", "metadata": {"name": "all"}, "spec": {
-            "namespaceSelector": {}, "stopPolicy": stop, "preemption": {"withinClusterQueue": "LowerPriority"},
-            "resourceGroups": [
-                {"coveredResources": [*quota], "flavors": [{"name": "nodes", "resources": resources}]},
-            ],
-        }},
-        {**version, "kind": "LocalQueue", "metadata": {"name": "team-a", "namespace": "default"},
-         "spec": {"clusterQueue": "all"}},
-        {**version, "kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 1000},
-    ]  # fmt: skip
+    """A queue with so many accelerators."""
+    return kueue.queue_objects({"nvidia.com/gpu": accelerators}, stop=stop)
 
 
 @pytest.fixture(scope="module")
