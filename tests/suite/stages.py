@@ -114,11 +114,12 @@ def fast_stages(*arguments: str) -> tuple[Stage, ...]:
 
 
 def slow_stages() -> tuple[Stage, ...]:
-    """The slow tests, in two parts, so that another lane can take over the second."""
-    marks, workers = f"slow and {ELSEWHERE}", "tests/ml/workers"
-    second = pytest_stage("slow: workers", marks, "-W", "default", workers)
-    first = pytest_stage("slow: others", marks, "-W", "default", f"--ignore={workers}", "tests")
-    return replace(first, preloaded=True), replace(second, preloaded=True)
+    """The slow tests, in three parts, so that another lane can take over some; the longest last, which goes first."""
+    marks, parts = f"slow and {ELSEWHERE}", {"trainer": "tests/ml/trainer", "workers": "tests/ml/workers"}
+    chosen = {name: [path] for name, path in parts.items()}
+    chosen["others"] = [*(f"--ignore={path}" for path in parts.values()), "tests"]
+    stages = [pytest_stage(f"slow: {name}", marks, "-W", "default", *paths) for name, paths in chosen.items()]
+    return tuple(replace(stage, preloaded=True) for stage in stages)
 
 
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
