@@ -23,6 +23,8 @@ class Program(TyperGroup):
 
     @override
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        if sys.stdout is None:  # `>&-`: what is printed would be lost without an error
+            console.refuse("standard output is closed: redirect it, e.g. to /dev/null")
         with _explained():
             return super().make_context(*args, **kwargs)
 

@@ -84,3 +84,13 @@ def test_a_full_disk_is_one_line(command: tuple[str | Path, ...], expected: str,
         )  # fmt: skip
     said = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
     assert (result.returncode, said) == (1, [expected])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("validate", str(EXAMPLE)), ("--version",), ("--help",), ("model", "--help")])
+def test_a_closed_standard_output_is_an_error(command: tuple[str, ...]) -> None:
+    drl = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "omni_operator.cli", *command]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
+    result = subprocess.run(drl, env=env, stderr=subprocess.PIPE, text=True, check=False)
+    said = "standard output is closed: redirect it, e.g. to /dev/null\n"
+    assert (result.returncode, result.stderr) == (2, said)
