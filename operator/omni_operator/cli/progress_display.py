@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.spinner import Spinner
@@ -64,6 +64,17 @@ class LineDisplay(Display):
             self.note(text)
 
 
+class StatusLine(Spinner):
+    """A spinner whose text is cut at the end of the line; one of rich is wrapped, whatever its text says."""
+
+    @override
+    def render(self, time: float) -> RenderableType:
+        line = super().render(time)
+        if isinstance(line, Text):
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
 class BarDisplay(Display):
     """Current phase, metrics of the last step and a progress bar at the bottom; other lines scroll above.
 
@@ -82,7 +93,7 @@ class BarDisplay(Display):
             expand=True,
         )
         self._task = self._progress.add_task(name, total=None, left="")
-        self._spinner = Spinner("dots", text=Text(RunState().phase))
+        self._spinner = StatusLine("dots", text=Text(RunState().phase))
         self._numbers: list[Text] = []
         self._live = Live(self._layout(), console=console, refresh_per_second=4, transient=False)
 
@@ -105,8 +116,8 @@ class BarDisplay(Display):
 
     @override
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
-        status = without_control(self._status(state))
-        self._spinner.update(text=Text(status, no_wrap=True, overflow="ellipsis"))
+        status = " ".join(without_control(self._status(state)).split())
+        self._spinner.update(text=Text(status))
         self._progress.update(
             self._task, total=state.total, completed=state.step, left=self._left(state), refresh=False
         )

@@ -49,7 +49,7 @@ def watch_job(client: Client, name: str, *, plain: bool = False, as_json: bool =
         if as_json:
             state = _follow(client, name, JsonView())
         else:
-            with make_display(name, Console(), plain=plain) as display:
+            with make_display(name, Console(emoji=False), plain=plain) as display:
                 state = _follow(client, name, DisplayView(display))
     except KeyboardInterrupt:
         console.note(f"{name} goes on; drl watch {name} shows it again")

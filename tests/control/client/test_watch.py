@@ -189,6 +189,25 @@ def test_the_bar_shows_state_and_numbers(server: FakeServer) -> None:
     assert "Retried: a b" in text
 
 
+def test_the_status_has_one_line_on_a_narrow_terminal() -> None:
+    file = StringIO()
+    starting = {"type": "Ready", "status": "False", "reason": "PodsNotReady", "message": "2 of 3 pods are\nready"}
+    body = {**make_job("blue"), "status": {"state": "Starting", "conditions": [starting]}}
+    with make_display("blue", Console(file=file, force_terminal=True, width=40), plain=False) as display:
+        watch.DisplayView(display).job(_job(body))
+        display.note("noted")  # draws the status again
+    assert "Starting: PodsNotReady: 2 of 3 pods a…" in file.getvalue()
+    assert "ready" not in file.getvalue()
+
+
+def test_names_of_emoji_in_an_event_stay_what_they_are(
+    server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects[EVENTS] = 200, {"items": [{**event("u", "Pulled"), "message": "registry:key:1"}]}
+    tell(server, monkeypatch, status("Running", 1), status("Succeeded", 3))
+    assert "Pulled: registry:key:1" in drl(kubeconfig, "watch", "blue").stdout
+
+
 def test_submit_can_watch(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[str] = []
     monkeypatch.setattr("omni_operator.cli.submit.watch_job", lambda _, name, *, as_json: watched.append(name))
