@@ -33,6 +33,7 @@ FACTS = """JSON.stringify({
     return legend.getBoundingClientRect().top < area.getBoundingClientRect().bottom;
   }).length,
   legends: document.querySelectorAll('.infolayer .legend').length,
+  alerts: [...document.querySelectorAll('.alert p, .alert li')].map(p => p.innerText),
   summary: document.querySelector('.summary').textContent,
   hidden: [...document.querySelectorAll('.scroll > .break')].map(t => t.offsetWidth - t.parentElement.clientWidth),
   prompts: [...document.querySelectorAll('.prompt')].map(p => p.getBoundingClientRect().height),
@@ -71,6 +72,17 @@ async def test_the_report_fits_the_screen_and_shows_values_on_hover(run: Path, t
     assert facts["summary"].startswith("The held-out reward rose from")
     assert facts["overflow"] <= 0
     assert facts["fetched"] == []
+
+
+@pytest.mark.slow
+async def test_an_error_and_a_warning_keep_their_lines(run: Path, tmp_path: Path) -> None:
+    RunFolder(run).event("warning", reason="ReportNotWritten", message="a\n  b")
+    RunFolder(run).event("error", message="no memory:\n  rank 0\n  rank 1", kind="OutOfMemoryError")
+    facts, _, errors = await _browse(report.write(run), 390, tmp_path)
+    assert errors == []
+    failed, warned = facts["alerts"]
+    assert failed.endswith(": no memory:\n  rank 0\n  rank 1")
+    assert warned.endswith(": a\n  b")
 
 
 @pytest.mark.slow
