@@ -133,8 +133,11 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     return dataset
 
 
-def check_lengths(dataset: RLHFDataset, tokenizer: Any, limit: int) -> None:
+def check_lengths(dataset: RLHFDataset, setting: str, tokenizer: Any, limit: int) -> None:
     """Refuse prompts and negative prompts that are too long, before hours of training lead to them.
+
+    Args:
+        setting: what names the files of the prompts.
 
     Raises:
         ValueError: a prompt has more than `limit` tokens; the message names the first, and how many there are.
@@ -150,13 +153,16 @@ def check_lengths(dataset: RLHFDataset, tokenizer: Any, limit: int) -> None:
         if long:
             row, tokens = long[0]
             raise ValueError(
-                f"{len(long)} of {len(texts)} {name} have more than data.max_prompt_length={limit} tokens; the first, "
-                f"row {row}, has {tokens}: raise it, or write data.truncation=right{filtered}"
+                f"{len(long)} of {len(texts)} {name} of {setting} have more than data.max_prompt_length={limit} "
+                f"tokens; the first, row {row}, has {tokens}: raise it, or write data.truncation=right{filtered}"
             )
 
 
-def check_images(dataset: RLHFDataset, architecture: str | None, pipeline: Any) -> None:
+def check_images(dataset: RLHFDataset, setting: str, architecture: str | None, pipeline: Any) -> None:
     """Refuse images that the model cannot take, or prompts that lack them.
+
+    Args:
+        setting: what names the files of the prompts.
 
     Raises:
         ValueError: the message names the first row and what to do.
@@ -179,7 +185,7 @@ def check_images(dataset: RLHFDataset, architecture: str | None, pipeline: Any) 
         except ValueError as error:
             problem = str(error)
         if problem:
-            raise ValueError(f"row {number} of the prompts, column {dataset.image_key}: {problem}")
+            raise ValueError(f"row {number} of {setting}, column {dataset.image_key}: {problem}")
 
 
 def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[int]:

@@ -299,11 +299,11 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
         held_out = data.load(config.data.val_files, config.data, tokenizer, max_samples=config.data.val_max_samples)
     train = data.load(config.data.train_files, config.data, tokenizer, max_samples=config.data.train_max_samples)
     settings = config.actor_rollout_ref
-    for dataset in (train, held_out):
+    for dataset, files in ((train, "data.train_files"), (held_out, "data.val_files")):
         if dataset is not None:
-            data.check_images(dataset, settings.model.architecture, settings.rollout.pipeline)
+            data.check_images(dataset, files, settings.model.architecture, settings.rollout.pipeline)
             if config.data.truncation == "error":
-                data.check_lengths(dataset, tokenizer, settings.rollout.prompt_length)
+                data.check_lengths(dataset, files, tokenizer, settings.rollout.prompt_length)
     return train, held_out
 
 
