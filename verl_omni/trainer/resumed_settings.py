@@ -6,7 +6,7 @@ what its author wants, such as a lower learning rate, or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,26 +29,34 @@ LEARNED = (
     "reward.reward_functions", "reward.aggregation", "reward.custom_reward_function", "reward.reward_manager",
     "reward.reward_model.model_path", "trainer.seed",
 )  # fmt: skip
+TRAINING_FILES = "data.train_files"
 # What decides what an evaluation measures: the curve of the held-out reward has a break where it changes.
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
 OPTIM = "actor_rollout_ref.actor.optim"
 SHOWN = 8  # of the settings that differ
+Content = Mapping[str, Sequence[str | None]]
 
 
-def describe_changes(
-    before: DictConfig, now: DictConfig, *, data_before: Sequence[str | None], data_now: Sequence[str | None]
-) -> str:
-    """What differs: the settings of `LEARNED` and `EVALUATED`, each with both values, and the data; empty if nothing.
+def describe_changes(before: DictConfig, now: DictConfig, content_before: Content, content_now: Content) -> str:
+    """What differs: settings of `LEARNED` and `EVALUATED`, each with both values, and files and folders that they name.
+
+    Empty if nothing differs. Files that have moved, with the same content, do not differ.
 
     Args:
-        data_before, data_now: digests of the training files, None where a file was not read; empty: not known.
+        content_before, content_now: by setting a digest of each file or folder, None where it was not read.
     """
     earlier, later = _values(before), _values(now)
-    names = sorted(name for name in earlier.keys() | later.keys() if earlier.get(name) != later.get(name))
-    shown = [f"{name} was {earlier.get(name)}, is {later.get(name)}" for name in names[:SHOWN]]
-    others = [f"{len(names) - SHOWN} others"] if len(names) > SHOWN else []
-    data = ["the content of data.train_files is another"] if data_before and data_before != data_now else []
-    return "; ".join([*data, *shown, *others])
+    names = {name for name in earlier.keys() | later.keys() if earlier.get(name) != later.get(name)}
+    both = {name: (content_before[name], content_now[name]) for name in content_before.keys() & content_now.keys()}
+    known = {name: was == now_is for name, (was, now_is) in both.items() if None not in (*was, *now_is)}
+    replaced = sorted(name for name, same in known.items() if not same and name not in names)
+    moved = {name for name, same in known.items() if same}
+    changed = [
+        *(f"the content of {name} is another" for name in replaced),
+        *(f"{name} was {earlier.get(name)}, is {later.get(name)}" for name in sorted(names - moved)),
+    ]
+    others = [f"{len(changed) - SHOWN} others"] if len(changed) > SHOWN else []
+    return "; ".join([*changed[:SHOWN], *others])
 
 
 def _values(config: DictConfig) -> dict[str, Any]:

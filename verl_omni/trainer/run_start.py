@@ -57,8 +57,8 @@ def _changes(checkpoint: Path, config: DictConfig, of_folder: DictConfig | None)
     """
     before = checkpoint_origin.read(checkpoint)
     if before is None and of_folder is not None:
-        before = checkpoint_origin.CheckpointOrigin(of_folder, ())
+        before = checkpoint_origin.CheckpointOrigin(of_folder, {})
     if before is None:
         return ""
-    data = checkpoint_origin.of_run(config).data if before.data else ()
-    return describe_changes(before.settings, config, data_before=before.data, data_now=data)
+    content = checkpoint_origin.of_run(config).content if before.content else {}
+    return describe_changes(before.settings, config, before.content, content)

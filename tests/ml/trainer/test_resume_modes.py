@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.trainer import checkpoint_origin, checkpoints, main_diffusion
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.operator_reporter import NullReporter
+from verl_omni.trainer.resumed_settings import describe_changes
 from verl_omni.trainer.run_folder import RunFolder
 
 
@@ -187,3 +188,40 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         checkpoints.step_of(tmp_path / "step_000009")
     with pytest.raises(ValueError, match="is not a checkpoint"):
         checkpoints.step_of(tmp_path)
+
+
+def test_what_only_moved_is_no_change_and_what_was_replaced_in_its_place_is_one(tmp_path: Path) -> None:
+    def named(folder: Path, weights: bytes = b"w" * 900_000) -> DictConfig:
+        (folder / "model" / ".cache").mkdir(parents=True, exist_ok=True)
+        (folder / "model" / "w.safetensors").write_bytes(weights)
+        (folder / "model" / ".cache" / "time").write_text(str(folder))
+        for name in ("train.jsonl", "test.jsonl", "reward.py"):
+            (folder / name).write_text(name)
+        return OmegaConf.create({
+            "data": {"train_files": [str(folder / "train.jsonl")], "val_files": str(folder / "test.jsonl")},
+            "actor_rollout_ref": {"model": {"path": str(folder / "model")}},
+            "reward": {"custom_reward_function": {"path": str(folder / "reward.py"), "name": "f"}},
+        })  # fmt: skip
+
+    def described(earlier: checkpoint_origin.CheckpointOrigin, config: DictConfig) -> str:
+        now = checkpoint_origin.of_run(config)
+        return describe_changes(earlier.settings, now.settings, earlier.content, now.content)
+
+    before = checkpoint_origin.of_run(named(tmp_path / "a"))
+    assert described(before, named(tmp_path / "b")) == ""
+    other = b"w" * 600_000 + b"x" * 40_000 + b"w" * 260_000
+    assert described(before, named(tmp_path / "a", other)) == "the content of actor_rollout_ref.model.path is another"
+    moved = named(tmp_path / "b", other)
+    assert described(before, moved) == (
+        f"actor_rollout_ref.model.path was {tmp_path / 'a' / 'model'}, is {tmp_path / 'b' / 'model'}"
+    )
+    unknown = checkpoint_origin.CheckpointOrigin(before.settings, {})
+    assert described(unknown, moved).count(" was ") == 4, "without digests, paths are compared"
+
+
+def test_digests_of_an_earlier_version_are_those_of_the_training_files(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 4)
+    (path / "config.yaml").write_text("a: 1\n")
+    (path / "data.json").write_text('["abc"]\n')
+    origin = checkpoint_origin.read(path)
+    assert origin is not None and origin.content == {"data.train_files": ["abc"]}
