@@ -13,14 +13,14 @@
 {{- end -}}
 
 {{- define "omni.selector" -}}
-app.kubernetes.io/name: {{ include "omni.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "omni.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* Labels of the pod of `helm test`: other ones, because the Service selects the operator's. */}}
 {{- define "omni.testSelector" -}}
 app.kubernetes.io/name: {{ include "omni.name" . }}-test
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* managed-by stays Helm's: objects of jobs have another value of that label. */}}
@@ -57,6 +57,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "omni.subject" -}}
 - kind: ServiceAccount
-  name: {{ include "omni.account" . }}
-  namespace: {{ .Release.Namespace }}
+  name: {{ include "omni.account" . | quote }}
+  namespace: {{ .Release.Namespace | quote }}
 {{- end -}}

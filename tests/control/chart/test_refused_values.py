@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from e2e import helm as tool
 from e2e.cluster import deadlines
@@ -114,3 +115,28 @@ def test_a_repository_may_have_a_registry_with_a_port(chart: Callable[..., list[
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"].startswith("[::1]:5000/team/omni_x.y:")
     assert container["resources"]["limits"] == {"memory": "1.5Gi", "a/c": 1}
+
+
+def test_names_that_look_like_numbers_stay_names(helm: Path, tmp_path: Path) -> None:
+    """Kubernetes allows them, and YAML reads `2024` as a number, which the API server refuses."""
+    values = {
+        "nameOverride": "1", "fullnameOverride": "omni", "serviceAccount": {"name": "2"}, "priorityClassName": "3",
+        "watch": {"namespaces": ["4"]},
+    }  # fmt: skip
+    command = [
+        str(helm), "template", "5", str(tool.CHART), "--namespace=6", f"--kube-version={tool.KUBERNETES}",
+        "--set=networkPolicy.enabled=true,metrics.podMonitor.enabled=true,metrics.alerts.enabled=true,replicas=2",
+        "--set=metrics.dashboards.enabled=true", given(tmp_path, values),
+    ]  # fmt: skip
+    bodies = [body for body in YAML(typ="safe").load_all(run(command, deadline=deadlines.COMMAND)) if body]
+    assert {body["metadata"].get("namespace") for body in bodies} == {"4", "6", None}
+    (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("2", "3")
+    wrong = [
+        (body["kind"], key) for body in bodies for key, value in body["metadata"]["labels"].items()
+        if not isinstance(value, str)
+    ]  # fmt: skip
+    subjects = [subject for body in bodies if body["kind"].endswith("Binding") for subject in body["subjects"]]
+    assert wrong == [] and len(subjects) == 3
+    assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("2", "6")}
