@@ -171,7 +171,7 @@ def wait(
     """
     states = get_args(JobState)
     if state not in states:
-        console.refuse(f"--for {state}: no such state{did_you_mean(state, states)}; one of {', '.join(states)}")
+        console.refuse(f"--for {state}: no such state; one of {', '.join(states)}{did_you_mean(state, states)}")
     with cluster_client(namespace, context, kubeconfig) as client:
         try:
             job = client.wait(name, state, timeout)

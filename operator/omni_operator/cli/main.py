@@ -52,15 +52,13 @@ def drl(
     """
 
 
-for command in (run, render, validate, fit, report, doctor):
-    app.command()(command)
-for job_command in (
-    submit, watch, logs, fetch, jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.scale, jobs.cancel, jobs.wait,
+NAMES = {convert_recipe: "convert", jobs.list_jobs: "list", open_dashboard: "open"}
+# In the order of docs/cli.md, which is that of the help.
+for command in (
+    run, validate, render, fit, convert_recipe, report, submit, watch, logs, fetch, open_dashboard, jobs.list_jobs,
+    jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.scale, jobs.cancel, jobs.wait, doctor,
 ):  # fmt: skip
-    app.command()(job_command)
-app.command("list")(jobs.list_jobs)
-app.command("open")(open_dashboard)
-app.command("convert")(convert_recipe)
+    app.command(NAMES.get(command))(command)
 app.add_typer(model.app, name="model")
 
 if __name__ == "__main__":

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, new_client_from_config
 from kubernetes.config.incluster_config import InClusterConfigLoader
+from typing_extensions import override
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
@@ -27,8 +30,10 @@ MERGE = "application/merge-patch+json"
 DEFAULT_FILE = "~/.kube/config"
 POD_FILES = Path(SERVICE_ACCOUNT)
 UNAUTHORIZED = 401
+REACH = "check the server of the kubeconfig, VPN and proxy"
 LOG_IN = "log in again, or get a new kubeconfig: its token or certificate may be expired, or of another cluster"
-GIVE_OTHER = "set KUBECONFIG, or give --kubeconfig FILE or --context NAME"
+GIVE_FILE = "set KUBECONFIG, or give --kubeconfig FILE"
+GIVE_OTHER = f"{GIVE_FILE} or --context NAME"
 
 
 class UnusableKubeconfig(RuntimeError):
@@ -95,7 +100,7 @@ class Connection:
         try:
             answer = self.client.call_api(*request, _request_timeout=timeout)
         except HTTPError as error:
-            raise Unavailable(f"no answer from the cluster: {what}: {error}") from error
+            raise Unavailable(f"no answer from the cluster: {what}: {error}; {REACH}") from error
         except ApiException as error:  # of the package: TLS failed
             raise Unavailable(f"no answer from the cluster: {what}: {_describe_tls(error)}") from error
         if answer.status < 300:
@@ -177,7 +182,7 @@ def connect(
         if kubeconfig is None and context is None and (POD_FILES / "token").exists():
             return _connect_from_pod(namespace)
         raise UnusableKubeconfig(
-            f"cannot use the kubeconfig: there is no file {kubeconfig or DEFAULT_FILE}; {GIVE_OTHER}"
+            f"cannot use the kubeconfig: there is no file {kubeconfig or DEFAULT_FILE}; {GIVE_FILE}"
         )
     configuration = Configuration()
     configuration.retries = False
@@ -186,20 +191,27 @@ def connect(
         names = [found["name"] for found in contexts]
         if context is not None and context not in names:
             raise UnusableKubeconfig(
-                f"no context {context!r} in the kubeconfig{did_you_mean(context, names)}; it has: {', '.join(names)}"
+                f"no context {context!r} in the kubeconfig, which has: {', '.join(names)}{did_you_mean(context, names)}"
             )
         chosen = next(found for found in contexts if found["name"] == (context or current["name"]))
-        client = new_client_from_config(kubeconfig, context, persist_config=False, client_configuration=configuration)
+        with _root_log() as logged:
+            client = new_client_from_config(
+                kubeconfig, context, persist_config=False, client_configuration=configuration
+            )
         user = chosen["context"].get("user")
     except (ConfigException, OSError, YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split())
         if not isinstance(error, ConfigException | OSError | YAMLError):
             said = f"it does not have the form of one ({said})"
         raise UnusableKubeconfig(f"cannot use the kubeconfig: {said}; {GIVE_OTHER}") from error
+    if not configuration.host.startswith(("https://", "http://")):
+        raise UnusableKubeconfig(
+            f"cannot use the kubeconfig: its server {configuration.host!r} must begin with https:// or http://"
+        )
     if user and not configuration.api_key and not configuration.cert_file:
         why = (
-            "if an exec plug-in makes them, run its command to see why it fails"
-            if configuration.host.startswith("https://")
+            "; ".join([*logged, "if an exec plug-in makes them, run its command to see why it fails"])
+            if logged or configuration.host.startswith("https://")
             else "a server without https:// gets no certificate"
         )
         raise UnusableKubeconfig(
@@ -208,6 +220,29 @@ def connect(
     # An empty one is no default: in a script it is a variable that is not set.
     given = chosen["context"].get("namespace") or "default" if namespace is None else namespace
     return Connection(client), given
+
+
+@contextmanager
+def _root_log() -> Iterator[list[str]]:
+    """What is logged meanwhile without a logger, as the package does with errors of exec plug-ins."""
+    handler = _Collector(logging.ERROR)
+    logging.root.addHandler(handler)
+    try:
+        yield handler.messages
+    finally:
+        logging.root.removeHandler(handler)
+
+
+class _Collector(logging.Handler):
+    """Keeps messages, each as one line."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(" ".join(record.getMessage().split()))
 
 
 def _connect_from_pod(namespace: str | None) -> tuple[Connection, str]:

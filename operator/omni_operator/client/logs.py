@@ -58,7 +58,7 @@ def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, .
     found = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
     if pods and not found:
         names = [pod.name for pod in pods]
-        raise PodNotFound(f"no pod {wanted!r}{did_you_mean(wanted, names)}; the job has: {', '.join(names)}")
+        raise PodNotFound(f"no pod {wanted!r}; the job has: {', '.join(names)}{did_you_mean(wanted, names)}")
     return found
 
 

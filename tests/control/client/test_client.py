@@ -183,6 +183,7 @@ def test_a_user_whose_exec_plugin_fails_has_no_credentials(kubeconfig: Path) -> 
     kubeconfig.write_text(json.dumps(config))
     said = drl(kubeconfig, "list")
     assert (said.exit_code, "user 'u' has no credentials" in said.stderr) == (2, True), said.output
+    assert "; exec: process returned 1" in said.stderr and len(said.stderr.splitlines()) == 1
 
 
 def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path, tmp_path: Path) -> None:
@@ -190,7 +191,9 @@ def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path, tmp_path: 
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
     kubeconfig.write_text(json.dumps(config))
     result = drl(kubeconfig, "list")
-    assert (result.exit_code, "no answer from the cluster" in result.stderr) == (1, True)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("no answer from the cluster: GET ") and "Connection refused" in result.stderr
+    assert result.stderr.endswith("; check the server of the kubeconfig, VPN and proxy\n")
 
 
 # Each would be the path of other objects, or a request that is none of a job.

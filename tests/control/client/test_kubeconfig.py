@@ -122,6 +122,13 @@ def test_key_and_certificate_that_do_not_belong_together_are_named(kubeconfig: P
     assert (said.exit_code, "a server without https:// gets no certificate" in only_line(said)) == (2, True)
 
 
+def test_a_server_without_a_scheme_is_refused(server: FakeServer, kubeconfig: Path) -> None:
+    change(kubeconfig, f"127.0.0.1:{server.server_port}")
+    said = drl(kubeconfig, "list")
+    assert (said.exit_code, "must begin with https:// or http://" in only_line(said)) == (2, True)
+    assert server.queries == []
+
+
 def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.1)
     asked: list[socket.socket] = []
