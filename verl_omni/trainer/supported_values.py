@@ -114,7 +114,7 @@ SUPPORTED = {
         (None, pools.COLOCATED, pools.NETWORK, *pools.VERL_BACKENDS),
         f"weights reach the engine over IPC, or over TCP with {ROLLOUT}.nnodes > 0",
     ),
-    f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation draws one sample of each prompt"),
+    f"{ROLLOUT}.val_kwargs.n": SupportedValues((1,), "an evaluation generates one sample of each prompt"),
     "reward.reward_model.rollout.name": SupportedValues(("vllm",), "vLLM serves the judge"),
     "reward.aggregation": SupportedValues(
         ("weighted_mean", "weighted_sum", "normalized_sum"), "scores are added by their weights"

@@ -78,7 +78,7 @@ REPLICAS_LOST = ExportedMetric(
 )
 QUEUED = ExportedMetric(
     "omni_rollout_samples_queued", "gauge", "",
-    "Samples of the present batch that standalone replicas have not generated yet.",
+    "Samples of the current batch that standalone replicas have not generated yet.",
 )  # fmt: skip
 JUDGE_QUEUED = ExportedMetric(
     "omni_reward_requests_queued", "gauge", "",

@@ -519,7 +519,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None,), "a step trains on the prompts of its batch, in their order", (
         "trainer.v1.sampler.custom_sampler.name", "trainer.v1.sampler.custom_sampler.path",
     )),
-    ((False,), "a sample that fails ends the run, and the next attempt draws it again", (
+    ((False,), "a sample that fails ends the run, and the next attempt generates it again", (
         "trainer.v1.sampler.drop_incomplete_groups", "trainer.v1.sampler.sync_refill_failed_groups",
     )),
     (({},), "a step trains on the prompts of its batch, in their order", ("trainer.v1.sampler.sampler_kwargs",)),
@@ -564,7 +564,7 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers", (
         "actor_rollout_ref.rollout.prometheus.enable",
     )),
-    ((1,), "an evaluation draws one sample of each prompt", ("actor_rollout_ref.rollout.val_kwargs.n",)),
+    ((1,), "an evaluation generates one sample of each prompt", ("actor_rollout_ref.rollout.val_kwargs.n",)),
     (('flow_grpo', 'dance_grpo', 'mix_grpo'), "advantages are group-relative", ("algorithm.adv_estimator",)),
     ((False, True), "true takes the engine's log-probabilities as old", ("algorithm.rollout_correction.bypass_mode",)),
     (('ppo_clip',), "the loss is PPO's clipped one", ("algorithm.rollout_correction.loss_type",)),

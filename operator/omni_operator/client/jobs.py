@@ -74,6 +74,7 @@ class Job:
 
     @property
     def name(self) -> str:
+        """Name of the job."""
         return str(self.body["metadata"]["name"])
 
     @property

@@ -88,7 +88,7 @@ class Refused(ClusterError):
 
 
 class Forbidden(Refused):
-    """The operator lacks the permission."""
+    """The user or service account that asks lacks the permission."""
 
 
 class NameTaken(Refused):

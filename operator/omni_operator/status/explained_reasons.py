@@ -190,7 +190,7 @@ FAILURES: dict[str, Explanation] = {
         shown=_FAILED,
         meaning="A pod was preempted or evicted, or its node was drained or lost.",
         look="kubectl get events --field-selector=reason=Preempted",
-        action="Set `spec.backoffLimit` and a checkpoint interval; raise `spec.scheduling.priorityClassName`.",
+        action="Set `spec.backoffLimit` and `spec.checkpoint.everySteps`; or give the job a higher priority class.",
     ),
     "OutOfMemory": Explanation(
         shown=_FAILED,

@@ -50,7 +50,7 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
     "PromptsTruncated": Explanation(
         shown=("warning",),
         meaning="Prompts have more tokens than the model's text encoder reads "
-        "(`spec.rollout.pipeline.maxSequenceLength`): images are drawn without the end of these prompts.",
+        "(`spec.rollout.pipeline.maxSequenceLength`): images are generated without the end of these prompts.",
         look=STATUS,
         action="Raise it, as far as the model supports, or shorten the prompts.",
     ),
