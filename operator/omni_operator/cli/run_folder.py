@@ -15,6 +15,7 @@ from omni_operator.api import DiffusionRLJob, JobError, load_job
 from omni_operator.api.override_values import read_value
 from omni_operator.api.yaml_document import Document
 from omni_operator.plan.hidden_values import hide_values
+from omni_operator.staged_files import staged
 
 from . import console
 from .json_lines import MalformedLine, read_records
@@ -57,27 +58,16 @@ def prepare(folder: Path, job: DiffusionRLJob, document: Document, render: Rende
             folder.rename(_backup_name(folder))
         if folder.exists() and any(folder.iterdir()):
             _must_match(folder, job, render)
-        folder.mkdir(parents=True, exist_ok=True)
         _write_paths(document, job)
         hide_values(document.tree)
-        _write(folder / JOB, document.dump())
-        _write(folder / OVERRIDES, "".join(f"{line}\n" for line in render(job)))
+        with staged(folder) as made:
+            (made / JOB).write_text(document.dump(), encoding="utf-8")
+            (made / OVERRIDES).write_text("".join(f"{line}\n" for line in render(job)), encoding="utf-8")
     except OSError as error:
         if error.errno in console.NO_ROOM:
             raise
         shown = console.short_path(folder)
         raise RunFolderError(f"cannot use {shown}: {error.strerror}; choose another --runs or metadata.name") from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file aside and rename it: a full disk must not leave a run folder without its job."""
-    aside = path.with_name(f".{path.name}.new")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def last_checkpoint(folder: Path) -> int | None:

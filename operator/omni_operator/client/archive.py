@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from typing_extensions import override
+
+from omni_operator.staged_files import PREFIX, staged
 
 MARKER = ".fetched.json"
 DEPTH_LIMIT = 64  # folders of a path; run folders have 5
@@ -64,7 +64,8 @@ def check_folder(folder: Path, owner: dict[str, str]) -> None:
         if folder.exists() or folder.is_symlink():
             raise FolderTaken(f"{folder} is not a folder")
         return
-    if not any(folder.iterdir()):
+    # What a killed process has left does not count.
+    if all(path.name.startswith(PREFIX) for path in folder.iterdir()):
         return
     try:
         found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
@@ -77,22 +78,11 @@ def check_folder(folder: Path, owner: dict[str, str]) -> None:
 
 @contextmanager
 def staging(folder: Path, owner: dict[str, str]) -> Iterator[Path]:
-    """A temporary folder next to `folder`; if the block succeeds, its files replace those of the same names there."""
+    """As `staged`, for a folder that results of a job may go to, with the job's marker."""
     check_folder(folder, owner)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with staged(folder) as made:
         yield made
         (made / MARKER).write_text(json.dumps(owner), encoding="utf-8")
-        for path in sorted(made.rglob("*")):
-            target = folder / path.relative_to(made)
-            if path.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
-    finally:
-        shutil.rmtree(made)
 
 
 def unpack(source: Readable, folder: Path) -> list[str]:

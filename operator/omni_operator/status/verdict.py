@@ -165,6 +165,7 @@ def _starting(
 ) -> Verdict:
     """State of an attempt that Ray does not run yet: what its pods wait for, and until when they may."""
     wakes: list[datetime] = []
+    missing: list[datetime] = []  # since when pods find no node, or a quota refuses them
     kind = problem = ""
     for pod in observed.pods_of(rayjob.attempt):
         if text := evidence.image_pull_error(pod):
@@ -183,14 +184,15 @@ def _starting(
             kind, problem = "ClaimNotBound", text
         elif pod.unschedulable and not problem:
             kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
-        if pod.unschedulable and (late := pod.created + timeouts.queue) > now:
-            wakes.append(late)  # the attempt may start without it
+        if pod.unschedulable:
+            missing.append(pod.created)
     cluster = observed.cluster(rayjob.attempt)
     if cluster and cluster.failure and not problem:
         kind = "QuotaExceeded" if evidence.is_refused_by_quota(cluster.failure) else "PodsRefused"
         problem = evidence.shorten(cluster.failure)
-        if (late := cluster.created + timeouts.queue) > now:
-            wakes.append(late)
+        missing.append(cluster.created)
+    # From then on the attempt may start without these pods.
+    wakes.extend(late for since in missing if (late := since + timeouts.queue) > now)
     if facts.running_deadline is not None:
         deadline = max(rayjob.created, admitted or rayjob.created) + facts.running_deadline
         if now >= deadline:

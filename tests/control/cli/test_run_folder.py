@@ -12,6 +12,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api.job_loader import load_job
 from omni_operator.cli import console, run_folder
+from omni_operator.staged_files import PREFIX
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -100,4 +101,4 @@ def test_a_full_disk_leaves_the_job_of_the_run_folder(tmp_path: Path) -> None:
     assert raised.value.errno == errno.EFBIG
     assert raised.value.errno in console.NO_ROOM, "one line that says so"
     assert {name: (folder / name).read_text() for name in before} == before
-    assert not list(folder.glob(".*.new"))
+    assert not list(folder.glob(f"{PREFIX}*"))

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from control.client.archives import archive, names, sends
 from control.client.fake_server import FakeServer, drl
 from control.client.job_objects import PODS
-from omni_operator.client.archive import HEADER_LIMIT, MARKER, BrokenArchive, UnsafeArchive, unpack
+from omni_operator.client.archive import (
+    HEADER_LIMIT,
+    MARKER,
+    BrokenArchive,
+    UnsafeArchive,
+    check_folder,
+    staging,
+    unpack,
+)
+from omni_operator.staged_files import PREFIX
 
 
 def with_headers(headers: dict[str, str]) -> bytes:
@@ -187,3 +196,24 @@ def test_permissions_of_the_archive_are_not_kept(tmp_path: Path) -> None:
         unpack(io.BytesIO(b"no archive" * 100), tmp_path)
     with pytest.raises(UnsafeArchive):
         unpack(io.BytesIO(BAD["parent"]), tmp_path)
+
+
+def test_files_are_written_aside_in_their_folder_which_an_error_leaves_as_it_was(tmp_path: Path) -> None:
+    """The folder may be a mount, whose parent is on another file system, or where the user may write nothing."""
+    owner, folder = {"job": "blue"}, tmp_path / "a" / "results"
+    for existed in (False, True):
+        with contextlib.suppress(ZeroDivisionError), staging(folder, owner) as made:
+            assert made.parent == folder
+            (made / "file").write_text("half")
+            raise ZeroDivisionError
+        assert folder.exists() is existed
+        with staging(folder, owner) as made:
+            (made / "file").write_text("whole")
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {
+            "file": "whole", MARKER: json.dumps(owner)
+        }  # fmt: skip
+
+
+def test_what_a_killed_process_has_left_does_not_take_a_folder(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}1").mkdir()
+    check_folder(tmp_path, {"job": "blue"})

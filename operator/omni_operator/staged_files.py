@@ -1,0 +1,34 @@
+"""Files that are written aside and then renamed, so that an error leaves the files that were there before."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = ".staged-"
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A temporary folder; if the block succeeds, its files replace those of the same names in `folder`.
+
+    It is in `folder`, which may be a mount: its parent may be on another file system, or belong to others.
+    """
+    existed = folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    try:
+        yield made
+        for path in sorted(made.rglob("*")):
+            target = folder / path.relative_to(made)
+            if path.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                path.replace(target)
+    finally:
+        shutil.rmtree(made)
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
