@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from e2e.cluster.api import Api
+from omni_operator.handlers.background import LEASE as CANARY
 
 Rule = dict[str, Any]
 
@@ -28,9 +29,11 @@ WATCHED: tuple[Rule, ...] = (
     rule("monitoring.coreos.com", "podmonitors", "get list watch create patch"),
     rule("events.k8s.io", "events", "create"),
 )
+LEASE = "shared"  # of the leader, in tests that run the operator with these rights
 # In the operator's own namespace: its Leases, and the event of a new leader.
 OWN: tuple[Rule, ...] = (
-    rule("coordination.k8s.io", "leases", "get list watch create patch"),
+    rule("coordination.k8s.io", "leases", "list watch create"),
+    {**rule("coordination.k8s.io", "leases", "get patch"), "resourceNames": [LEASE, CANARY]},
     rule("events.k8s.io", "events", "create"),
 )
 # In the whole cluster: whose token it is.

@@ -17,6 +17,7 @@ from e2e.cluster.errors import CommandFailed
 from e2e.cluster.processes import run
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import RunningOperator, install_kuberay, operator
+from omni_operator.handlers.background import LEASE as CANARY
 
 pytestmark = pytest.mark.cluster
 
@@ -29,6 +30,7 @@ RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest",
 }  # fmt: skip
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{NAME}"
+LEASES = ((NAME, "yes"), (CANARY, "yes"), ("another-controller", "no"))
 
 
 @pytest.fixture
@@ -124,6 +126,7 @@ def test_in_some_namespaces_its_operator_is_denied_nothing_there_and_all_elsewhe
         ("no", ("list", "diffusionrljobs.diffusionrl.io", "--namespace=default")),
         ("no", ("get", "secrets", "--namespace=one")),
         ("no", ("create", "pods/exec", "--namespace=one")),
+        *((said, ("patch", f"leases.coordination.k8s.io/{lease}", f"--namespace={SYSTEM}")) for lease, said in LEASES),
         ("no", ("create", "roles.rbac.authorization.k8s.io", "--namespace=one")),
     ):
         assert answer([*kubectl, "auth", "can-i", *question]) == allowed, question

@@ -13,10 +13,10 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import operator
-from e2e.operator_rights import CLUSTER, OWN, WATCHED, grant
+from e2e.operator_rights import CLUSTER, LEASE, OWN, WATCHED, grant
 
 pytestmark = pytest.mark.cluster
-QUICK: dict[str, Any] = {"CANARY_SECONDS": "600", "RETRY_SECONDS": "0.1"}
+QUICK: dict[str, Any] = {"CANARY_SECONDS": "600", "RETRY_SECONDS": "0.1", "LEASE": LEASE}
 
 
 @pytest.fixture

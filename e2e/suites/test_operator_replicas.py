@@ -23,7 +23,7 @@ from e2e.cluster.audit import Call, Mark
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import RunningOperator, operator
-from e2e.operator_rights import CLUSTER, OWN, WATCHED
+from e2e.operator_rights import CLUSTER, LEASE, OWN, WATCHED
 
 pytestmark = pytest.mark.cluster
 JOBS_EACH = 12
@@ -62,7 +62,7 @@ class Replicas:
         folder = self.folder / name
         folder.mkdir()
         started = operator(
-            self.plane, folder, kubeconfig, NAMESPACE=self.namespace, NAMESPACES=self.namespace, LEASE="shared",
+            self.plane, folder, kubeconfig, NAMESPACE=self.namespace, NAMESPACES=self.namespace, LEASE=LEASE,
             LEASE_SECONDS=LEASE_SECONDS, ADDRESS="127.0.0.1", CANARY_SECONDS="600", RETRY_SECONDS="0.1",
         )  # fmt: skip
         self.running[name] = self.stack.enter_context(started)
@@ -71,7 +71,7 @@ class Replicas:
     def lease(self) -> dict[str, Any]:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
         found: dict[str, Any] = next(
-            (item["spec"] for item in self.api.get(path)["items"] if item["metadata"]["name"] == "shared"), {}
+            (item["spec"] for item in self.api.get(path)["items"] if item["metadata"]["name"] == LEASE), {}
         )
         return found
 

@@ -13,7 +13,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import AGENT, install, operator
-from e2e.operator_rights import CLUSTER, OWN, WATCHED, grant
+from e2e.operator_rights import CLUSTER, LEASE, OWN, WATCHED, grant
 
 pytestmark = pytest.mark.cluster
 QUICK = {"RETRY_SECONDS": "0.1"}
@@ -91,7 +91,7 @@ def test_two_concurrent_operators_create_one_child(
 def test_the_minimal_permissions_are_sufficient(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, scope: str
 ) -> None:
-    settings: dict[str, Any] = {"NAMESPACE": namespace, **QUICK}
+    settings: dict[str, Any] = {"NAMESPACE": namespace, "LEASE": LEASE, **QUICK}
     if scope == "everywhere":
         grant(api, namespace, "ClusterRole", (*WATCHED, *CLUSTER))
         grant(api, namespace, "Role", OWN)

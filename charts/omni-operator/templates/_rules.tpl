@@ -35,11 +35,18 @@ and a RayCluster before it replaces rollout pods.
   verbs: [create]
 {{- end -}}
 
-{{/* In the operator's own namespace: the leader's Lease, the canary Lease of the liveness check, events of a new leader. */}}
+{{/*
+In the operator's own namespace: the leader's Lease, the canary Lease of the liveness check, events of a new leader.
+A rule with names cannot grant create, nor the list and the watch of both Leases together.
+*/}}
 {{- define "omni.rules.own" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list, watch, create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "omni.fullname" . | quote }}, omni-operator-canary]
+  verbs: [get, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

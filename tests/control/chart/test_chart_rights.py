@@ -21,6 +21,7 @@ from omni_operator.cluster.kinds import (
     Kind,
     kind_of,
 )
+from omni_operator.handlers.background import LEASE as CANARY
 from omni_operator.handlers.watches import CHILDREN
 
 pytestmark = pytest.mark.cluster
@@ -145,6 +146,20 @@ def test_without_reports_there_are_no_cluster_wide_permissions(chart: Render) ->
     bodies = chart(*options)
     assert set(by_place(bodies)) == {"omni-system", "one", "two"}
     assert not [body for body in bodies if body["kind"].startswith("Cluster")]
+
+
+@pytest.mark.parametrize("options", [(), ("--set=fullnameOverride=other",)])
+def test_of_all_leases_in_its_namespace_only_its_own_may_be_changed(chart: Render, options: tuple[str, ...]) -> None:
+    bodies = chart(*options)
+    (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    rules = [rule for body in bodies if body["kind"] == "Role" for rule in body["rules"]]
+    (named,) = (rule for rule in rules if "resourceNames" in rule)
+    assert granted([named]) == rights(LEASES, "get", "patch")
+    assert named["resourceNames"] == [env["OMNI_OPERATOR_LEASE"], CANARY]
+    others = granted(rule for rule in rules if "resourceNames" not in rule)
+    assert {right for right in others if right[1] == LEASES.plural} == rights(LEASES, "list", "watch", "create")
 
 
 @pytest.mark.parametrize("options", [(), (NAMESPACED,), ("--set=reports.enabled=false",)])
