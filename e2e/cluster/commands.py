@@ -24,6 +24,7 @@ class Layout:
 
     `address` is the API server's own; the others listen on the loopback. `services` is the range of service
     addresses. `whole` says whether nodes run pods: then the API server calls kubelets and knows itself as a service.
+    `api_flags` are more flags of the API server.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class Layout:
     services: str = "10.96.0.0/16"
     whole: bool = False
     node_grace_s: int = 16
+    api_flags: tuple[str, ...] = ()
 
     @property
     def pki(self) -> Path:
@@ -95,6 +97,7 @@ def api_server(layout: Layout) -> list[str]:
         f"--audit-log-path={layout.audit_log}",
         # A line is in the file before the handler of its request returns.
         "--audit-log-mode=blocking",
+        *layout.api_flags,
     ]
     if not layout.whole:
         return [*command, "--endpoint-reconciler-type=none"]

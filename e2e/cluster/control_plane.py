@@ -133,12 +133,12 @@ def checked(daemons: Daemons, probe: Callable[[], bool]) -> bool:
     return probe()
 
 
-def layout_of(folder: Path, tools: Tools, chance: random.Random) -> commands.Layout:
+def layout_of(folder: Path, tools: Tools, chance: random.Random, api_flags: tuple[str, ...] = ()) -> commands.Layout:
     """A control plane on free ports of the loopback."""
     api, etcd, peer, manager, scheduler = free_ports(5, chance)
     return commands.Layout(
         folder=folder, tools=tools, address="127.0.0.1", api_port=api, etcd_port=etcd, etcd_peer_port=peer,
-        manager_port=manager, scheduler_port=scheduler,
+        manager_port=manager, scheduler_port=scheduler, api_flags=api_flags,
     )  # fmt: skip
 
 
@@ -155,13 +155,15 @@ def sweep(parent: Path) -> list[Path]:
 
 @contextmanager
 def control_plane(
-    nodes: Mapping[str, Mapping[str, int]] | None = None, *, say: Say = print, parent: Path | None = None
-) -> Iterator[ControlPlane]:
+    nodes: Mapping[str, Mapping[str, int]] | None = None, *, say: Say = print, parent: Path | None = None,
+    api_flags: tuple[str, ...] = (),
+) -> Iterator[ControlPlane]:  # fmt: skip
     """A control plane with these fake nodes and their devices; at the end no process and no file is left.
 
     Args:
         nodes: devices by node, for example `{"gpu-0": {"nvidia.com/gpu": 8}}`.
         parent: where its folder is made; the system's temporary folder if not given.
+        api_flags: more flags of the API server.
 
     Raises:
         ToolMissing: this is not Linux, or the programs are not built and there is no Go to build them.
@@ -178,7 +180,7 @@ def control_plane(
     try:
         (folder / "owner.json").write_text(json.dumps(asdict(owner)), encoding="utf-8")
         daemons = Daemons(folder, bound=True)
-        layout = layout_of(folder, tools, random.Random())
+        layout = layout_of(folder, tools, random.Random(), api_flags)
         programs = {
             "kube-controller-manager": commands.controller_manager(layout),
             "kube-scheduler": commands.scheduler(layout),

@@ -21,6 +21,7 @@ from .job import API_VERSION, KIND, DiffusionRLJob, Spec
 from .joined_rules import join_rules
 from .metadata import DNS_1035, NAME_LIMIT
 from .status import Status
+from .stored_jobs import spare_stored
 from .structural import structural
 
 GROUP, VERSION = API_VERSION.split("/")
@@ -77,7 +78,7 @@ def _version() -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": join_rules(schema())},
+        "schema": {"openAPIV3Schema": spare_stored(join_rules(schema()))},
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": text, **({"priority": 1} if wide else {})}
             for name, kind, path, text, wide in COLUMNS

@@ -17,7 +17,9 @@ WAITING: dict[str, Explanation] = {
         meaning="The spec is invalid, or this cluster's policy refuses it. The message names each field. A running "
         "attempt continues with the spec that it was created from.",
         look="drl validate --cluster JOB.yaml",
-        action="Correct the spec; `drl validate --cluster` reports every problem.",
+        action="Correct the spec; `drl validate --cluster` reports every problem. `drl suspend NAME` stops the job as "
+        "it is. On Kubernetes 1.29 the API server may refuse that: then change `suspend` and the field that it names "
+        "together, or delete the job.",
     ),
     "Queued": Explanation(
         shown=("Admitted=False", "Ready=False", "Succeeded=Unknown"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from omni_operator.api import crd
 from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.joined_rules import LONGEST, OLD, join_rules
+from omni_operator.api.stored_jobs import STORED, is_present
 
 SCHEMA = crd.schema()
 JOINED = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -59,7 +61,7 @@ def test_few_rules_are_evaluated_for_every_job() -> None:
         return sum(len(node.get(VALIDATIONS, ())) for _, node, always in nodes(schema) if always)
 
     assert rules(SCHEMA) > 60
-    assert rules(JOINED) <= 18
+    assert rules(JOINED) <= 19
 
 
 def test_a_field_that_several_rules_read_has_a_name() -> None:
@@ -103,3 +105,19 @@ def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
 def test_a_rule_without_others_is_unchanged() -> None:
     schema = {**engine(), VALIDATIONS: [TWO]}
     assert join_rules(schema)[VALIDATIONS] == [TWO]
+
+
+def test_a_rule_of_the_spec_is_one_of_creations_and_one_of_changes_that_spares_who_broke_it_before() -> None:
+    """A job that was stored before there was the rule can then be changed, suspended above all."""
+    of_spec, of_job = JOINED["properties"]["spec"][VALIDATIONS], JOINED[VALIDATIONS]
+    before = join_rules(SCHEMA)["properties"]["spec"][VALIDATIONS]
+    assert len(before) == 1 and is_present(before[0])
+    condition = before[0]["rule"]
+    assert [rule["rule"] for rule in of_spec] == [f"({condition}) || !({condition.replace('self.', 'oldSelf.')})"]
+    created = [rule for rule in of_job if is_present(rule)]
+    assert all(rule["rule"].startswith(f"{STORED} || (") for rule in created), "a new job has no status"
+    (moved,) = (rule for rule in created if rule.get("fieldPath") == ".spec")
+    texts = [text for text in moved["messageExpression"].split('"')[1::2] if text]
+    assert texts == [text for text in of_spec[0]["messageExpression"].split('"')[1::2] if text]
+    assert not re.search(r"\bself\.(?!(spec|status)\b)", moved["rule"] + moved["messageExpression"])
+    assert "[self.spec].all(spec, [spec.storage].all(storage, " in moved["rule"]
