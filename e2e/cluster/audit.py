@@ -57,12 +57,14 @@ def parse(lines: Iterable[str]) -> dict[str, Call]:
     return calls
 
 
-def count(calls: Iterable[Call], *, user_agent: str = "", user: str = "") -> Counter[tuple[str, str]]:
-    """Number of calls by verb and resource, of user agents and users with the given prefixes."""
+def count(
+    calls: Iterable[Call], *, user_agent: str = "", user: str = "", namespace: str = ""
+) -> Counter[tuple[str, str]]:
+    """Number of calls by verb and resource, of user agents and users with these prefixes, in one namespace or all."""
     return Counter(
         (call.verb, call.resource)
         for call in calls
-        if call.user_agent.startswith(user_agent) and call.user.startswith(user)
+        if call.user_agent.startswith(user_agent) and call.user.startswith(user) and namespace in ("", call.namespace)
     )
 
 
@@ -86,12 +88,20 @@ class AuditLog:
         # The last line may be half written; after it comes nothing.
         return list(parse(text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]).values())
 
-    def counts(self, *, user_agent: str = "", user: str = "", since: Mark | None = None) -> Counter[tuple[str, str]]:
+    def counts(
+        self, *, user_agent: str = "", user: str = "", namespace: str = "", since: Mark | None = None
+    ) -> Counter[tuple[str, str]]:
         """Calls by (verb, resource) of one client, for example `{("list", "pods"): 1}`."""
-        return count(self.calls(since), user_agent=user_agent, user=user)
+        return count(self.calls(since), user_agent=user_agent, user=user, namespace=namespace)
 
     def settled(
-        self, expected: Counter[tuple[str, str]], *, user_agent: str = "", user: str = "", since: Mark | None = None
+        self,
+        expected: Counter[tuple[str, str]],
+        *,
+        user_agent: str = "",
+        user: str = "",
+        namespace: str = "",
+        since: Mark | None = None,
     ) -> Counter[tuple[str, str]]:
         """The counts, as soon as every expected call is in the log; a line follows its answer by a moment.
 
@@ -102,7 +112,7 @@ class AuditLog:
         """
 
         def probe() -> Counter[tuple[str, str]] | None:
-            found = self.counts(user_agent=user_agent, user=user, since=since)
+            found = self.counts(user_agent=user_agent, user=user, namespace=namespace, since=since)
             return found if expected <= found else None
 
         return deadlines.wait_until(f"{dict(expected)} in the audit log", deadlines.AUDIT_SETTLED, probe)

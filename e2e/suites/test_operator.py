@@ -11,7 +11,7 @@ import pytest
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api, ApiError
-from e2e.cluster.audit import Mark
+from e2e.cluster.audit import Mark, count
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.operator_process import AGENT, RunningOperator
@@ -21,21 +21,29 @@ from omni_operator.api.status import CONDITION_TYPES
 pytestmark = pytest.mark.cluster
 
 
-def assert_requests(plane: ControlPlane, since: Mark, expected: Counter[tuple[str, str]]) -> None:
-    """The operator's requests, once the expected ones are logged, are these and those it makes periodically.
+def assert_requests(plane: ControlPlane, namespace: str, since: Mark, expected: Counter[tuple[str, str]]) -> None:
+    """The operator's requests for a namespace, once the expected ones are logged, are these and periodic ones.
 
-    These are the discovery and watches of missing kinds, and its Leases. A request that the API server failed to carry
+    These are the discovery and watches of missing kinds, and its Leases. The namespace of an earlier test may still be
+    there, in which the operator corrects what that test changed. A request that the API server failed to carry
     out (5xx, or no answer in time) is not one more: the operator repeats it.
     """
-    plane.audit.settled(expected, user_agent=AGENT, since=since)
+    plane.audit.settled(expected, user_agent=AGENT, namespace=namespace, since=since)
     calls = [
         call for call in plane.audit.calls(since)
-        if call.user_agent.startswith(AGENT) and call.verb not in ("get", "watch") and call.resource != "leases"
+        if call.user_agent.startswith(AGENT) and call.namespace in ("", namespace)
+        and call.verb not in ("get", "watch") and call.resource != "leases"
     ]  # fmt: skip
     found = Counter((call.verb, call.resource) for call in calls if 0 < call.code < 500)
     assert found == expected, [
         f"{call.code} {call.verb} {call.resource} {call.namespace}/{call.name}" for call in calls
     ]
+
+
+def made(plane: ControlPlane, namespace: str, since: Mark) -> Counter[tuple[str, str]]:
+    """The operator's requests for a namespace that succeeded."""
+    calls = (call for call in plane.audit.calls(since) if call.code < 300)
+    return count(calls, user_agent=AGENT, namespace=namespace)
 
 
 def test_requests_of_creation_idle_passes_and_deletion_are_counted(
@@ -48,17 +56,18 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     expected = Counter({
         ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
     })  # fmt: skip
-    assert_requests(installed, mark, expected)
+    assert_requests(installed, namespace, mark, expected)
     job.run(1)
     job.await_condition("Ready", "True")
-    installed.audit.settled(expected + Counter({("create", "events"): 1}), user_agent=AGENT, since=mark)
+    more = expected + Counter({("create", "events"): 1})
+    installed.audit.settled(more, user_agent=AGENT, namespace=namespace, since=mark)
     mark = installed.audit.mark()
     # Irrelevant changes cause passes, which make no requests.
     for number in range(5):
         api.patch(f"{job.path}/{job.name}", {"metadata": {"annotations": {"example.com/touched": str(number)}}})
         api.patch(job.ray("rayjobs", job.attempt(1)), {"metadata": {"annotations": {"example.com/n": str(number)}}})
     api.get("/version")
-    assert_requests(installed, mark, Counter())
+    assert_requests(installed, namespace, mark, Counter())
     api.delete(f"{job.path}/{job.name}")
     job.await_gone()
     policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
@@ -66,7 +75,7 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
         deadlines.wait_until(
             f"{path} to be empty", deadlines.CHILDREN_GONE, lambda path=path: not api.get(path)["items"]
         )
-    assert_requests(installed, mark, Counter())
+    assert_requests(installed, namespace, mark, Counter())
 
 
 def test_a_running_job_is_scaled_with_one_request(
@@ -90,7 +99,9 @@ def test_a_running_job_is_scaled_with_one_request(
     found = api.get(scale)
     selector = f"ray.io/cluster={job.attempt(1)}-x1,ray.io/group=rollout"
     assert (found["spec"]["replicas"], found["status"]) == (5, {"replicas": 0, "selector": selector})
-    assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
+    assert_requests(
+        installed, namespace, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1})
+    )
     with pytest.raises(ApiError, match=r"must not be more than spec\.rollout\.replicas"):
         api.patch(scale, {"spec": {"replicas": 1}})
     names = [job.add_pod(1, f"rollout-{place}", "rollout")[0] for place in range(3)]
@@ -99,7 +110,9 @@ def test_a_running_job_is_scaled_with_one_request(
     job.await_status("2 rollout pods", lambda status: status["rollout"]["desired"] == 2, JOB_SEEN)
     group = api.get(path)["spec"]["workerGroupSpecs"][1]
     assert (group["replicas"], group["scaleStrategy"]["workersToDelete"]) == (2, names[2:]), "KubeRay chooses none"
-    assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
+    assert_requests(
+        installed, namespace, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1})
+    )
     updated = next(condition for condition in job.status()["conditions"] if condition["type"] == "Updated")
     assert (updated["status"], job.status()["attempts"]) == ("True", 1)
 
@@ -132,10 +145,35 @@ def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom
         told()
     corrections = [
         call for call in installed.audit.calls(mark)
-        if call.user_agent.startswith(AGENT) and (call.verb, call.resource) == ("patch", "rayclusters")
+        if call.user_agent.startswith(AGENT)
+        and (call.verb, call.resource, call.namespace) == ("patch", "rayclusters", namespace)
     ]  # fmt: skip
     assert 5 <= len(corrections) < 12
     job.await_events("ChangedByOthers")
+
+
+def test_limits_of_a_worker_group_that_another_program_sets_are_put_right_with_one_request(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job = JobOnPlane(api, namespace, spec={"rollout": {"placement": "Separate", "replicas": 3}})
+    job.submit()
+    job.run(1)
+    job.await_condition("Ready", "False", "PodsNotReady")
+    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+
+    def limits() -> list[tuple[int, int, int]]:
+        groups = api.get(path)["spec"]["workerGroupSpecs"]
+        return [(group["minReplicas"], group["replicas"], group["maxReplicas"]) for group in groups]
+
+    before = limits()
+    assert before == [(1, 1, 1), (1, 3, 1024)]
+    for place, changed in ((1, {"maxReplicas": 2}), (1, {"minReplicas": 5}), (0, {"minReplicas": 2, "maxReplicas": 2})):
+        groups, mark = api.get(path)["spec"]["workerGroupSpecs"], installed.audit.mark()
+        groups[place] |= changed
+        api.patch(path, {"spec": {"workerGroupSpecs": groups}}, fieldManager="other-program")
+        deadlines.wait_until("the limits", JOB_SEEN, lambda: limits() == before)
+        assert_requests(installed, namespace, mark, Counter({("patch", "rayclusters"): 1}))
+    assert job.condition("Updated")["reason"] == "AsRequested"
 
 
 def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
@@ -161,7 +199,9 @@ def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
         deadlines.wait_until(f"{replicas} reward pods", JOB_SEEN, lambda count=replicas: group()["replicas"] == count)
         assert group().get("scaleStrategy", {}).get("workersToDelete") == removed
         job.await_condition("Updated", "True", "AsRequested")
-        assert_requests(installed, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1}))
+        assert_requests(
+            installed, namespace, mark, Counter({("patch", "rayclusters"): 1, ("patch", "diffusionrljobs/status"): 1})
+        )
     assert job.status()["attempts"] == 1
 
 
@@ -219,17 +259,13 @@ def follow_queue(
         assert group["groupName"] == pool
         return int(group["replicas"]) if answer.status_code == httpx.codes.OK else 0
 
-    def patches(since: Mark) -> int:
-        calls = [call for call in installed.audit.calls(since) if call.user_agent.startswith(AGENT) and call.code < 300]
-        return Counter((call.verb, call.resource) for call in calls)["patch", "rayclusters"]
-
     mark = installed.audit.mark()
     deadlines.wait_until(f"four {pool} pods", JOB_SEEN, lambda: queue(35) == 4)
     job.await_status(f"4 {pool} pods", lambda status: status[pool]["desired"] == 4, JOB_SEEN)
     refused(job)
     deadlines.wait_until(f"one {pool} pod", JOB_SEEN, lambda: queue(0) == 1)
     job.await_status(f"1 {pool} pod", lambda status: status[pool]["desired"] == 1, JOB_SEEN)
-    assert patches(mark) == 2, "one for each change"
+    assert made(installed, job.namespace, mark)["patch", "rayclusters"] == 2, "one for each change"
     job.await_condition(condition, "True", "WithinLimits")
 
 
@@ -303,9 +339,8 @@ def replace_and_roll_back(
     if pool == "rollout":
         job.await_status("2 updated pods", lambda status: status["rollout"]["updated"] == 2)
     assert group()["template"]["spec"]["containers"][0]["image"] == "image:2"
-    calls = [call for call in installed.audit.calls(mark) if call.user_agent.startswith(AGENT) and call.code < 300]
-    made = Counter((call.verb, call.resource) for call in calls)
-    assert made["patch", "rayclusters"] == 4, "the template, each pod, and the end"
+    patches = made(installed, namespace, mark)["patch", "rayclusters"]
+    assert patches == 4, "the template, each pod, and the end"
     template = group()["template"]
 
     edit("image:3")

@@ -25,6 +25,7 @@ from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.situation import ReplacementStep, ScaleGroup, Step
 
 SHARED = Change(("shared objects",))
+GROUPS = ("f:spec", "f:workerGroupSpecs")  # the field that says who changed a worker group
 log = logging.getLogger(__name__)
 
 
@@ -84,9 +85,9 @@ class CorrectedObjects:
         """Change a worker group of a running attempt."""
         memory, change, name = self.memory.of(key, facts.uid), change_of(step), step.cluster.name
         assert change is not None
-        author = await self._find_author(memory, change, RAYCLUSTERS, key[0], name)
+        author = await self._find_author(memory, change, RAYCLUSTERS, key[0], name, *GROUPS)
         if isinstance(step, ScaleGroup):
-            group = GroupChange(step.index, step.group, step.old, step.new, step.removed)
+            group = GroupChange(step.index, step.group, step.old, step.new, step.removed, step.limits)
             answer = await self.cluster.scale_group(RAYCLUSTERS, key[0], name, step.cluster.uid, group)
         else:
             assert spec is not None
@@ -95,7 +96,9 @@ class CorrectedObjects:
         self.cache.put(RAYCLUSTERS, answer)
         self._add(key, memory, facts, change, describe(_name(step), author))
 
-    async def _find_author(self, memory: JobMemory, change: Change, kind: Kind, namespace: str, name: str) -> str:
+    async def _find_author(
+        self, memory: JobMemory, change: Change, kind: Kind, namespace: str, name: str, *field: str
+    ) -> str:
         """Who changed an object that was corrected often; empty for others, and if it is not known."""
         if memory.corrections.of(change).count + 1 < AT_ONCE:
             return ""
@@ -104,7 +107,7 @@ class CorrectedObjects:
         except Forbidden as error:
             log.warning("%s/%s: %s", namespace, name, error)
             return ""
-        return find_author(live) if live else ""
+        return find_author(live, *field) if live else ""
 
     def _add(self, key: Key, memory: JobMemory, facts: JobFacts, change: Change, text: str) -> None:
         now = self.clock()
@@ -114,7 +117,9 @@ class CorrectedObjects:
 
 
 def _name(step: ScaleGroup | ReplacementStep) -> str:
-    """The group that a step changes, for a message."""
+    """What a step changes, for a message."""
     group = step.group if isinstance(step, ScaleGroup) else step.group.name
     what = "the number of pods" if isinstance(step, ScaleGroup) else "the pods"
+    if isinstance(step, ScaleGroup) and step.limits:
+        what = "minReplicas or maxReplicas"
     return f"{what} of worker group {group} of {RAYCLUSTERS.kind} {step.cluster.name}"

@@ -26,6 +26,7 @@ SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all job
 RAYJOB_NAME_LIMIT = 47  # KubeRay's
 LETTERS, ATTEMPT = string.ascii_lowercase, "[a-z][0-9]{2,6}"  # the end of a RayJob's name
 TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP = "trainer", "rollout", "reward"  # names of the worker groups
+POD_LIMITS = 1, 1024  # numbers of pods of a worker group that a running attempt may have, as the schema of jobs says
 
 
 @dataclass(frozen=True, slots=True)

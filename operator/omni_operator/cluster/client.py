@@ -106,6 +106,9 @@ class ApiServer(AuthenticatedClient):
             *({"op": "test", "path": path, "value": value} for path, value in tests.items()),
             {"op": "replace", "path": f"{group}/replicas", "value": change.new},
         ]
+        if change.limits:
+            names = zip(("minReplicas", "maxReplicas"), change.limits, strict=True)
+            patch.extend({"op": "add", "path": f"{group}/{limit}", "value": value} for limit, value in names)
         if change.removed:
             strategy = {"workersToDelete": list(change.removed)}
             patch.append({"op": "add", "path": f"{group}/scaleStrategy", "value": strategy})

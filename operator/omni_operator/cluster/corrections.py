@@ -6,9 +6,10 @@ as the API server answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from omni_operator.api.names import FIELD_MANAGER
 from omni_operator.status.situation import (
@@ -116,17 +117,30 @@ def change_of(step: Step) -> Change | None:
             return None
 
 
-def find_author(body: Body) -> str:
-    """Name of the field manager that changed an object last, other than the operator; empty if none is known."""
+def find_author(body: Body, *field: str) -> str:
+    """Name of the field manager that changed an object last, other than the operator; empty if none is known.
+
+    Args:
+        field: path of the changed field, as in `managedFields`. A manager that has it counts before others, whose
+            changes may be of the same second.
+    """
     found = [
         entry
         for entry in body["metadata"].get("managedFields") or ()
         if not entry.get("subresource") and not str(entry.get("manager") or "").startswith(FIELD_MANAGER)
     ]
     last: Mapping[str, object] = max(
-        found, key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={}
-    )
+        [entry for entry in found if field and _owns(entry, field)] or found,
+        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={},
+    )  # fmt: skip
     return str(last.get("manager") or "")
+
+
+def _owns(entry: Mapping[str, Any], field: Iterable[str]) -> bool:
+    inside: Any = entry.get("fieldsV1")
+    for name in field:
+        inside = inside.get(name) if isinstance(inside, dict) else None
+    return inside is not None
 
 
 def describe(what: str, author: str) -> str:

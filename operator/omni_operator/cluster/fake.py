@@ -101,6 +101,8 @@ class FakeCluster:
         if current["metadata"]["uid"] != uid or not same:
             raise Conflict(f"{kind.plural} {name}: test failed")
         found["replicas"] = change.new
+        if change.limits:
+            found["minReplicas"], found["maxReplicas"] = change.limits
         if change.removed:
             found["scaleStrategy"] = {"workersToDelete": list(change.removed)}
         return self._store(kind, current)

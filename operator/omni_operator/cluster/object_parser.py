@@ -147,7 +147,7 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
 
 def _pod_groups(spec: Mapping[str, Any], annotations: Mapping[str, Any]) -> Iterator[PodGroup]:
     for index, group in enumerate(_items(spec.get("workerGroupSpecs"))):
-        if group.get("groupName") in (ROLLOUT_GROUP, REWARD_GROUP):
+        if group.get("groupName") in (TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP):
             yield _pod_group(index, group, annotations)
 
 

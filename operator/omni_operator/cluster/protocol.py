@@ -37,6 +37,7 @@ class GroupChange:
     Attributes:
         old: the present number; 0: any.
         removed: names of the pods to delete; KubeRay chooses others that are needed for the new number.
+        limits: minReplicas and maxReplicas; None: they stay.
     """
 
     index: int
@@ -44,6 +45,7 @@ class GroupChange:
     old: int
     new: int
     removed: tuple[str, ...] = ()
+    limits: tuple[int, int] | None = None
 
 
 class Cluster(Protocol):

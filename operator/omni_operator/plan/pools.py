@@ -17,7 +17,6 @@ from .rolled_fields import digest_rolled
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds, and of reward pods
-MOST_REPLICAS = 1024  # as the schema of spec.rollout.replicas says
 # Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
 # jobs differ from what a new operator renders.
 DRIVER_RESOURCE = "trainer"

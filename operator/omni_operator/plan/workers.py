@@ -9,6 +9,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import (
     JOB_ANNOTATION,
     OVERRIDES_ANNOTATION,
+    POD_LIMITS,
     REPORTS_PATH,
     TRAINER_GROUP,
     Names,
@@ -28,7 +29,7 @@ from .containers import (
     secret_env,
 )
 from .merge import merge_templates
-from .pools import MOST_REPLICAS, Pool, pools_of
+from .pools import Pool, pools_of
 from .queues import save_before_stop
 from .storage import add_models, add_output, add_run_folder
 
@@ -70,6 +71,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     # Init containers run the image of their pod: nodes pull no second one, which may be for another accelerator.
     container = template["spec"]["containers"][0]
     container["image"] = image_of_template(pool.pod_template) or container["image"]
+    fewest, most = POD_LIMITS if pool.live else (pool.replicas, pool.replicas)
     parts = [_placement(pool, needs)]
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)
@@ -83,8 +85,8 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
         "groupName": pool.group,
         "replicas": pool.replicas,
         # KubeRay keeps `replicas` between these.
-        "minReplicas": 1 if pool.live else pool.replicas,
-        "maxReplicas": MOST_REPLICAS if pool.live else pool.replicas,
+        "minReplicas": fewest,
+        "maxReplicas": most,
         "rayStartParams": {"object-store-memory": str(quantity.whole(pool.shared_memory.size_limit) // 2)},
         "resources": {
             "CPU": str(_logical_cpus(job, pool)),

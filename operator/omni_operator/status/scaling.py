@@ -1,4 +1,8 @@
-"""PURE: how many rollout and reward pods a running attempt has, and which of them leave."""
+"""PURE: how many rollout and reward pods a running attempt has, and which of them leave.
+
+A number that is the spec's, or an autoscaler's, counts for KubeRay only between the `minReplicas` and `maxReplicas` of
+its worker group, so limits that another program has set are put right where they do not allow it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.api.names import POD_LIMITS, REWARD_GROUP, ROLLOUT_GROUP
 
 from . import evidence
 from .conditions import ConditionValue, Table, false_because, true_because, unknown_because
@@ -50,7 +54,8 @@ def scale(
     cluster = observed.cluster(attempt)
     if cluster is None or cluster.deleting:
         return ()
-    changes = (_scale_pool(pool, facts, observed, cluster, now, patience) for pool in facts.pools)
+    pools = (facts.trainer, *facts.pools)
+    changes = (_scale_pool(pool, facts, observed, cluster, now, patience) for pool in pools)
     return tuple(change for change in changes if change is not None)
 
 
@@ -63,8 +68,13 @@ def _scale_pool(
     patience: timedelta | None,
 ) -> ScaleGroup | None:
     group = cluster.group(pool.group)
-    if not pool.live or group is None:
+    if group is None:
         return None
+    if not pool.live:
+        rayjob = observed.rayjob(cluster.attempt)
+        size = rayjob.pool(pool.group) if rayjob else None
+        fixed = size is not None and size.pods == group.replicas
+        return _change(observed, cluster, group, group.replicas, (group.replicas, group.replicas)) if fixed else None
     current, wanted = group.replicas, pool.pods
     if pool.autoscaling is not None:
         wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
@@ -72,11 +82,9 @@ def _scale_pool(
             return None  # others would not start either
     if patience is not None and pool.group == ROLLOUT_GROUP and facts.fewest_at_start:
         wanted = _number_at_start(facts, observed, cluster, min(current, wanted), now - patience)
-    if current == wanted:
-        return None
-    if not group.least <= wanted <= group.most:
+    if not group.template and not group.least <= wanted <= group.most:
         return None  # an earlier version of the operator created the attempt; KubeRay would keep the number
-    return _change(observed, cluster, group, wanted)
+    return _change(observed, cluster, group, wanted, POD_LIMITS)
 
 
 def _number_at_start(
@@ -105,10 +113,22 @@ def _waiting(observed: Observation, attempt: int, pool: PoolFacts) -> QueueHisto
     return report.waiting(pool.group) if report else None
 
 
-def _change(observed: Observation, cluster: ObservedRayCluster, group: PodGroup, wanted: int) -> ScaleGroup:
+def _change(
+    observed: Observation, cluster: ObservedRayCluster, group: PodGroup, wanted: int, limits: tuple[int, int]
+) -> ScaleGroup | None:
+    """The change of a group to a number of pods; None if KubeRay keeps that number already.
+
+    Args:
+        limits: those that it gets if its own, which another program has changed, do not allow the number.
+    """
+    kept = group.least <= wanted <= group.most
+    if kept and wanted == group.replicas:
+        return None
     pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == group.name]
-    removed = leaving_pods(pods, wanted) if wanted < group.replicas else ()
-    return ScaleGroup(cluster, group.name, group.index, group.replicas, wanted, removed)
+    removed = leaving_pods(pods, wanted) if wanted < max(group.replicas, group.least) else ()
+    return ScaleGroup(
+        cluster, group.name, group.index, group.replicas, wanted, removed, limits=None if kept else limits
+    )
 
 
 def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now: datetime) -> int:

@@ -54,12 +54,13 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
-    """Change the number of rollout or reward pods of a running attempt.
+    """Change the number of rollout or reward pods of a running attempt, or put right the limits of a group.
 
     Attributes:
         group: name of the worker group. index: its place in the RayCluster's spec.
         old, new: numbers of pods.
         removed: names of the pods that leave, with those that are leaving already.
+        limits: minReplicas and maxReplicas, between which KubeRay keeps the number; None: they stay.
     """
 
     cluster: ObservedRayCluster
@@ -68,6 +69,7 @@ class ScaleGroup:
     old: int
     new: int
     removed: tuple[str, ...] = ()
+    limits: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

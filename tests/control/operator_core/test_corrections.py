@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
-from omni_operator.cluster.corrections import AT_ONCE, FORGOTTEN, PAUSE_MOST, Corrections
+from omni_operator.cluster.corrections import AT_ONCE, FORGOTTEN, PAUSE_MOST, Corrections, find_author
 from omni_operator.cluster.kinds import NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.corrected_objects import GROUPS
 
 KEY = ("team-a", "red")
 POLICY = NETWORK_POLICIES, KEY[0], "red"
@@ -99,6 +100,15 @@ def is_whole(simulation: Any) -> bool:
     return bool(groups[1]["replicas"] == ROLLOUT["replicas"])
 
 
+def limit(simulation: Any) -> None:
+    change_groups(simulation, lambda group: group.update(maxReplicas=1))
+
+
+def is_unlimited(simulation: Any) -> bool:
+    groups = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    return bool(groups[1]["maxReplicas"] >= ROLLOUT["replicas"])
+
+
 def remove_label(simulation: Any, kind: Kind, name: str) -> None:
     """A label policy of the cluster removes what it does not know."""
     metadata = {"labels": {"app.kubernetes.io/managed-by": None}, "managedFields": OTHER}
@@ -123,6 +133,7 @@ def has_label(simulation: Any) -> bool:
     ("undo", "good", "what"),
     [
         (shrink, is_whole, f"the number of pods of worker group rollout of RayCluster {CLUSTER}"),
+        (limit, is_unlimited, f"minReplicas or maxReplicas of worker group rollout of RayCluster {CLUSTER}"),
         (put_back, restored, "NetworkPolicy red"),
         (remove_label_of_rayjob, has_label, "the labels of RayJob red-a01"),
         (remove_label_of_raycluster, has_label, f"the labels of RayCluster {CLUSTER}"),
@@ -158,6 +169,68 @@ async def test_who_changes_objects_back_all_the_time_is_named_and_answered_less_
     assert not simulation.cluster.counts()
 
 
+@pytest.mark.parametrize(
+    ("place", "changed", "patches"),
+    [
+        (1, {"maxReplicas": 1}, 1),
+        (1, {"minReplicas": 5}, 1),
+        (1, {"minReplicas": 9, "maxReplicas": 2}, 1),
+        (0, {"minReplicas": 2, "maxReplicas": 2}, 1),
+        (0, {"minReplicas": 0, "maxReplicas": 0}, 1),
+        (1, {"minReplicas": 0, "maxReplicas": 9}, 0),
+        (1, {"minReplicas": 3, "maxReplicas": 3}, 0),
+    ],
+)  # fmt: skip
+async def test_limits_of_a_group_are_put_right_where_they_do_not_allow_its_number_of_pods(
+    simulation: Any, pools: Pools, place: int, changed: dict[str, int], patches: int
+) -> None:
+    await pools.run()
+    groups = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"]
+    before = copy.deepcopy(groups)
+    groups[place] |= changed
+    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": groups})
+    simulation.cluster.counts()
+    await simulation.after(60)
+    assert simulation.cluster.counts() == ({("patch", "rayclusters"): 1} if patches else {})
+    expected = before if patches else groups
+    assert simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)["spec"]["workerGroupSpecs"] == expected
+
+
+async def test_pods_that_other_limits_have_added_leave_and_no_others(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    change_groups(simulation, lambda group: group.update(minReplicas=5))
+    added = [pools.add("rollout") for _ in range(2)]
+    await simulation.settle()
+    assert pools.leaving() == sorted(added)
+
+
+async def test_limits_that_do_not_allow_a_new_number_change_with_it(simulation: Any, pools: Pools) -> None:
+    await pools.run()
+    change_groups(simulation, lambda group: group.update(maxReplicas=3))
+    await simulation.settle()
+    before = pools.patches()
+    simulation.edit(rollout={**ROLLOUT, "replicas": 6})
+    await simulation.settle()
+    assert (pools.groups()[1], pools.patches() - before) == (("rollout", 6), 1)
+    assert is_unlimited(simulation)
+
+
+async def test_the_limits_of_an_attempt_of_an_earlier_version_stay(simulation: Any, pools: Pools) -> None:
+    """It was created with a fixed number of rollout pods, which its trainer was started for."""
+    await pools.run()
+
+    def as_before(group: dict[str, Any]) -> None:
+        group.update(minReplicas=3, maxReplicas=3)
+        del group["template"]["metadata"]["labels"]["diffusionrl.io/rollout-template"]
+
+    change_groups(simulation, as_before)
+    await simulation.settle()
+    before = pools.patches()
+    simulation.edit(rollout={**ROLLOUT, "replicas": 6})
+    await simulation.after(60)
+    assert (pools.groups()[1], pools.patches()) == (("rollout", 3), before)
+
+
 async def test_the_field_manager_that_changes_an_object_back_is_named(simulation: Any, pools: Pools) -> None:
     await pools.run()
     for _ in range(60):
@@ -169,6 +242,20 @@ async def test_the_field_manager_that_changes_an_object_back_is_named(simulation
     await simulation.settle()
     assert pools.groups()[1] == ("rollout", 4), "a changed spec ends the pause"
     assert simulation.condition("Updated").reason == "AsRequested"
+
+
+def test_of_changes_in_the_same_second_that_of_the_field_counts() -> None:
+    def entry(manager: str, field: str, at: int = 0) -> dict[str, Any]:
+        fields = {"f:spec": {field: {}}}
+        return {"manager": manager, "time": f"2026-01-01T00:00:0{at}Z", "fieldsV1": fields}
+
+    entries = [entry("kuberay", "f:headGroupSpec"), entry("helm", "f:workerGroupSpecs")]
+    assert find_author({"metadata": {"managedFields": entries}}, *GROUPS) == "helm"
+    entries = [entry("kuberay", "f:headGroupSpec"), entry("helm", "f:suspend", 1)]
+    assert find_author({"metadata": {"managedFields": entries}}, *GROUPS) == "helm", (
+        "the last one, if none of them has it"
+    )
+    assert find_author({"metadata": {"managedFields": [{"manager": "helm", "fieldsV1": []}]}}, *GROUPS) == "helm"
 
 
 async def test_a_template_that_is_set_back_all_the_time_is_applied_less_often(simulation: Any, pools: Pools) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
-from omni_operator.api.names import REWARD_GROUP
+from omni_operator.api.names import REWARD_GROUP, rolling_names
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.job_facts import JobFacts, PoolFacts
 from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
@@ -86,6 +86,7 @@ async def test_the_group_of_an_earlier_operator_keeps_its_number(simulation: Any
     await start(pools, 2)
     body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
     *others, group = body["spec"]["workerGroupSpecs"]
+    del group["template"]["metadata"]["labels"][rolling_names(REWARD_GROUP).template]
     fixed = {**group, "minReplicas": 2, "maxReplicas": 2}
     simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": [*others, fixed]})
     simulation.edit(reward=reward(3))
