@@ -60,7 +60,7 @@ from omni_operator.status.situation import (
     RequestCheckpoint,
     Step,
 )
-from omni_operator.status.spec_applied import needs_digest
+from omni_operator.status.spec_applied import needs_comparison
 from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.wake_times import find_deadlines
 from omni_operator.status.write_throttle import APART, next_write_time
@@ -225,10 +225,12 @@ class Reconciler:
         if current is None or not is_as_decided(current, body):
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
-        newest, edited = max(status.attempts, after.newest), needs_digest(status, facts.generation)
+        newest = max(status.attempts, after.newest)
+        compared = after.rayjob(newest) if needs_comparison(status, facts.generation) else None
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._memory.listening, refusal=refusal,
-            refused_spec=refused_spec, digest=valid.digest(newest) if valid and newest and edited else None,
+            refused_spec=refused_spec,
+            outdated=bool(valid and compared and compared.digest and not valid.makes(compared)),
             changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)

@@ -24,11 +24,13 @@ from omni_operator.plan import (
     ClusterSettings,
     describe_refusals,
     digest_attempt,
+    digest_spec,
     render_attempt,
     render_group,
     render_job_objects,
 )
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
+from omni_operator.status.observation import ObservedRayJob
 
 if TYPE_CHECKING:
     from omni_operator.api.yaml_document import Path
@@ -63,6 +65,18 @@ class ValidSpec:
     def group(self, name: str, number: int) -> Body:
         """A worker group of an attempt."""
         return render_group(self.job, name, number, self._settings)
+
+    def makes(self, rayjob: ObservedRayJob) -> bool:
+        """Whether an attempt is what the specification makes, but for what may change while it runs.
+
+        Another version of the operator, or of its settings, may render the same specification otherwise.
+        """
+        return rayjob.digest == self.digest(rayjob.attempt) or (bool(rayjob.made_of) and rayjob.made_of == self.made_of)
+
+    @cached_property
+    def made_of(self) -> str:
+        """Digest of what of the specification attempts are made of."""
+        return digest_spec(self.job)
 
     def digest(self, number: int) -> str:
         """Digest of the RayJob of an attempt."""

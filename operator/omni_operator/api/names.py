@@ -14,6 +14,7 @@ JOB_LABEL = f"{GROUP}/job"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
+SPEC_ANNOTATION = f"{GROUP}/spec"  # of a RayJob: digest of what of the spec it was made of
 PODS_ANNOTATION = f"{GROUP}/pods"  # of a RayJob: its pods and their accelerators, by worker group, as JSON
 # Of a RayJob in a queue: when it asked for another number of rollout pods, and how often for all of them.
 ASKED_ANNOTATION = f"{GROUP}/asked"

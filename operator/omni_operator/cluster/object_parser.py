@@ -20,6 +20,7 @@ from omni_operator.api.names import (
     RENDERED_ANNOTATION,
     REWARD_GROUP,
     ROLLOUT_GROUP,
+    SPEC_ANNOTATION,
     TRAINER_GROUP,
     rolling_names,
 )
@@ -75,6 +76,7 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         suspended=bool(spec.get("suspend")),
         in_queue=bool(_map(meta.get("labels")).get(KUEUE_QUEUE)),
         digest=str(annotations.get(RENDERED_ANNOTATION, "")),
+        made_of=str(annotations.get(SPEC_ANNOTATION, "")),
         pools=_pool_sizes(str(annotations.get(PODS_ANNOTATION, ""))[:TEXT_LIMIT]),
         asked=_asked(str(annotations.get(ASKED_ANNOTATION, ""))[:TEXT_LIMIT]),
         deployment=_text(status.get("jobDeploymentStatus")),

@@ -2,7 +2,7 @@
 
 from .cluster_settings import ClusterSettings
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
-from .objects import digest_attempt, render_attempt, render_job_objects, render_objects
+from .objects import digest_attempt, digest_spec, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
 from .refusals import describe_refusals, find_refusals, find_warnings
 from .run_layout import RunLayout, local_layout, map_paths, pod_layout, resolve_paths
@@ -16,6 +16,7 @@ __all__ = [
     "render_attempt",
     "render_command",
     "digest_attempt",
+    "digest_spec",
     "dump_yaml",
     "render_entrypoint",
     "resolve_for_pods",

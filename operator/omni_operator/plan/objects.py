@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
 from omni_operator.api.names import (
@@ -13,6 +15,7 @@ from omni_operator.api.names import (
     RENDERED_ANNOTATION,
     REWARD_GROUP,
     ROLLOUT_GROUP,
+    SPEC_ANNOTATION,
     Names,
 )
 
@@ -23,12 +26,19 @@ from .hidden_values import hide_values
 from .network_policy import render_network_policy
 from .pod_monitor import render_pod_monitor
 from .pools import KUEUE_QUEUE, follows_judges, follows_replicas, pools_of
+from .queues import scheduler_entries
 from .rayjob import render_ray_job
 from .rolled_fields import without_rolled
 from .run_layout import resolve_paths
 from .yaml_writer import dump_yaml
 
 Object = dict[str, Any]
+Part = TypeVar("Part", bound=BaseModel)
+# Fields of the spec that the operator reads in each pass, and no pod.
+OF_PASSES = (
+    "suspend", "managed_by", "pre_running_deadline_seconds", "backoff_limit", "failure_policy", "suspend_policy",
+    "ttl_seconds_after_finished",
+)  # fmt: skip
 
 
 def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
@@ -53,7 +63,10 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     body = _render_pods(job, attempt, settings, render_entrypoint(*resolve_for_pods(job)))
     changes = _without_live(job) is not job
     _add_digest(body, digest_attempt(job, attempt, settings) if changes else compute_digest(body))
-    body["metadata"]["annotations"][PODS_ANNOTATION] = json.dumps(_count_pods(job))
+    body["metadata"]["annotations"] |= {
+        PODS_ANNOTATION: json.dumps(_count_pods(job)),
+        SPEC_ANNOTATION: digest_spec(job),
+    }
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     metadata = trainer["template"]["metadata"]
     metadata["annotations"] = {**metadata.get("annotations", {}), **render_files(job, attempt)}
@@ -102,6 +115,34 @@ def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
     """The digest of an attempt, without the files of its pods, which take most of the time of rendering it."""
     job = _without_live(job)
     return compute_digest(_render_pods(job, attempt, settings, render_entrypoint(*resolve_for_pods(job))))
+
+
+def digest_spec(job: DiffusionRLJob) -> str:
+    """The digest of what of the spec, and of a scheduler's labels and annotations, an attempt is made of.
+
+    Unlike that of the rendered attempt, it is the same in another version of the operator, and with other settings.
+    """
+    labels, annotations = (scheduler_entries(given) for given in (job.metadata.labels, job.metadata.annotations))
+    spec, kept = _without_live(job).spec, ("suspend_policy",) if labels else ()  # of pods that are in a queue
+    reward, judge = spec.reward, spec.reward.model
+    made = spec.model_copy(
+        update={
+            "rollout": _with_defaults(spec.rollout, "autoscaling", "update_strategy", "staleness"),
+            "reward": reward.model_copy(
+                update={"model": judge and _with_defaults(judge, "autoscaling", "update_strategy")}
+            ),
+            "security": _with_defaults(spec.security, "network_policy"),
+            "observability": _with_defaults(spec.observability, "pod_monitor"),
+        }
+    )
+    made = _with_defaults(made, *(name for name in OF_PASSES if name not in kept))
+    given = made.model_dump(by_alias=True, mode="json", exclude_defaults=True)
+    return compute_digest({"spec": given, "labels": labels, "annotations": annotations})
+
+
+def _with_defaults(part: Part, *names: str) -> Part:
+    """A part of a spec with the defaults of some fields."""
+    return part.model_copy(update={name: type(part).model_fields[name].get_default() for name in names})
 
 
 def _without_live(job: DiffusionRLJob) -> DiffusionRLJob:

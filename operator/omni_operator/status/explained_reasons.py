@@ -288,7 +288,8 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "NextAttempt": Explanation(
         shown=("Updated=False",),
-        meaning="The spec changed, and the running attempt keeps the old one.",
+        meaning="The spec changed, and the running attempt keeps the old one. So do rollout and reward pods whose spec "
+        "changed after an upgrade of the operator, or of its default image, that renders pods otherwise.",
         look=STATUS,
         action="Nothing; suspend and resume the job to use the new spec now.",
     ),

@@ -91,7 +91,8 @@ class JobFacts:
         rollouts, judges: the pods that a running attempt may gain and lose.
         least_rollout_pods: with fewer, the trainer waits.
         fewest_at_start: with so many rollout pods an attempt starts if others find no node; 0: with all.
-        held: the spec asks for other pods than the running attempt has, and its queue does not allow to change them.
+        held: the spec asks for other pods than the running attempt has, which keeps them: its queue has admitted these,
+            or a trainer with an earlier spec, or of another version of the operator, works with them.
         rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.

@@ -67,7 +67,7 @@ class Context:
     """Inputs of a status besides the job.
 
     Attributes:
-        digest: digest of the RayJob rendered from the current spec; None where `needs_digest` does not ask for it.
+        outdated: whether the attempt differs from the current spec, see `review_update`.
         refusal: the API server's answer, if it refused a step of this pass.
         refused_spec: why no attempt may start with the spec, while the present one continues.
         listening: time since which this process accepts reports.
@@ -77,7 +77,7 @@ class Context:
     timeouts: Timeouts
     now: datetime
     listening: datetime
-    digest: str | None = None
+    outdated: bool = False
     refusal: Refusal | None = None
     refused_spec: str | None = None
     changed_by_others: str = ""
@@ -354,7 +354,7 @@ def _updated(
     if context.refused_spec:
         return false_because("InvalidSpec", context.refused_spec)
     others = context.changed_by_others if isinstance(situation, Active) else ""
-    return review_update(facts, status, observed, attempt, digest=context.digest, others=others)
+    return review_update(facts, status, observed, attempt, outdated=context.outdated, others=others)
 
 
 def derive_invalid_status(

@@ -53,6 +53,7 @@ class ObservedRayJob:
 
     Attributes:
         digest: digest of the rendered object at its creation.
+        made_of: digest of what of the spec it was made of; empty if an earlier version of the operator created it.
         pools: its pods, the trainer's first; empty if an earlier version of the operator created it.
         asked: None before it asked its queue for another number of pods than at its creation.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
@@ -72,6 +73,7 @@ class ObservedRayJob:
     suspended: bool = False
     in_queue: bool = False
     digest: str = ""
+    made_of: str = ""
     pools: tuple[PoolSize, ...] = ()
     asked: Asked | None = None
     deployment: str = ""

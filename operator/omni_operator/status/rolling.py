@@ -82,7 +82,7 @@ def hold_templates(facts: JobFacts, observed: Observation, unchanged: Callable[[
     if not differ or unchanged(observed.newest):
         return facts
     kept = (replace(policy, template=held.get(policy.group, policy.template)) for policy in facts.rolling)
-    return replace(facts, rolling=tuple(kept))
+    return replace(facts, rolling=tuple(kept), held=observed.rayjob(observed.newest) is not None)
 
 
 def find_steps(

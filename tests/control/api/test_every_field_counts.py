@@ -17,7 +17,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.crd import schema
 from omni_operator.api.job import Spec
-from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.api.names import RENDERED_ANNOTATION, SPEC_ANNOTATION
 from omni_operator.cluster.job_parser import parse_job_facts
 from omni_operator.status.job_facts import JobFacts
 
@@ -192,6 +192,7 @@ def effects(spec: dict[str, Any]) -> str:
     bodies = plan.render_objects(job, 1, SETTINGS)
     for made in bodies:
         made["metadata"]["annotations"].pop(RENDERED_ANNOTATION)
+        made["metadata"]["annotations"].pop(SPEC_ANNOTATION, None)
         made.get("data", {}).pop("job.yaml", None)
     local = plan.render_command(job, plan.local_layout(job, "/runs"))
     judged = [(found.at, found.text) for found in (*plan.find_refusals(job, SETTINGS), *plan.find_warnings(job))]
@@ -317,3 +318,24 @@ def test_every_job_fact_is_read() -> None:
             }  # fmt: skip
     facts = {field.name for field in dataclasses.fields(JobFacts)}
     assert facts - read == set()
+
+
+# Fields that make no difference to the attempts of these jobs, but to others, so that the digest of a spec has them.
+ONLY_TOGETHER = {f"{pool}.accelerator.preset" for pool in ("trainer", "rollout", "reward.model")}  # with Ascend
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_the_digest_of_a_spec_changes_with_what_its_attempt_is_made_of_and_with_nothing_else(path: Path_) -> None:
+    name = ".".join(path)
+    for given, _ in BEFORE:
+        job = DiffusionRLJob.model_validate(document(given))
+        rendered, made_of = plan.digest_attempt(job, 1, SETTINGS), plan.digest_spec(job)
+        for changed in variants(given, path):
+            try:
+                other_job = DiffusionRLJob.model_validate(document(changed))
+            except ValidationError:
+                continue
+            same = plan.digest_attempt(other_job, 1, SETTINGS) == rendered
+            same_spec = plan.digest_spec(other_job) == made_of
+            assert same_spec <= same, f"spec.{name}: the attempt is another one"
+            assert same_spec == same or name in ONLY_TOGETHER, f"spec.{name}: the attempt is the same"

@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = {
     "trainer": {"totalSteps": 10},
 }  # fmt: skip
 TEMPLATE = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "b"}]}]}}
-DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_attempt")
+DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_attempt", "digest_spec")
 
 
 @pytest.fixture
@@ -80,7 +80,8 @@ async def test_a_generation_is_validated_checked_and_rendered_once(
     derived.clear()
     simulation.edit(seed=7)
     await simulation.settle()
-    assert derived == {**once, "digest_attempt": 1}, "the running attempt is compared with the new specification"
+    compared = {"digest_attempt": 1, "digest_spec": 1}
+    assert derived == {**once, **compared}, "the running attempt is compared with the new specification"
 
 
 async def test_shared_objects_are_compared_again_when_one_of_them_changes(simulation: Simulation) -> None:

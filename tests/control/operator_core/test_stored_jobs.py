@@ -83,6 +83,17 @@ async def test_a_job_that_a_stricter_policy_refuses_is_suspended_and_says_why_it
     assert (simulation.condition("Ready").reason, simulation.attempts()) == ("InvalidSpec", [])
 
 
+async def test_a_job_is_not_called_invalid_any_more_when_the_policy_allows_it_again(simulation: Any) -> None:
+    await simulation.submit_running()
+    strict = PodPolicy.model_validate({"serviceAccounts": ["ours"]})
+    for policy, reason in ((strict, "InvalidSpec"), (PodPolicy(), "AsRequested")):
+        simulation.start_operator()
+        simulation.reconciler.settings = ClusterSettings(image="rollout:1", pod_policy=policy)
+        await simulation.settle()
+        assert simulation.condition("Updated").reason == reason
+    assert simulation.attempts() == ["red-a01"]
+
+
 async def test_a_failure_is_recorded_and_no_other_attempt_starts(running: Any) -> None:
     running.lose_head(1)
     await running.after(600)

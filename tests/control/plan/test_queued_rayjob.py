@@ -12,7 +12,13 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import ASKED_ANNOTATION, JOB_ANNOTATION, PODS_ANNOTATION, RENDERED_ANNOTATION
+from omni_operator.api.names import (
+    ASKED_ANNOTATION,
+    JOB_ANNOTATION,
+    PODS_ANNOTATION,
+    RENDERED_ANNOTATION,
+    SPEC_ANNOTATION,
+)
 from omni_operator.cluster.object_parser import parse_rayjob
 from omni_operator.cluster.queued_attempt import change, is_as_decided
 from omni_operator.status.situation import AskForPods
@@ -57,7 +63,8 @@ def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob
         )
         assert found["metadata"]["annotations"].pop(ASKED_ANNOTATION) == "2026-01-01T00:00:00Z 0"
         for body in (found, expected):
-            body["metadata"]["annotations"].pop(RENDERED_ANNOTATION)  # the attempt is that of its job
+            for name in (RENDERED_ANNOTATION, SPEC_ANNOTATION):  # the attempt is that of its job
+                body["metadata"]["annotations"].pop(name)
             trainer, _ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
             trainer["template"]["metadata"]["annotations"].pop(JOB_ANNOTATION)  # as its user wrote it
         assert found == expected
