@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from verl_omni.trainer import settings, startup
 from verl_omni.trainer.device_checks import measured_update
-from verl_omni.trainer.memory_estimate import __main__ as program
-from verl_omni.trainer.memory_estimate import advice, estimate, job_estimate, model_shapes, public_models, sharding
+from verl_omni.trainer.memory_estimate import estimate, job_estimate, model_shapes, public_models, sharding
 from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
-from verl_omni.trainer.setting_names import setting_names
 from verl_omni.workers.actor.precision import Precision
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
@@ -281,78 +277,6 @@ def test_without_accelerators_everything_is_on_the_host(tiny: Path) -> None:
     assert {"weights", "activations", "text encoders", "VAE", "processes"} <= dict(
         next(phase for phase in found.host if phase.name == "update").parts
     ).keys()
-
-
-@pytest.mark.slow
-def test_a_job_that_does_not_fit_is_told_what_to_change(tiny: Path) -> None:
-    large = [f"actor_rollout_ref.rollout.pipeline.{side}=1024" for side in ("height", "width")]
-    document = program.describe(job(tiny, *large), None, accelerator=True)
-    assert (document["fits"], document["advice"]) == (None, [])
-    known = setting_names("flow_grpo")
-    capacity = int(0.7 * document["peak"] / (1 - estimate.RESERVE))
-    document = program.describe(job(tiny, *large), capacity, accelerator=True)
-    assert document["fits"] is False
-    assert document["advice"][-1]["fits"] is True
-    assert [each["setting"] for each in document["advice"] if each["setting"] not in known] == []
-    peaks = [document["peak"], *(each["peak"] for each in document["advice"])]
-    assert peaks == sorted(peaks, reverse=True)
-
-
-@pytest.mark.slow
-def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
-    for name in ("flow_grpo", "diffusion_nft"):
-        config = job(tiny, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}")
-        OmegaConf.update(config, "actor_rollout_ref.model.lora_rank", 0)
-        for change in advice.changes(config):
-            assert OmegaConf.select(config, change.setting, default="missing") != "missing", change.setting
-            value = str(change.value).lower() if isinstance(change.value, bool) else change.value
-            settings.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
-
-
-def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
-    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED])
-
-    def peak_of(changed: Any) -> int:
-        return 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60
-
-    found = advice.advise(config, 100, peak_of, lambda peak: peak < 70)
-    assert [(each.change.setting, each.peak, each.fits) for each in found] == [
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 60, True)
-    ]
-    assert advice.advise(config, 100, lambda _: 100, lambda _: False) == ()
-    assert advice.advise(config, 100, peak_of, lambda _: True) == ()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["actor_rollout_ref.model.path=some/model", *REQUIRED], "Qwen/Qwen-Image"),
-        (
-            ["actor_rollout_ref.model.path=s3://bucket/model", *REQUIRED],
-            "copy the *.json files of the model to a folder",
-        ),
-        (["actor_rollout_ref.model.path=Qwen/Qwen-Image"], "data.train_files: must be given"),
-        (["nonsense=1", *REQUIRED], "nonsense: unknown setting"),
-    ],
-)
-def test_invalid_settings_are_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["--", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert said in printed.err and printed.out == ""
-
-
-def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model_index.json").write_text((tiny / "model_index.json").read_text())
-    assert program.main(["--", f"actor_rollout_ref.model.path={tmp_path}", *REQUIRED]) == 2
-    assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_program_prints_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [f"actor_rollout_ref.model.path={tiny}", *REQUIRED, "actor_rollout_ref.rollout.pipeline.height=64"]
-    assert program.main(["--cpu", "--capacity", str(1 << 60), "--", *arguments]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["fits"] is True and document["device"] == []
 
 
 def test_the_tracker_counts_storages_until_they_are_free() -> None:
