@@ -22,6 +22,7 @@ from verl_omni.trainer import (
     generation_ahead,
     judges,
     metrics,
+    rank_rows,
     sample_generation,
     shown_samples,
 )
@@ -287,6 +288,8 @@ class DiffusionTrainer:
                 arguments = self.algorithm.for_older_samples(arguments)
             request = sample_generation.update_request(batch, samples.stored, arguments)
             count = sample_generation.samples_in(batch)
+        per_prompt = self.algorithm.rows_per_prompt(self.config.actor_rollout_ref.rollout.n)
+        request.reorder(rank_rows.order_of_run(self.config, len(request), per_prompt))
         found = self.stack.workers.update_actor(request).meta_info["metrics"]
         self.exported.trained(count)
         return self.algorithm.metrics(metrics.over_ranks(found))

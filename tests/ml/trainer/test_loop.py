@@ -230,6 +230,23 @@ def test_a_run_waits_for_the_checkpoints_that_it_writes_in_the_background(tmp_pa
     assert checkpoints.steps(tmp_path / "checkpoints") == [1, 2]
 
 
+def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
+    """Of two prompts with two samples each, whose advantages are -a and a; a mini-batch is a prompt."""
+    found: dict[int, list[float]] = {}
+    for ranks in (1, 2):
+        mini_batches = (f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+        made = trainer(tmp_path / str(ranks), *mini_batches)
+        update = made.stack.workers.update_actor
+
+        def remember(data: DataProto, ranks: int = ranks, update: Any = update) -> DataProto:
+            found[ranks] = data.batch["advantages"].sign().tolist()
+            return update(data)  # type: ignore[no-any-return]
+
+        made.stack.workers.update_actor = remember
+        made.fit(None)
+    assert found == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
+
+
 @pytest.mark.parametrize("why", ["stop_requested", "checkpoint_wanted"])
 def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> None:
     made = trainer(tmp_path, *BACKGROUND, "trainer.save_freq=0", "trainer.total_training_steps=3")

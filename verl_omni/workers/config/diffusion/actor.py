@@ -246,7 +246,7 @@ class DiffusionActorConfig(BaseConfig):
         ppo_mini_batch_size: prompts per optimizer step (each with `rollout.n` samples), as in verl.
         ppo_micro_batch_size_per_gpu: samples per forward pass; gradients are accumulated. None: the mini-batch.
         ppo_epochs: passes over each batch.
-        shuffle: shuffle the rows of each batch.
+        shuffle: shuffle the rows of each batch; each rank shuffles its own share of them.
         grad_clip: upper limit of the gradient norm.
         max_skipped_steps: optimizer steps in a row that may be skipped because their gradients are not finite; one more
             ends the run. Not negative.
