@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,6 @@ from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
 from verl_omni.workers.config import (
     DiffusionActorConfig,
-    DiffusionFSDPConfig,
     DiffusionOptimizerConfig,
 )
 
@@ -275,39 +272,3 @@ def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folde
 def test_dpo_of_all_weights_is_refused(model_folder: Path) -> None:
     with pytest.raises(ValueError, match="needs LoRA"):
         make(model_folder, rank=0, diffusion_loss=DPO).update(compared())
-
-
-def _rank(rank: int, folder: str, out: str) -> None:
-    """One of two processes: half of the rows each."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-    # Weights that stay whole after a forward pass are what could be mistaken for those of the other policy.
-    keeps = DiffusionFSDPConfig(reshard_after_forward=False)
-    actor = make(Path(folder), mesh=mesh, adapters=BOTH, diffusion_loss=NFT, fsdp_config=keeps)
-    own = {name: tensor[2 * rank : 2 * rank + 2] for name, tensor in judged().items()}
-    norms = [actor.update(own, step=step)["actor/grad_norm"] for step in (1, 2, 3)]
-    new, old = (dict(actor.weights("lora", which)) for which in ("default", "old"))  # type: ignore[arg-type]
-    if rank == 0:
-        torch.save((norms, new, old), f"{out}/result.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_give_the_result_of_one(model_folder: Path, tmp_path: Path) -> None:
-    """FSDP2 over gloo, with the same noise for each row: within 2e-5 of one process, the old policy too."""
-    single = make(model_folder, adapters=BOTH, diffusion_loss=NFT)
-    norms = [single.update(judged(), step=step)["actor/grad_norm"] for step in (1, 2, 3)]
-    arguments = [str(model_folder), str(tmp_path)]
-    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), *arguments]) for rank in (0, 1)]
-    assert [process.wait(600) for process in ranks] == [0, 0]
-    two_norms, new, old = torch.load(tmp_path / "result.pt")
-    assert two_norms == pytest.approx(norms, rel=1e-3)
-    assert all(torch.allclose(tensor, new[name], atol=2e-5) for name, tensor in adapter(single).items())
-    assert all(torch.allclose(tensor, old[name], atol=2e-5) for name, tensor in single.weights("lora", "old"))
-
-
-if __name__ == "__main__":
-    _rank(int(sys.argv[1]), sys.argv[2], sys.argv[3])

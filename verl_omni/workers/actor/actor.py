@@ -17,6 +17,7 @@ from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.utils.metric_names import is_maximum
 from verl_omni.workers.actor import build, experts, export, parallel, precision, shard_loading
+from verl_omni.workers.actor.measurements import Measurements
 from verl_omni.workers.actor.model_flops import ModelFlops
 from verl_omni.workers.actor.offload import Offload
 from verl_omni.workers.actor.policy import Batch, Policy, PolicyName
@@ -196,11 +197,12 @@ class DiffusionActor:
         rows, passes = _size(batch), objective.term_count(batch)
         learning, micro = self._learning(batch, objective), self._micro_batch(objective)
         loss = 0.0
-        measured: dict[str, list[Tensor]] = {}
+        measurements = Measurements(self.ranks)
         each_reduces = parallel.reduces_each_pass(self.config.fsdp_config, isinstance(self.module, experts.Experts))
         micro_batches = learning.split(micro)
         for number, chosen in enumerate(micro_batches, 1):
             part = _rows(batch, chosen, self.device)
+            learns = objective.rows_with_gradient(part)
             for place in range(passes):
                 last = number == len(micro_batches) and place == passes - 1
                 parallel.require_reduction(self.module, each_reduces or last)
@@ -210,10 +212,9 @@ class DiffusionActor:
                 # FSDP2 averages gradients over all ranks, but those of a sequence's parts must be added up.
                 (share * self.sequence_ranks).backward()
                 loss += share.item()
-                for name, value in found.items():
-                    measured.setdefault(name, []).append(value)
+                measurements.add(found, learns)
         try:
-            summary = objective.summarize({name: torch.cat(values) for name, values in measured.items()}, rows * passes)
+            summary = objective.summarize(measurements.of_all_ranks(), rows * passes * self.ranks)
         except agreement.EngineMismatch:
             self.optimizer.zero_grad()
             raise

@@ -60,11 +60,12 @@ class Objective(Protocol):
         """Term `place` of each row's loss, [B], with its gradient; and measurements, [B] each."""
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        """Metrics of an optimizer step, before it is taken; metrics whose names end in `_max` are maxima.
+        """Metrics of an optimizer step, before it is taken, the same on all ranks; names of maxima end in `_max`.
 
         Args:
-            measured: the measurements of all terms, concatenated.
-            count: number of terms of the mini-batch, with those of rows that have no gradient.
+            measured: the measurements of all terms of all ranks, concatenated; without rows that have no gradient,
+                unless no row has one.
+            count: number of terms of the mini-batch of all ranks, with those of rows that have no gradient.
 
         Raises:
             EngineMismatch: engine and trainer disagree about recorded steps; the optimizer step must not be taken.

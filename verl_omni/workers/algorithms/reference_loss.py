@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from verl_omni.utils.metric_names import is_maximum
 from verl_omni.workers.actor.policy import Batch
 from verl_omni.workers.algorithms.flow_grpo import COMPARED, StepLossConfig, StepObjective
 
@@ -28,7 +29,8 @@ class DiffusionLossResult:
 
     Attributes:
         loss: of each row, float32 [B], or its mean over the rows, [].
-        metrics: numbers by name; they are reported as `actor/<name>`, as means over the terms of a mini-batch.
+        metrics: numbers by name; they are reported as `actor/<name>`: means over the terms of a mini-batch, or maxima
+            if the name begins with `max_` or ends in `_max`.
         add_loss_metric: whether the loss is reported, as `actor/loss_of_<class name>`.
     """
 
@@ -139,7 +141,7 @@ class ReferenceLossObjective(StepObjective[StepLossConfig]):
     @override
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         own = {
-            f"actor/{name.removeprefix(METRIC)}": values.mean().item()
+            f"actor/{name.removeprefix(METRIC)}": (values.max() if is_maximum(name) else values.mean()).item()
             for name, values in measured.items()
             if name.startswith(METRIC)
         }
