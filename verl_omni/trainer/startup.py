@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from verl_omni.trainer import (
     machine,
     pools,
     process_counts,
+    rendezvous_ports,
     run_length,
     scorer_devices,
     sequence_split,
@@ -305,6 +307,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         resource_pool=pool,
         ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(DiffusionActorRolloutWorker), config=settings),
         device_name=_device_name(),
+        master_port_range=rendezvous_ports.search_range(random.Random()),
     )
     # Copying a configuration, as Hydra does, detaches its nodes for a moment: no two threads may have the same one.
     for_rewards, for_servers = copy.deepcopy(config), copy.deepcopy(config)

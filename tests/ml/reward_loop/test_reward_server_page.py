@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import random
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from e2e.cluster.ports import free_ports
 from tests.ml.reward_loop.stub_server import start, stop
 from verl_omni.reward_loop import http_exchange, rewards
 from verl_omni.reward_loop.rewards.http import RewardServerError
@@ -98,9 +99,7 @@ def test_a_video_is_sent_as_its_frames() -> None:
 def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
     (tmp_path / "reward_server.py").write_text(program)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1, random.Random())
     server = subprocess.Popen([sys.executable, "reward_server.py", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         scorer, url = rewards.get_scorer("http"), f"http://127.0.0.1:{port}/score"

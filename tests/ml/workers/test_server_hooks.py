@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from PIL import EpsImagePlugin
 
 from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
@@ -158,6 +161,40 @@ def test_a_language_model_refuses_what_it_does_not_read(given: str) -> None:
 
     with pytest.raises(ValueError, match="prompt_ids are not read: a language model"):
         token_prompt(RolloutRequest(prompt_ids=[1], **{given: [2]}))
+
+
+class Started(Exception):
+    """The engine has been started."""
+
+
+async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm_omni.entrypoints
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_omni.entrypoints.cli import serve
+
+    ports = []
+
+    def start(**arguments: Any) -> None:
+        assert EpsImagePlugin.gs_binary is False, "Pillow would run an image of a request"
+        ports.append(int(os.environ["MASTER_PORT"]))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", ports[0]))
+        raise Started
+
+    parser = FlexibleArgumentParser()
+    kinds = parser.add_subparsers(dest="subparser")
+    for command in serve.cmd_init():
+        command.subparser_init(kinds)
+    args = parser.parse_args(["serve", str(MODEL)])
+    args.model = args.model_tag
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(vllm_omni.entrypoints, "AsyncOmni", start)
+    with pytest.raises(Started):
+        await diffusion_server().run_server(args)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", ports[0]))
 
 
 async def test_headless_mode_is_refused() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
-from verl.utils.net_utils import get_free_port
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import run_uvicorn
@@ -31,6 +30,7 @@ from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import has_ended, last_output
+from verl_omni.workers.rollout.vllm_rollout.server.held_port import held_port
 from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
@@ -104,9 +104,10 @@ class vLLMOmniHttpServer(EngineControlServer):
         self._mode.complete_engine_args(engine_args, self.config, self.model_config)
         engine_args["log_stats"] = not self.config.disable_log_stats
         os.environ["MASTER_ADDR"] = "127.0.0.1"
-        os.environ["MASTER_PORT"] = str(get_free_port("127.0.0.1")[0])
         server_profile().tune_process(executor=engine_args["distributed_executor_backend"])
-        self.engine = AsyncOmni(**engine_args)
+        with held_port() as port:  # the engine's worker listens on it when it has loaded its modules
+            os.environ["MASTER_PORT"] = str(port)
+            self.engine = AsyncOmni(**engine_args)
         self._shared = shared_memory.child_segments()
         app = await build_http_app(PolicyEngine(self.engine, self._policy, self._http), args)
         self._server_port, self._server_task = await run_uvicorn(app, args, self._server_address)
