@@ -5,7 +5,7 @@ On a host that needs `step_execution`. The tests run in this order: they end one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -19,6 +19,7 @@ from tests.ml.engine.replica_driver import (
     Replica,
     ending_at_the_sixth,
     replicas_of,
+    wait_for,
 )
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.errors import WeightSyncError
@@ -60,6 +61,41 @@ def worker_of(replica: Replica) -> psutil.Process:
     return found
 
 
+def ask(replica: Replica, question: Callable[[Any], Any]) -> Any:
+    """The answer of a function to the server; a function inside another one, because the server has no tests."""
+    import ray
+
+    return ray.get(replica.server.__ray_call__.remote(question), timeout=SOON)
+
+
+def notice_late(replica: Replica) -> None:
+    """Let the engine not end because a worker has died, until `noticed` is set: requests fail before, each by itself.
+
+    Otherwise chance decides which comes first.
+    """
+
+    def insert(server: Any) -> None:
+        import threading
+
+        (client,) = server.engine.engine.stage_pools[0].clients
+        server.noticed = threading.Event()
+        client._engine.executor._failure_callbacks.insert(0, server.noticed.wait)
+
+    ask(replica, insert)
+
+
+def scheduled(replica: Replica) -> tuple[int, int]:
+    """Numbers of the requests that the engine has given to its worker, and of those that it has not."""
+
+    def count(server: Any) -> tuple[int, int]:
+        (client,) = server.engine.engine.stage_pools[0].clients
+        scheduler = client._engine.scheduler
+        return scheduler.num_running_requests(), scheduler.num_waiting_requests()
+
+    found: tuple[int, int] = ask(replica, count)
+    return found
+
+
 def said(asked: Any) -> str:
     """The error that a call of a server ends with."""
     import ray
@@ -88,16 +124,22 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
 
     one, other = replicas
     worker, picture = worker_of(other), one.picture()
+    assert torch.equal(other.picture(), picture)  # its first request also asks the worker for its adapters
     ray.get([each.server.check_engine.remote() for each in replicas], timeout=SOON)
-    worker.suspend()  # else a slow machine sees it only after it has answered everything
-    asked = other.make_busy()
+    notice_late(other)
+    worker.suspend()  # it ends no request before it dies
+    asked = [other.draw(seed) for seed in range(3)]
+    wait_for(lambda: scheduled(other) == (1, 2))
     worker.kill()
-    replica = "rollout replica 1, with weights of version 1: "
-    assert replica in said(asked[-1])
-    assert f"{replica}OmniEngineDeadError" in said(other.draw(0))
-    for call in (asked[-1], other.draw(0), other.server.check_engine.remote()):
-        with pytest.raises(EngineDead):  # what another standalone replica does the work for
+    for call in asked:
+        # Another standalone replica does the work of a request that ends with this error.
+        with pytest.raises(EngineDead, match="rollout replica 1, with weights of version 1: "):
             ray.get(call, timeout=SOON)
+    ask(other, lambda server: server.noticed.set())
+    for call in (other.draw(0), other.server.check_engine.remote()):
+        with pytest.raises(EngineDead):
+            ray.get(call, timeout=SOON)
+    assert "OmniEngineDeadError" in said(other.draw(0))
     with pytest.raises(psutil.NoSuchProcess):
         worker.status()
     assert torch.equal(one.picture(), picture), "the other replica serves on"

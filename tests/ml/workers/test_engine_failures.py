@@ -58,10 +58,16 @@ async def test_an_engine_that_has_ended_is_told_apart_from_one_that_failed_a_req
         assert str(caught.value) == said
 
 
-async def test_an_engine_that_has_lost_a_worker_has_ended_also_before_it_knows() -> None:
+async def test_a_request_that_fails_because_its_worker_dies_says_that_the_engine_has_ended() -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
     server = made(Engine())
-    server.engine.fault = RuntimeError("DiffusionExecutor is closed.")
-    with pytest.raises(EngineDead, match="with weights of version 3: RuntimeError: DiffusionExecutor is closed"):
+    server.engine.fault = RuntimeError("Executor shut down")
+    with pytest.raises(ReplicaError) as caught:
+        await server.generate([1], PARAMS, "a")
+    assert not isinstance(caught.value, EngineDead)
+    server.engine.ended = EngineDeadError("Stage-0 has no live replica")
+    with pytest.raises(EngineDead, match="with weights of version 3: RuntimeError: Executor shut down"):
         await server.generate([1], PARAMS, "a")
 
 

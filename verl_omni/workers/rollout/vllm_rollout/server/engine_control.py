@@ -157,6 +157,19 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         except EngineDeadError as error:
             raise EngineDead(self.replica_rank, self.global_steps, f"{type(error).__name__}: {error}") from error
 
+    async def _has_ended(self, error: Exception) -> bool:
+        """Whether the engine has ended, if a request failed with this error, and not only the request.
+
+        One that is being generated when a worker dies fails with an error that says only what its caller waited for.
+        """
+        if isinstance(error, EngineDeadError):
+            return True
+        try:
+            await self.engine.check_health()
+        except EngineDeadError:
+            return True
+        return False
+
     async def requests_in_flight(self) -> int:
         """Number of requests that were accepted and not answered."""
         return self.exported.requests

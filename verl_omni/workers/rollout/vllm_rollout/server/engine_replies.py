@@ -6,20 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from vllm.v1.engine.exceptions import EngineDeadError
-
-# Message of the error of a request whose engine has lost a worker and does not know yet that it ends
-# (vllm_omni/diffusion/executor/multiproc_executor.py).
-CLOSED = "DiffusionExecutor is closed"
-
 
 class EngineControlError(RuntimeError):
     """A worker or a stage of the engine refused a control call, or failed to execute it."""
-
-
-def has_ended(error: Exception) -> bool:
-    """Whether the error of a request says that the engine has ended, and not only failed the request."""
-    return isinstance(error, EngineDeadError) or CLOSED in str(error)
 
 
 def check_worker_replies(method: str, replies: Iterable[Any]) -> list[Any]:

@@ -29,7 +29,7 @@ from verl_omni.workers.rollout.vllm_rollout.language_model.mode import LanguageM
 from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
-from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import has_ended, last_output
+from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
 from verl_omni.workers.rollout.vllm_rollout.server.held_port import held_port
 from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
@@ -190,7 +190,7 @@ class vLLMOmniHttpServer(EngineControlServer):
             try:
                 result = await last_output(self.engine.generate(request_id=request_id, **arguments))
             except Exception as error:
-                kind = EngineDead if has_ended(error) else ReplicaError
+                kind = EngineDead if await self._has_ended(error) else ReplicaError
                 raise kind(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
             return self._mode.to_output(result, sampling_params, version)
 
