@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ml.workers.fake_engine import PARAMS, Engine, asking, made, turn
+from verl_omni.workers.rollout.vllm_rollout.server import http_gate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
@@ -155,6 +156,38 @@ async def test_requests_over_http_start_again_after_a_sleep_an_abort_or_an_updat
     for name, task in (("early", early), ("late", late)):
         await server.engine.abort(name)
         assert (await task).outputs
+
+
+async def test_a_replica_whose_engine_keeps_a_request_over_http_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_gate, "CANCEL_SECONDS", 0.02)
+    dropped = asyncio.Event()
+
+    class Keeping(Engine):
+        async def generate(self, **arguments: Any) -> Any:
+            try:
+                async for output in super().generate(**arguments):
+                    yield output
+            finally:
+                await dropped.wait()
+
+    server = made(Keeping())
+    early = over_http(server, "early")
+    await turn()
+    with pytest.raises(TimeoutError, match="while the engine drops 1 requests over HTTP, because this replica sleeps"):
+        await server.sleep()
+    await server.wake_up()
+    assert server.engine.told == [], "it was not told to sleep, and acknowledges no call to wake up"
+    dropped.set()
+    tasks = [early, asking(server, "a")]
+    await turn()
+    await turn()  # the early one is dropped, and then starts again
+    assert sorted(server._running()) == ["a", "early"]
+    for name, task in zip(("early", "a"), tasks, strict=True):
+        await server.engine.abort(name)
+        assert await task
+    await server.sleep()
+    await server.wake_up()
+    assert server.engine.told[2:] == [("sleep", 1), ("wake_up", ["kv_cache", "weights"])]
 
 
 async def test_requests_of_training_wait_for_an_update_too() -> None:

@@ -230,6 +230,7 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
 
         Raises:
             EngineControlError: a stage refused, or did not reply. Requests wait for `wake_up` then too.
+            TimeoutError: the engine did not drop the requests over HTTP. It does not sleep.
         """
         if self.node_rank == 0 and self.config.free_cache_engine and self.rollout_mode != RolloutMode.STANDALONE:
             await self._sleep_hybrid()
@@ -238,8 +239,13 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     async def _sleep_hybrid(self) -> None:
         self._ready.clear()
         # Before the call: if it fails, stages may sleep all the same, and `wake_up` wakes them and admits requests.
-        self._asleep = {"weights", "kv_cache"}
-        await self._http.close(SLEEP, "this replica sleeps while the trainer uses its accelerators")
+        slept, self._asleep = self._asleep, {"weights", "kv_cache"}
+        try:
+            await self._http.close(SLEEP, "this replica sleeps while the trainer uses its accelerators")
+        except TimeoutError:  # the engine was not told to sleep, and would not acknowledge that it wakes up
+            self._asleep = slept
+            self._admit_if_awake()
+            raise
         acknowledgements = await self.engine.sleep(level=self._resolve_sleep_level())
         self._lora_loaded = None
         check_acknowledgements("sleep", acknowledgements, stages=self._stages())
@@ -258,8 +264,11 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         self._lora_loaded = None
         check_acknowledgements("wake_up", acknowledgements, stages=self._stages())
         self._asleep -= waking
+        await self._resume_engine()
+        self._admit_if_awake()
+
+    def _admit_if_awake(self) -> None:
         if not self._asleep:
-            await self._resume_engine()
             self._ready.set()
             self._http.open(SLEEP)
 
