@@ -7,10 +7,12 @@ import json
 import mmap
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,22 +21,34 @@ from hypothesis import strategies as st
 
 from omni_operator import plan
 from omni_operator.api.job_loader import read_job
-from omni_operator.cli import failure, run_folder, run_text
+from omni_operator.cli import console, failure, run_folder, run_text
 from omni_operator.cli.doctor import diagnose
 from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.machine import Accelerators, Machine, inspect_machine, within_limit
-from omni_operator.cli.run import trainer_environment
+from omni_operator.cli.run import Session, trainer_environment
 from omni_operator.cli.run_state import RunState, apply_event
 from omni_operator.cli.shared_memory import Snapshot
-from omni_operator.cli.supervisor import StopEscalation
+from omni_operator.cli.supervisor import ChildExit, StopEscalation
 from omni_operator.cli.training_stack import STACK
 
-GIB = 1024**3
+MIB, GIB = 1024**2, 1024**3
 GOOD = Machine(
     python=(3, 11), cpus=2, memory=8 * GIB, memory_free=6 * GIB, shared_memory=4 * GIB, shared_memory_free=4 * GIB,
     disk_free=50 * GIB, compiler="/usr/bin/cc", accelerators=(), installed=dict.fromkeys(STACK, "1.0"), pinned={},
     reference=None,
 )  # fmt: skip
+JOB = """
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model}
+  data: {train: [train.jsonl], validation: [held.jsonl]}
+  reward:
+    model: {base: ./judge}
+    scorers: [{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]
+  trainer: {totalSteps: 3}
+"""
 
 
 @given(
@@ -169,6 +183,20 @@ def test_a_full_disk_is_the_cause_of_a_failure_without_an_error(reported: str | 
     assert found[-1].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [(MIB, "failed: the trainer exited with code 1"), (MIB - 1, "failed: the disk of the run folder is full")],
+)
+def test_a_failed_run_looks_at_the_disk_of_its_folder(
+    free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disks = {tmp_path: SimpleNamespace(free=free)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disks[folder])
+    session = Session(read_job(JOB, "job.yaml", ()).job, tmp_path, [], patience=0.0)
+    assert session._conclude(ChildExit(1, 0), [], out_of_memory=False) == console.FAILED
+    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+
+
 def test_a_log_excerpt_is_the_last_traceback() -> None:
     log = [
         "INFO starting", "Traceback (most recent call last):", "  old", "ValueError: old",
@@ -285,19 +313,7 @@ def test_a_local_build_of_the_pinned_version_is_accepted() -> None:
 
 
 def test_a_copied_job_has_every_path_that_is_resolved(tmp_path: Path) -> None:
-    text = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [train.jsonl], validation: [held.jsonl]}
-  reward:
-    model: {base: ./judge}
-    scorers: [{name: mine, function: {path: reward.py, name: score}}, {name: jpeg}]
-  trainer: {totalSteps: 3}
-"""
-    loaded = read_job(text, "job.yaml", ())
+    loaded = read_job(JOB, "job.yaml", ())
     job = plan.resolve_paths(loaded.job, "/somewhere")
     for _ in range(2):  # the second run finds the copy of the first
         run_folder.prepare(tmp_path / "run", job, loaded.document, lambda each: [str(each.spec)], fresh=False)
