@@ -20,7 +20,6 @@ from verl_omni.trainer import (
     machine,
     pools,
     process_counts,
-    rendezvous_ports,
     run_length,
     scorer_devices,
     sequence_split,
@@ -31,6 +30,7 @@ from verl_omni.trainer.pool_nodes import wait_for_nodes
 from verl_omni.trainer.replica_pool import ReplicaPool
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
+from verl_omni.utils import rendezvous_ports
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry

@@ -13,7 +13,8 @@ import ray
 from verl.single_controller import ray as single_controller
 from verl.single_controller.ray import base
 
-from verl_omni.trainer import rendezvous_ports, scorer_devices, settings, startup
+from verl_omni.trainer import scorer_devices, settings, startup
+from verl_omni.utils import rendezvous_ports
 
 
 class Reached(Exception):

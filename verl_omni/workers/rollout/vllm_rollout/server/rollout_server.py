@@ -20,6 +20,7 @@ from verl.workers.rollout.utils import run_uvicorn
 
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.postscript import forbid_programs
+from verl_omni.utils.rendezvous_ports import held_port
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH
 from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
 from verl_omni.workers.rollout import cpu_settings
@@ -30,7 +31,6 @@ from verl_omni.workers.rollout.vllm_rollout.server import shared_memory
 from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 from verl_omni.workers.rollout.vllm_rollout.server.engine_control import EngineControlServer
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
-from verl_omni.workers.rollout.vllm_rollout.server.held_port import held_port
 from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine, build_http_app
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION, ModelMode
 from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from vllm_omni.diffusion.utils.network_utils import is_port_available
 
-from verl_omni.workers.rollout.vllm_rollout.server.held_port import held_port
+from verl_omni.utils.rendezvous_ports import held_port
 
 IP_LOCAL_PORT_RANGE = 51  # linux/in.h: the range in which the kernel chooses a port for one socket, since Linux 6.3
 

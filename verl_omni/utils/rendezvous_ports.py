@@ -1,10 +1,15 @@
-"""`held_port`: a free port for a process that listens on it seconds after it was chosen."""
+"""Ports at which processes of `torch.distributed` meet: the first of them listens seconds after a port was chosen."""
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# Below the kernel's ports for outgoing connections (from 32768 on), of which Ray's servers have some too, and those of
+# Kubernetes' Services (from 30000 on), and above those of Ray's workers (up to 19999).
+RANGE = range(20000, 30000)
 
 
 @contextmanager
@@ -22,3 +27,11 @@ def held_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))
         yield holder.getsockname()[1]
+
+
+def search_range(chance: random.Random) -> list[int]:
+    """`master_port_range` of verl's worker group, whose processes may be on another machine than this one.
+
+    It begins at a random port, so that two runs that start on one machine choose different ones.
+    """
+    return [chance.choice(RANGE[: len(RANGE) // 2]), RANGE.stop]
