@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from verl_omni.algos import window
+from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.pipelines.sde_sampler import Window
 from verl_omni.utils.seeds import hashed_seed
 
@@ -48,10 +50,15 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
             `global_steps` do, so that all samples of a training step have one window.
 
     Raises:
-        ValueError: the window does not fit into `steps`, `sample_strategy` is unknown, a progressive window is not
-            contiguous, or a window of `cps` holds the last step, where it adds no noise.
+        ValueError: the window does not fit into `steps`, `sample_strategy` or `sde_type` is unknown, the noise level is
+            not finite, a progressive window is not contiguous, or a window of `cps` holds the last step, where it adds
+            no noise.
     """
-    noise_level = float(extra.get("noise_level") or 0.0)
+    noise_level, kind = float(extra.get("noise_level") or 0.0), str(extra.get("sde_type") or "sde")
+    if not math.isfinite(noise_level):
+        raise ValueError(f"noise_level must be a finite number, not {noise_level}")
+    if kind not in SDE_TYPES:
+        raise ValueError(f"Unknown sde_type {kind!r}; one of {SDE_TYPES}")
     if noise_level <= 0:
         return None
     step, shared = int(extra.get("global_steps") or 0), extra.get("sde_window_seed")
@@ -66,7 +73,6 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         iters_per_group=int(extra.get("iters_per_group") or 1),
         contiguous=contiguous,
     )
-    kind = str(extra.get("sde_type") or "sde")
     if kind == "cps" and chosen[-1] == steps - 1:
         raise ValueError(f"an SDE window of cps must not hold the last of {steps} steps, where it adds no noise")
     return Window(chosen, noise_level, kind, contiguous)

@@ -80,9 +80,9 @@ def _editing(variant: str) -> Family:
 FAMILIES = Registry("model family", {
     "QwenImageEditPipeline": _editing("QwenImageEdit"),
     "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
-    "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline"),
+    "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline", "get_pre_process_func"),
     "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
-    "WanPipeline": replace(_own("wan", "WanRolloutPipeline"), experts=True),
+    "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True),
 })  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PROMPTS = ["a red circle", "two cat photo"]
 SIZE, STEPS = 64, 4
 AT_ONCE = 4  # requests in one engine batch
+JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -219,14 +222,41 @@ def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -
         ({"num_inference_steps": 0}, "num_inference_steps"), ({"num_inference_steps": -4}, "num_inference_steps"),
         ({"n": 0}, "n"), ({"n": 3, "size": "64x65"}, "height must be a multiple of 16, not 65"),
         ({"guidance_scale": -1.0}, "guidance_scale"), ({"model": "another"}, "Model mismatch"),
+        ({"guidance_scale": math.nan}, "guidance_scale"), ({"true_cfg_scale": math.nan}, "true_cfg_scale"),
+        ({"generator_device": "mps"}, "generator_device must be cpu, not 'mps'"),
+        ({"prompt": "\ud800"}, "surrogates not allowed"),
+        ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
+        ({"extra_params": {"noise_level": "high"}}, "could not convert string to float: 'high'"),
+        ({"extra_params": {"noise_level": math.inf}}, "noise_level must be a finite number"),
+        ({"extra_params": {"noise_level": 0.7, "sde_window_size": 9}}, "does not fit into"),
+        ({"extra_params": {"noise_level": 0.7, "sde_type": "none"}}, "Unknown sde_type 'none'"),
+        ({"extra_params": {"sde_noise_seed": []}}, "int() argument must be"),
     ],
 )  # fmt: skip
 def test_an_invalid_image_request_is_answered_with_the_reason(
     running: Running, wrong: dict[str, Any], words: str
 ) -> None:
     asked = {"prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "num_inference_steps": STEPS, **wrong}
-    answer = running.post("/v1/images/generations", json=asked)
+    # Not `json=`, which refuses NaN.
+    answer = running.post("/v1/images/generations", content=json.dumps(asked), headers=JSON)
     assert 400 <= answer.status_code < 500 and words in answer.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"height": "tall"}, "height"), ({"width": -64}, "width must be a whole number from 1 on, not -64"),
+        ({"num_inference_steps": 10**9}, "from 1 to 200"), ({"num_outputs_per_prompt": 10**6}, "from 1 to 10"),
+        ({"guidance_scale": "strong"}, "guidance_scale"), ({"seed": 2**70}, "seed"),
+        ({"extra_params": {"noise_level": "high"}}, "could not convert"),
+    ],
+)  # fmt: skip
+def test_an_invalid_chat_request_is_answered_with_the_reason(
+    running: Running, wrong: dict[str, Any], words: str
+) -> None:
+    asked = {"messages": [{"role": "user", "content": PROMPTS[0]}], "height": SIZE, "width": SIZE, **wrong}
+    answer = running.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 400 and words in answer.text
 
 
 def test_an_input_image_is_refused_by_a_model_without_image_input(running: Running) -> None:

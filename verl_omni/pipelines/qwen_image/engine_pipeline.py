@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +16,33 @@ from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImageP
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.qwen_image.shapes import pixels_of_a_patch
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import received
+from verl_omni.pipelines.request_checks import check_extra, check_size
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
+from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
 
-__all__ = ["QwenImageRolloutPipeline", "get_post_process_func"]
+__all__ = ["QwenImageRolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
 STEPS = 50
 Prompt = str | list[int]
+
+
+def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
+    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
+    vae = json.loads((Path(od_config.model) / "vae" / "config.json").read_text())
+    multiple = pixels_of_a_patch(vae)
+
+    def pre_process(request: Any) -> Any:
+        params = request.sampling_params
+        with client_errors():
+            check_size(params, multiple)  # upstream would make a smaller sample
+            check_extra(params.extra_args or {}, params.num_inference_steps or STEPS)
+        return request
+
+    return pre_process
 
 
 class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):

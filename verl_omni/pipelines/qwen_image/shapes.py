@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,5 +35,10 @@ def sequence_length(configs: Configs, pipeline: Any) -> int:
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
     """See `sample_shapes.SampleShapes`."""
     vae = configs["vae"]
-    factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
+    factor = pixels_of_a_patch(vae) // 2
     return torch.Size((vae["z_dim"], 1, pipeline.height // factor, pipeline.width // factor))
+
+
+def pixels_of_a_patch(vae: Mapping[str, Any]) -> int:
+    """Height and width in pixels of one token of the transformer, from the VAE's configuration."""
+    return 2 * 2 ** len(vae.get("temperal_downsample", (False, True, True)))

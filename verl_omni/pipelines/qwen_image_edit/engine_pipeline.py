@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.qwen_image.engine_pipeline import STEPS, Prompt, QwenImageRolloutPipeline
+from verl_omni.pipelines.qwen_image.shapes import pixels_of_a_patch
 from verl_omni.pipelines.qwen_image_edit import images
 from verl_omni.pipelines.qwen_image_edit.training import (
     PLACE,
@@ -25,6 +27,8 @@ from verl_omni.pipelines.qwen_image_edit.training import (
     QwenImageEditPlusTraining,
     QwenImageEditTraining,
 )
+from verl_omni.pipelines.request_checks import check_extra, check_size
+from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 __all__ = [
     "QwenImageEditPlusRolloutPipeline",
@@ -42,7 +46,9 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     It reads the input image. A request without height or width gets those of the input image's latents. Its limit of
     tokens is at most that of a text, because those of the image do not count.
     """
-    limit = images.limit(Path(od_config.model))
+    model = Path(od_config.model)
+    limit = images.limit(model)
+    multiple = pixels_of_a_patch(json.loads((model / "vae" / "config.json").read_text()))
 
     def pre_process(request: Any) -> Any:
         prompt: dict[str, Any] = {"prompt": request.prompt} if isinstance(request.prompt, str) else request.prompt
@@ -52,6 +58,9 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         params.width, params.height = params.width or width, params.height or height
         params.num_inference_steps = params.num_inference_steps or STEPS
         params.max_sequence_length = min(params.max_sequence_length or TEXT_TOKENS, TEXT_TOKENS)
+        with client_errors():
+            check_size(params, multiple)  # upstream would make a smaller sample
+            check_extra(params.extra_args or {}, params.num_inference_steps)
         request.prompt = {**prompt, INFORMATION: {**(prompt.get(INFORMATION) or {}), PICTURE: picture}}
         return request
 

@@ -16,8 +16,10 @@ from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.request_checks import check_extra, check_size
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
+from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 POSITIONS = 96  # default of SD3Transformer2DModel
 __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"]
@@ -32,12 +34,10 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         prompt, params = request.prompt, request.sampling_params
         if not isinstance(prompt, str) and prompt.get("multi_modal_data"):
             raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
-        for side, pixels in (("height", params.height), ("width", params.width)):
-            if pixels is not None and (pixels <= 0 or pixels % multiple):
-                raise OmniClientError(f"{side} must be a multiple of {multiple}, not {pixels}")
-            if pixels is not None and pixels > most:
-                raise OmniClientError(f"{side} must be at most {most}, not {pixels}: the model has no more positions")
         params.num_inference_steps = params.num_inference_steps or STEPS
+        with client_errors():
+            check_size(params, multiple, most)
+            check_extra(params.extra_args or {}, params.num_inference_steps)
         return request
 
     return pre_process

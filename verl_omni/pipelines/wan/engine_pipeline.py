@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,36 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
+from verl_omni.pipelines.request_checks import check_extra, check_size
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.model_folder import boundary_ratio
+from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
 
-# The engine looks for upstream's pre-processing in the module of the pipeline class.
-__all__ = ["WanRolloutPipeline", "get_post_process_func", "get_wan22_pre_process_func"]
+__all__ = ["WanRolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
 STEPS = 40
 ONE_TRANSFORMER = 0.0  # share of the noise levels that a second transformer computes
+
+
+def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
+    """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
+    upstream, multiple = get_wan22_pre_process_func(od_config), pixels_of_a_patch(Path(od_config.model))
+
+    def pre_process(request: Any) -> Any:
+        params = request.sampling_params
+        with client_errors():
+            check_size(params, multiple)  # upstream would make a smaller sample
+            check_extra(params.extra_args or {}, params.num_inference_steps or STEPS)
+        return upstream(request)
+
+    return pre_process
+
+
+def pixels_of_a_patch(model: Path) -> int:
+    """Height and width in pixels of one token of the transformer."""
+    vae, transformer = (json.loads((model / part / "config.json").read_text()) for part in ("vae", "transformer"))
+    return int(vae.get("scale_factor_spatial", 8) * transformer.get("patch_size", (1, 2, 2))[1])
 
 
 class WanRolloutPipeline(Wan22Pipeline):

@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name
 
 from verl_omni.pipelines.registry import POST_PROCESS, reads_extra_ids
 from verl_omni.pipelines.registry import family as family_of
@@ -18,6 +19,7 @@ from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.server import outputs, requests
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import check_worker_replies
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
+from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
 
 NPU_WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.npu_utils.vLLMOmniNPUColocateWorkerExtension"
 
@@ -83,6 +85,7 @@ class DiffusionMode(ModelMode):
     ) -> dict[str, Any]:
         requests.check_extra_ids(request, self._architecture, reads=reads_extra_ids(self._architecture))
         sampling = requests.engine_sampling_params(params)
+        check_sampling(sampling, device=get_device_name(), over_http=False)
         sampling.lora_request = lora
         return {
             "prompt": requests.engine_prompt(request, several_stages=len(stage_defaults) > 1),

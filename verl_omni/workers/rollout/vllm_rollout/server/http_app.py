@@ -10,9 +10,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from verl.utils.device import get_device_name
+
+from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID
+from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
 from verl_omni.workers.rollout.vllm_rollout.server.http_answer import AnswerMiddleware, current_answer
 from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate, NotServed
+from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
 
 # Any process that reaches them could wake an engine while the trainer uses its memory.
 CONTROL_ROUTES = {"/v1/omni/sleep", "/v1/omni/wakeup"}
@@ -53,7 +58,10 @@ class PolicyEngine:
 
         Raises:
             NotServed: the request waited too long at the gate, or was ended and cannot start again.
+            OmniClientError: a parameter of a diffusion model is invalid.
         """
+        for each in _of_diffusion(kwargs.get("sampling_params_list")):
+            _check(prompt, each)
         streamed = isinstance(prompt, AsyncGenerator)
 
         def outputs() -> AsyncIterator[Any]:
@@ -88,8 +96,7 @@ class PolicyEngine:
             session_id: set by vLLM's routes and ignored, because vLLM-Omni's engine does not accept it.
         """
         async with self._policy() as policy:
-            params = list(sampling_params_list or ())
-            diffusion = [each for each in params if hasattr(each, "lora_request")]
+            params, diffusion = list(sampling_params_list or ()), _of_diffusion(sampling_params_list)
             for each in diffusion:
                 each.lora_request = each.lora_request or policy.lora
             if not diffusion:
@@ -128,6 +135,22 @@ class PolicyEngine:
             raise failures.exceptions[0] from None
         outputs = [task.result() for task in tasks]
         yield replace(outputs[0], images=[image for output in outputs for image in output.images])
+
+
+def _of_diffusion(params: Sequence[Any] | None) -> list[Any]:
+    """Parameters of diffusion stages: those that name an adapter."""
+    return [each for each in params or () if hasattr(each, "lora_request")]
+
+
+def _check(prompt: Any, params: Any) -> None:
+    with client_errors():
+        for text in prompt.values() if isinstance(prompt, dict) else ():
+            if isinstance(text, str):
+                text.encode()  # JSON can have half a character, for which tokenizers fail
+        check_sampling(params, device=get_device_name(), over_http=True)
+        own = params.lora_request
+        if own is not None and getattr(own, "lora_int_id", None) == VLLM_LORA_INT_ID:
+            raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
 
 
 async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:
