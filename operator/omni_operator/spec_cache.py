@@ -152,7 +152,7 @@ def _without_invalid(body: Body, invalid: Sequence[Path]) -> DiffusionRLJob | No
     rest = {**copy.deepcopy(body), "status": {}}
     for _ in range(REPAIRS):
         # From the end of each list on, so that no index changes before it is used.
-        removed = [_remove(rest, at) for at in sorted(set(invalid), key=str, reverse=True)]
+        removed = [_remove(rest, at) for at in sorted(set(invalid), key=_in_order, reverse=True)]
         if not any(removed):
             return None
         try:
@@ -160,6 +160,11 @@ def _without_invalid(body: Body, invalid: Sequence[Path]) -> DiffusionRLJob | No
         except ValidationError as error:
             invalid = [at for at, _ in describe_errors(error, DiffusionRLJob)]
     return None
+
+
+def _in_order(at: Path) -> list[str]:
+    """A key that orders paths as their places in the document: index 10 comes after 9."""
+    return [f"{step:09}" if isinstance(step, int) else step for step in at]
 
 
 def _remove(rest: Body, at: Path) -> bool:

@@ -46,7 +46,7 @@ def masked(
         divergence: of the step's old and current densities, [B].
     """
     advantage = advantage.clamp(-adv_clip_max, adv_clip_max)
-    outward = torch.sign(advantage) * torch.sign(log_ratio.detach()) > 0
+    outward = torch.sign(advantage) * torch.sign(log_ratio) > 0
     excluded = outward & (divergence > threshold)
     ratio = torch.exp(log_ratio.masked_fill(excluded, 0))  # a ratio that overflows would make 0 * inf of its gradient
     return (-advantage * ratio).masked_fill(excluded, 0), excluded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import resource
 import shutil
 from pathlib import Path
@@ -102,3 +103,32 @@ def test_a_full_disk_leaves_the_job_of_the_run_folder(tmp_path: Path) -> None:
     assert raised.value.errno in console.NO_ROOM, "one line that says so"
     assert {name: (folder / name).read_text() for name in before} == before
     assert not list(folder.glob(f"{PREFIX}*"))
+    assert not list(folder.glob(".*.new"))
+
+
+@pytest.mark.parametrize(
+    ("events", "saved", "finished"),
+    [
+        ([{"event": "step", "step": 3}, {"event": "done", "step": 3}], [2, 3], True),
+        ([{"event": "done", "step": 2}, {"event": "done", "step": 3}], [2, 3], True),
+        ([{"event": "done", "step": 3}], [2], False),
+        ([{"event": "done", "step": 3}], [3, 4], False),
+        ([{"event": "done", "step": 2}], [3], False),
+        ([{"event": "step", "step": 3}], [3], False),
+        ([{"event": "done", "step": 3}, {"event": "step", "step": 3}], [3], False),
+        ([], [3], False),
+    ],
+    ids=str,
+)
+def test_a_run_is_finished_if_it_ended_with_its_last_step_and_has_that_checkpoint(
+    tmp_path: Path, events: list[dict[str, object]], saved: list[int], finished: bool
+) -> None:
+    """Also if a writer was killed in a line after the end."""
+    lines = [json.dumps(event) for event in events]
+    (tmp_path / run_folder.PROGRESS).write_text("\n".join([*lines, '{"event": "sta', "[]", '{"event"']))
+    for step in saved:
+        checkpoint = tmp_path / "checkpoints" / f"step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / run_folder.MANIFEST).touch()
+    (tmp_path / "checkpoints" / "step_000009").mkdir(parents=True)
+    assert run_folder.is_finished(tmp_path, 3) is finished

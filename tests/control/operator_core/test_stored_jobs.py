@@ -126,6 +126,8 @@ async def test_its_pods_and_policy_stay_as_they_are(running: Any) -> None:
         ({"suspend": True, "seed": -1}, True),
         ({"suspend": True, "seed": -1, "backoffLimit": "x", "podTemplate": 7}, True),
         ({"suspend": True, "reward": {"scorers": [{"name": "color"}, {"name": 1}, {"nome": "x"}, BRIGHTNESS]}}, True),
+        ({"suspend": True, "data": {"train": [*["p.jsonl"] * 9, 1, 2]}}, True),
+        ({"suspend": True, "data": {"train": [1, *["p.jsonl"] * 8, 2, 3, 4]}}, True),
         ({"suspend": True, "model": 7}, False),
         ({"suspend": True, "data": {}}, False),
     ],
@@ -140,3 +142,6 @@ def test_valid_fields_count_as_far_as_the_job_can_be_read_without_the_others(
     found = SpecCache().get(KEY, body, ClusterSettings(image="rollout:1"))
     assert isinstance(found, InvalidSpec)
     assert (found.job is not None and found.job.spec.suspend) == left
+    if found.job is not None:
+        valid = [each for each in spec["data"]["train"] if isinstance(each, str)]
+        assert [str(each) for each in found.job.spec.data.train] == valid, "no more is left out than what is invalid"

@@ -115,6 +115,25 @@ def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob)
 
 
 @pytest.mark.parametrize(
+    ("spec", "allowed", "refused"),
+    [
+        ({}, ["ours"], {"serviceAccountName": "default"}),
+        ({"serviceAccountName": ""}, ["ours"], {"serviceAccountName": "default"}),
+        ({"serviceAccount": "other"}, ["default"], {"serviceAccount": "other"}),
+        ({"serviceAccount": "other", "serviceAccountName": "ours"}, ["ours"], {"serviceAccount": "other"}),
+        ({"serviceAccount": "ours"}, ["ours"], {}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_pods_service_account_is_the_one_of_either_name_or_the_default(
+    spec: dict[str, str], allowed: list[str], refused: dict[str, str]
+) -> None:
+    policy = PodPolicy.model_validate({"serviceAccounts": allowed, "serviceAccountTokens": True})
+    found = [each for each in find_breaches({"spec": spec}, policy, "audience") if "service account" in each.text]
+    assert {each.at[-1]: each.text.split("'")[1] for each in found} == refused
+
+
+@pytest.mark.parametrize(
     ("path", "read_only", "kind", "allowed"),
     [
         ("/usr/local/Ascend", True, "", True), ("/usr/local/Ascend/driver", True, "Directory", True),

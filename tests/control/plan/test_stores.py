@@ -227,6 +227,14 @@ def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_
     assert fetch["env"][0] == ray["env"][0] and "/ca" not in json.dumps(plain)
 
 
+def test_programs_cannot_change_the_models_that_were_downloaded() -> None:
+    made = pods(job("spec.model.base=s3://b/sd35", STORAGE, "spec.rollout.placement=Separate"))
+    for pod in (made["rollout"], made["trainer"]):
+        containers = (*pod["initContainers"], pod["containers"][0])
+        mounts = [mount for each in containers for mount in each["volumeMounts"] if mount["name"] == "models"]
+        assert [mount.get("readOnly", False) for mount in mounts] == [False, True]
+
+
 def test_the_port_of_a_mirror_is_open_for_downloads() -> None:
     template = json.dumps({"spec": {"containers": [
         {"name": "ray", "env": [{"name": "HF_ENDPOINT", "value": "http://mirror.models:8081"}]}

@@ -235,6 +235,7 @@ BY_GROUP = ["algorithm.global_std=false"]
         ([MIX, SIZE], "MixGRPO", "Random", []),
         ([MIX, SIZE, f"{ROLLOUT}.algo.sample_strategy=progressive"], "MixGRPO", "Progressive", []),
         ([f"{LOSS_MODE}=flow_grpo", DANCE, DANCE_SDE], "DanceGRPO", None, []),
+        ([f"{LOSS_MODE}=grpo_guard", DANCE, DANCE_SDE], "GRPOGuard", None, BY_GROUP),
     ],
 )  # fmt: skip
 def test_names_of_algorithms(arguments: list[str], name: str, placement: str | None, std: list[str]) -> None:

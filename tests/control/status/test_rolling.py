@@ -154,6 +154,24 @@ def test_a_pod_with_a_node_has_its_time_from_its_creation_on_where_others_with_t
     assert isinstance(world.step(), GiveUpTemplate)
 
 
+def test_a_pass_is_due_at_the_first_deadline_and_not_at_that_of_the_newest_pod() -> None:
+    world = replacing()
+    begun = world.now
+    world.now += DEADLINE / 2
+    world.scale(3)
+    world.kuberay()
+    _, wake = find_steps(world.facts, world.observed, 1, world.now)
+    assert wake == begun + DEADLINE
+
+
+def test_a_cluster_that_is_being_deleted_gets_no_step() -> None:
+    world = replacing()
+    late = world.now + DEADLINE
+    deleted = replace(world.observed, clusters=(replace(world.cluster, deleting=True),))
+    assert find_steps(world.facts, world.observed, 1, late)[0]
+    assert find_steps(world.facts, deleted, 1, late) == ((), None)
+
+
 def test_a_clock_that_was_set_back_prolongs_the_deadline_by_no_more_than_itself() -> None:
     world = replacing(BAD)
     world.now -= timedelta(days=2)

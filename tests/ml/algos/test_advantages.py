@@ -68,6 +68,20 @@ def test_equal_rewards_have_no_advantage() -> None:
 
 def test_a_single_sample_has_no_advantage() -> None:
     assert advantages.group_advantages(torch.tensor([3.0, 1.0, 2.0]), ["a", "b", "b"])[0] == 0
+    assert advantages.group_advantages(torch.tensor([3.0]), ["a"]).tolist() == [0], "the batch has no deviation either"
+
+
+def test_of_two_samples_of_one_prompt_the_better_one_has_the_advantage() -> None:
+    for global_std in (True, False):
+        found = advantages.group_advantages(torch.tensor([0.0, 4.0]), ["a", "a"], global_std=global_std)
+        assert found.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
+
+
+def test_the_deviation_is_that_of_the_batch_unless_that_of_the_group_is_asked_for() -> None:
+    rewards, groups = torch.tensor([0.0, 1.0, 0.0, 9.0]), ["a", "a", "b", "b"]
+    found, own = (advantages.group_advantages(rewards, groups, **kind) for kind in ({}, {"global_std": False}))
+    assert found.tolist() == pytest.approx([each / (rewards.std().item() + 1e-4) for each in (-0.5, 0.5, -4.5, 4.5)])
+    assert own.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5] * 2, rel=1e-3)
 
 
 def test_bad_rewards_are_refused() -> None:
@@ -75,6 +89,8 @@ def test_bad_rewards_are_refused() -> None:
         advantages.group_advantages(torch.tensor([math.nan, 1.0]), ["a", "a"])
     with pytest.raises(ValueError, match="2 rewards for 1 rows"):
         advantages.group_advantages(torch.tensor([1.0, 1.0]), ["a"])
+    with pytest.raises(ValueError, match="shorter"):
+        advantages.normalized_sum(torch.ones(2, 1), [1.0, 1.0], ["a", "a"])
 
 
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])

@@ -38,4 +38,4 @@ def test_the_velocity_connects_clean_latent_and_noise() -> None:
     t = time.view(3, 1, 1)
     assert torch.allclose(x - t * v, clean, atol=1e-6)
     assert torch.allclose(x + (1 - t) * v, noise, atol=1e-6)
-    assert flow_matching.error(v, v - 2.0).tolist() == pytest.approx([4.0] * 3, rel=1e-5)
+    assert flow_matching.error(v, v - 3.0).tolist() == pytest.approx([9.0] * 3, rel=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from verl_omni.agent_loop.sampling import maybe_per_rollout_seeds
 from verl_omni.trainer.sample_generation import training_prompts
-from verl_omni.utils.seeds import hashed_seed
+from verl_omni.utils.seeds import hashed_seed, row_seed, sample_seeds
 
 ROWS: list[dict[str, Any]] = [{"raw_prompt": "a"}, {"raw_prompt": "b"}]
 BITS_OF_A_CPU_GENERATOR = 2**32
@@ -61,3 +61,17 @@ def test_a_resumed_run_draws_the_same_and_another_run_does_not() -> None:
 
 def test_seeds_are_stable_over_versions_of_python() -> None:
     assert hashed_seed("samples", 0, 1) == 3465484021560446265
+    assert row_seed(3, 4) == 3_000_013
+    assert row_seed(2**63 - 2, 3) == 2**63 - 1 - 1_000_003 + 3, "it wraps around"
+
+
+@given(st.integers(0, 2**62), st.integers(1, 6), st.integers(0, 3))
+@settings(deadline=None, max_examples=60)
+def test_samples_of_a_prompt_share_the_initial_noise_and_no_other(base: int, n: int, prompt: int) -> None:
+    made = [sample_seeds(base, row, n, same_noise=True) for row in range((prompt + 2) * n)]
+    own, others = made[prompt * n : (prompt + 1) * n], made[(prompt + 1) * n :]
+    assert len({each["seed"] for each in own}) == len({each["seed"] for each in others}) == 1
+    assert own[0]["seed"] != others[0]["seed"]
+    steps = [each["sde_noise_seed"] for each in made]
+    assert steps == [sample_seeds(base, row, n, same_noise=False)["seed"] for row in range(len(made))]
+    assert len({*steps, own[0]["seed"], others[0]["seed"]}) == len(steps) + 2, "no noise is drawn twice"
