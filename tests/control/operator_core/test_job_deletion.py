@@ -69,6 +69,39 @@ async def test_a_job_that_was_deleted_under_an_earlier_version_is_released(
     assert simulation.cluster.counts() == {("patch", "diffusionrljobs"): 1}
 
 
+@pytest.mark.parametrize("others", [[], ["example.com/audit"]])
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_finalizer_is_removed_once_before_the_watch_shows_it(
+    simulation: Any, others: list[str], deleted: bool
+) -> None:
+    await simulation.submit_running()
+    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER, *others]})
+    if deleted:
+        simulation.cluster.remove(JOBS, *KEY)
+    simulation.watch()
+    simulation.frozen = {JOBS}
+    simulation.cluster.counts()
+    for _ in range(2):
+        simulation.wakes[KEY] = simulation.now
+        await simulation.reconcile()
+    assert simulation.cluster.counts()["patch", "diffusionrljobs"] == 1
+    cached = simulation.cache.job(KEY)
+    assert (cached is None) == (deleted and not others)
+    assert cached is None or cached["metadata"]["finalizers"] == others
+
+
+async def test_a_job_that_is_gone_before_its_finalizer_is_removed_is_forgotten(simulation: Any) -> None:
+    await simulation.submit_running()
+    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": [FINALIZER]})
+    simulation.cluster.remove(JOBS, *KEY)
+    simulation.watch()
+    simulation.frozen = {JOBS}
+    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": []})
+    assert simulation.cluster.get(JOBS, *KEY) is None
+    await simulation.reconcile()
+    assert simulation.cache.job(KEY) is None
+
+
 async def test_what_is_created_for_a_job_before_its_deletion_is_seen_goes_too(simulation: Any) -> None:
     simulation.submit()
     simulation.watch()

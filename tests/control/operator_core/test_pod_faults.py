@@ -135,12 +135,27 @@ async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_o
     await simulation.settle()
     simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
     await simulation.after(300)
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "RUNNING"})
-    await simulation.after(601)
+    for message in ("", "Job is currently running."):
+        simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "RUNNING", "message": message})
+        await simulation.after(301)
     assert (simulation.condition("Ready").status, simulation.status().failures) == ("True", ())
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
     await simulation.settle()
     assert simulation.condition("Failed").reason == reason
+
+
+async def test_a_pod_that_was_lost_before_the_trainer_started_is_the_reason_if_it_never_does(simulation: Any) -> None:
+    await running(simulation)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"jobStatus": "PENDING"})
+    simulation.pod(1, "worker", disrupted("PreemptionByScheduler", "preempting to accommodate urgent"))
+    await simulation.settle()
+    simulation.cluster.remove(PODS, KEY[0], "red-a01-x1-worker")
+    await simulation.settle()
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"message": "Job has not started yet."})
+    await simulation.settle()
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+    assert simulation.condition("Failed").reason == "Preempted"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from control.operator_core.pools import CLUSTER
 from e2e.faulty_cluster import Fault
 from omni_operator.api.names import PODS_ANNOTATION
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
+from omni_operator.status.timestamps import parse_timestamp
 
 KEY = ("team-a", "red")
 ACCELERATORS = 2
@@ -116,6 +118,46 @@ async def test_samples_of_an_attempt_that_a_queue_stops_and_starts_again_are_all
         await simulation.after(60)
     status = simulation.status()
     assert (status.attempts, status.progress.samples, status.usage.samples) == (1, 96, 64 + 96)
+
+
+async def test_the_time_in_a_queue_is_not_counted(simulation: Any) -> None:
+    await simulation.submit_running()
+    await simulation.after(100)
+    stopped = {"jobDeploymentStatus": "Suspended", "jobStatus": "", "startTime": None}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True}, status=stopped)
+    await simulation.after(600)
+    assert (simulation.status().running_time, simulation.status().usage.accelerator_seconds) == (None, 2 * 100)
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": False})
+    simulation.run(1)
+    await simulation.after(50)
+    simulation.end(1)
+    await simulation.settle()
+    assert simulation.status().usage.accelerator_seconds == 2 * 150
+
+
+async def test_an_attempt_runs_from_the_start_of_its_trainer_on_also_if_that_is_seen_late(simulation: Any) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.run(1)
+    started = simulation.now
+    simulation.now += timedelta(seconds=40)
+    await simulation.settle()
+    assert parse_timestamp(simulation.status().running_time) == started
+    await simulation.after(60)
+    simulation.end(1)
+    await simulation.settle()
+    assert simulation.status().usage.accelerator_seconds == 2 * 100
+
+
+async def test_a_start_that_the_operators_clock_has_not_reached_counts_from_when_it_is_seen(simulation: Any) -> None:
+    simulation.skew = -timedelta(minutes=5)
+    await simulation.submit_running()
+    seen = simulation.now + simulation.skew
+    for _ in range(2):
+        assert parse_timestamp(simulation.status().running_time) == seen
+        simulation.report(step=1)
+        await simulation.after(60)
+    assert simulation.status().usage.accelerator_seconds > 0
 
 
 def separate(count: int, replicas: int) -> dict[str, Any]:

@@ -218,13 +218,19 @@ def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
     kind = {"strategy": "random", "seed": 1, "global_step": 0, "iters_per_group": 1, "contiguous": True}
     assert window.place(steps=9, size=None, bounds=None, **kind) == tuple(range(8))  # type: ignore[arg-type]
     assert window.place(steps=9, size=None, bounds=[0, 4], **kind) == (0, 1, 2, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="does not fit"):
-        window.place(steps=9, size=5, bounds=[0, 4], **kind)  # type: ignore[arg-type]
+    for size, bounds in ((5, [0, 4]), (4, [1, 4])):
+        with pytest.raises(ValueError, match="does not fit"):
+            window.place(steps=9, size=size, bounds=bounds, **kind)  # type: ignore[arg-type]
 
 
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:
-    found = agreement.check_log_probs(torch.tensor([0.0, 0.002]), tolerance=0.01)
-    assert found["rollout_corr/mean_abs_diff"] == pytest.approx(0.001)
+    found = agreement.check_log_probs(torch.tensor([0.002, -0.006]), tolerance=0.01)
+    assert found == {
+        "rollout_corr/mean_abs_diff": pytest.approx(0.004), "rollout_corr/max_abs_diff": pytest.approx(0.006),
+        "rollout_corr/ratio_mean": pytest.approx((math.exp(0.002) + math.exp(-0.006)) / 2),
+        "rollout_corr/ratio_max": pytest.approx(math.exp(0.002)), "rollout_corr/kl": pytest.approx(0.002),
+        "rollout_corr/k3_kl": pytest.approx((0.002**2 + 0.006**2) / 4, rel=1e-2),
+    }  # fmt: skip
     for bad in (torch.tensor([0.1]), torch.tensor([math.nan])):
         with pytest.raises(agreement.LogProbMismatch):
             agreement.check_log_probs(bad, tolerance=0.01)

@@ -144,3 +144,34 @@ def test_a_write_past_its_deadline_ends_in_an_error(
     with pytest.raises(TimeoutError, match=r"checkpoint of step 1 was not written within 60 s.*async_save=false"):
         saver.wait()
     assert checkpoints.steps(tmp_path) == []
+
+
+def test_a_run_has_the_checkpoint_that_it_continues_from_and_none_of_another_run(
+    saver: CheckpointSaver, tmp_path: Path
+) -> None:
+    def write(folder: Path) -> None:
+        (folder / "rank0").touch()
+
+    other = checkpoints.save(tmp_path / "elsewhere", 9, write, keep=0, run=1)
+    first, second = (checkpoints.save(tmp_path, step, write, keep=0, run=1) for step in (1, 2))
+    for resumed_from, run, newest in ((None, 2, None), (other, 2, None), (first, 2, None), (second, 1, 2)):
+        saver.start(resumed_from)
+        assert (saver.run_number, saver.newest) == (run, newest)
+        saver.newest = None
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_process_that_may_not_write_touches_nothing(
+    saver: CheckpointSaver, workers: WritingWorkers, tmp_path: Path, background: bool
+) -> None:
+    """Another attempt has the run folder: it may be writing a checkpoint itself."""
+
+    def refuse() -> None:
+        raise PermissionError("another attempt")
+
+    (checkpoints.begin(tmp_path, 1) / "rank0").touch()
+    saver._may_write, saver._background = refuse, background
+    with pytest.raises(PermissionError, match="another attempt"):
+        saver.save(2)
+    assert workers.calls == []
+    assert [path.name for path in tmp_path.rglob("*")] == [".writing_step_000001", "rank0"]

@@ -71,6 +71,24 @@ def test_a_second_collapse_after_a_recovery_is_a_second_warning() -> None:
     assert [place for place, _ in warnings([{REWARD_SPREAD: value} for value in spreads])] == [9, 22]
 
 
+def test_a_collapse_ends_at_half_of_the_first_diversity_or_a_tenth_of_the_largest_spread() -> None:
+    images = ([0.08, 0.02, 0.019, 0.039, 0.01], [0.08, 0.02, 0.019, 0.04, 0.01])
+    assert [[place for place, _ in warnings([{IMAGES: value} for value in each])] for each in images] == [[2], [2, 4]]
+    for between, found in ((0.009, [9]), (0.011, [9, 23])):
+        spreads = [0.1] * 5 + [0.001] * 8 + [between] * 8 + [0.001] * 8
+        places = [place for place, _ in warnings([{REWARD_SPREAD: value} for value in spreads])]
+        assert places[:1] == [9] and len(places) == len(found)
+
+
+def test_images_that_were_alike_from_the_start_have_not_collapsed() -> None:
+    assert warnings([{IMAGES: 0.0}, {IMAGES: 0.0}, {IMAGES: 0.1}]) == []
+
+
+def test_numbers_that_are_not_finite_do_not_count() -> None:
+    spreads = [value for spread in [0.1] * 5 + [0.001] * 4 for value in (spread, float("nan"))]
+    assert warnings([{REWARD_SPREAD: value, IMAGES: float("inf")} for value in spreads]) == []
+
+
 def test_a_reward_that_saturates_while_pictures_differ_is_no_collapse() -> None:
     spreads = [{REWARD_SPREAD: value} for value in [0.1] * 5 + [0.0] * 20]
     assert len(warnings(spreads)) == 1

@@ -78,6 +78,41 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_checkpoints(tmp_path: Path) ->
     assert checkpoints.run_number(tmp_path, last) == run == 2
 
 
+def test_one_checkpoint_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path, step, write_weights, keep=1, run=1)
+    assert checkpoints.steps(tmp_path) == [3]
+
+
+def test_a_manifest_lists_files_and_not_folders_whose_sizes_differ_between_volumes(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        write_weights(folder)
+        (folder / "state").mkdir()
+        write_weights(folder / "state")
+
+    saved = checkpoints.save(tmp_path, 1, write, keep=0, run=1)
+    manifest = json.loads((saved / checkpoints.MANIFEST).read_text())
+    assert manifest == {"step": 1, "run": 1, "files": {"weights": 10, "state/weights": 10}}
+
+
+def test_a_checkpoint_is_on_disk_before_it_has_its_name_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    rename = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        calls.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: calls.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+    )
+    monkeypatch.setattr(os, "replace", replace)
+    checkpoints.save(tmp_path, 1, write_weights, keep=0, run=1)
+    assert calls == [checkpoints.MANIFEST, "weights", ".writing_step_000001", "rename", tmp_path.name]
+
+
 def test_a_checkpoint_can_be_written_again(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, 1, write_weights, keep=1, run=1)
     checkpoints.save(tmp_path, 1, lambda folder: (folder / "other").touch(), keep=1, run=1)
@@ -123,6 +158,23 @@ def test_a_replica_with_another_weight_version_stops_the_run() -> None:
     for served in ([3, 2], [None, 3]):
         with pytest.raises(metrics.StaleReplica, match="published weight version 3, but the replicas serve"):
             metrics.replica_versions(served, 3)
+
+
+def test_rewards_are_measured_from_two_samples_on_with_the_numbers_of_scorers() -> None:
+    found = metrics.rewards(torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]})
+    assert found == {
+        "reward/mean": 2.0, "reward/std": pytest.approx(2**0.5), "reward/size/mean": 3.5, "reward/right/mean": 0.5,
+    }  # fmt: skip
+    assert metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}
+    assert metrics.evaluation(torch.tensor([1.0, 3.0]), {"size": [2, 5]}) == {
+        "val/reward/mean": 2.0, "val/reward/stderr": pytest.approx(1.0), "val/size/mean": 3.5, "val/n": 2,
+    }  # fmt: skip
+
+
+def test_the_remaining_time_is_that_of_the_median_of_the_last_ten_steps() -> None:
+    assert metrics.eta([9.0, *[1.0] * 5, *[3.0] * 5], 4) == 8.0
+    assert metrics.eta([2.0], 0) == 0
+    assert metrics.eta([], 4) is None
 
 
 def test_a_resumed_run_drops_the_steps_it_repeats(tmp_path: Path) -> None:
