@@ -100,6 +100,12 @@ def test_trainer_pods_mount_their_annotations_as_job_file_and_overrides(make_job
     assert "name: a-job" in annotations[files["job.yaml"]]
 
 
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    """That of what the API server sends back differs from that of what was rendered."""
+    one, other = {"a": {"b": 1, "c": [2]}, "d": 3}, {"d": 3, "a": {"c": [2], "b": 1}}
+    assert compute_digest(one) == compute_digest(other) != compute_digest({**one, "d": 4})
+
+
 def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: MakeJob) -> None:
     digests = {
         ray_job(make_job(*change))["metadata"]["annotations"][RENDERED_ANNOTATION]

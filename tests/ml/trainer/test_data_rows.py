@@ -58,5 +58,6 @@ def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     assert list(columns["tools_kwargs"]) == [{"a": 1}] * 2 + [None] * 4
     assert list(columns["priority"]) == [None] * 4 + [3] * 2
     assert list(columns["reward_scores"][:2]) == [[0.5, 1.0]] * 2 and columns["reward_scores"].dtype == object
-    evaluated = evaluation_prompts(rows, seed=40).non_tensor_batch
-    assert list(evaluated["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"
+    evaluated = evaluation_prompts(rows, seed=40, version=3)
+    assert list(evaluated.non_tensor_batch["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"
+    assert evaluated.meta_info == {"validate": True, "global_steps": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,7 @@ class AnsweringWorkers:
 
     def __init__(self, optimizer_steps: float) -> None:
         self.optimizer_steps = optimizer_steps
+        self.writes_fast, self.started = False, 0
 
     def update_actor(self, data: DataProto) -> DataProto:
         found = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
@@ -61,13 +63,14 @@ class AnsweringWorkers:
         (Path(folder) / "weights").write_text("w")
 
     def start_checkpoint(self, folder: str) -> None:
-        self.folder = Path(folder)
+        self.folder, self.started = Path(folder), self.started + 1
 
     def finish_checkpoint(self, wait_s: float) -> list[bool]:
-        """Without waiting, the write never ends."""
-        if wait_s > 0:
+        """Without waiting, the write ends only if `writes_fast` is set."""
+        ended = self.writes_fast or wait_s > 0
+        if ended:
             (self.folder / "weights").write_text("w")
-        return [True, wait_s > 0]
+        return [True, ended]
 
 
 def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> DiffusionTrainer:
@@ -105,6 +108,36 @@ def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, ove
     assert [line["step"] for line in lines if "val/reward/mean" in line] == [0, 2]
     assert lines[0]["val/reward/mean"] == 0.5 and lines[0]["val/n"] == 2
     assert not (tmp_path / "samples").exists()
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("fast", "order"), [(True, [1, 2, 3, -2, 4, -4]), (False, [1, 2, 3, 4, -2, -4])])
+def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_written_once(
+    tmp_path: Path, fast: bool, order: list[int]
+) -> None:
+    """In the order, checkpoints have the negative numbers of their steps."""
+    made = trainer(
+        tmp_path, "trainer.total_training_steps=4", "trainer.save_freq=2", "data.val_files=null",
+        "actor_rollout_ref.actor.checkpoint.async_save=true",
+    )  # fmt: skip
+    made.stack.workers.writes_fast = fast
+    made.fit(None)
+    found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
+    assert [step for step in found if step] == order
+    assert made.stack.workers.started == 2
+
+
+def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) -> None:
+    began = time.perf_counter()
+    trainer(tmp_path).fit(None)
+    passed = time.perf_counter() - began
+    assert [event["samples"] for event in events_of(tmp_path) if event["event"] == "step"] == [0, 4, 8]
+    lines = [line for line in RunFolder(tmp_path).metrics() if line["step"] > 0]
+    assert 0 < sum(line["timing_s/step"] for line in lines) <= passed
+    assert [line["images_per_s"] for line in lines] == [pytest.approx(4 / line["timing_s/step"]) for line in lines]
 
 
 def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
     for text in ("optim.lr was 0.1, is 0.2", "blue.weight was None, is 1.0", "red.weight was 1.0, is None"):
         assert text in warning["message"]
     assert "betas" not in warning["message"]
+    names = [each.split(" was ")[0] for each in warning["message"].split(": ", 1)[1].split("; ") if " was " in each]
+    assert len(names) > 2 and names == sorted(names)
 
 
 @pytest.mark.slow

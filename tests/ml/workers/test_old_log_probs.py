@@ -166,6 +166,7 @@ def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
     actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     found = actor.update(data, **SAMPLER)
     assert passes.count(False) == STEPS and found["actor/skipped_steps"] == 0
+    assert passes.count(True) == 2 * STEPS, "of the first row of each mini-batch"
 
 
 @pytest.mark.parametrize("prompts", [2, 1])
