@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_omni.pipelines.engine_requests import sde_window
-from verl_omni.pipelines.request_checks import check_extra, check_size
+from verl_omni.pipelines.request_checks import check_request
 
 STEPS = 4
 NAMES = (
@@ -25,11 +25,15 @@ JSON = st.recursive(
 )
 
 
+def check(extra: dict[str, Any]) -> None:
+    check_request(SimpleNamespace(height=None, width=None, extra_args=extra), multiple=16, steps=STEPS)
+
+
 @given(extra=st.dictionaries(st.sampled_from(NAMES), JSON), seed=st.integers(0, 2**32))
 def test_what_is_accepted_places_a_window(extra: dict[str, Any], seed: int) -> None:
     """Anything else is a ValueError."""
     try:
-        check_extra(extra, STEPS)
+        check(extra)
     except ValueError:
         return
     window = sde_window(extra, STEPS, seed)
@@ -49,7 +53,11 @@ def test_what_is_accepted_places_a_window(extra: dict[str, Any], seed: int) -> N
 )  # fmt: skip
 def test_an_invalid_extra_argument_is_refused(extra: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=rf"extra argument of the SDE window: .*{words}"):
-        check_extra(extra, STEPS)
+        check(extra)
+
+
+def size(height: int | None, width: int | None) -> Any:
+    return SimpleNamespace(height=height, width=width, extra_args=None)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +69,6 @@ def test_an_invalid_extra_argument_is_refused(extra: dict[str, Any], words: str)
 )  # fmt: skip
 def test_a_size_that_no_sample_has_is_refused(height: int, width: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_size(SimpleNamespace(height=height, width=width), 16, 64)
-    for accepted in (SimpleNamespace(height=64, width=16), SimpleNamespace(height=None, width=None)):
-        check_size(accepted, 16, 64)
+        check_request(size(height, width), multiple=16, steps=STEPS, most=64)
+    for accepted in (size(64, 16), size(None, None)):
+        check_request(accepted, multiple=16, steps=STEPS, most=64)

@@ -19,7 +19,7 @@ from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.qwen_image.shapes import pixels_of_a_patch
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import received
-from verl_omni.pipelines.request_checks import check_extra, check_size
+from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
@@ -38,8 +38,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     def pre_process(request: Any) -> Any:
         params = request.sampling_params
         with client_errors():
-            check_size(params, multiple)  # upstream would make a smaller sample
-            check_extra(params.extra_args or {}, params.num_inference_steps or STEPS)
+            check_request(params, multiple=multiple, steps=params.num_inference_steps or STEPS)
         return request
 
     return pre_process

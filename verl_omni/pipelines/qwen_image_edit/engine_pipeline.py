@@ -27,7 +27,7 @@ from verl_omni.pipelines.qwen_image_edit.training import (
     QwenImageEditPlusTraining,
     QwenImageEditTraining,
 )
-from verl_omni.pipelines.request_checks import check_extra, check_size
+from verl_omni.pipelines.request_checks import check_request
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 __all__ = [
@@ -59,8 +59,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         params.num_inference_steps = params.num_inference_steps or STEPS
         params.max_sequence_length = min(params.max_sequence_length or TEXT_TOKENS, TEXT_TOKENS)
         with client_errors():
-            check_size(params, multiple)  # upstream would make a smaller sample
-            check_extra(params.extra_args or {}, params.num_inference_steps)
+            check_request(params, multiple=multiple, steps=params.num_inference_steps)
         request.prompt = {**prompt, INFORMATION: {**(prompt.get(INFORMATION) or {}), PICTURE: picture}}
         return request
 

@@ -16,7 +16,7 @@ from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
-from verl_omni.pipelines.request_checks import check_extra, check_size
+from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
@@ -36,8 +36,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
             raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
         params.num_inference_steps = params.num_inference_steps or STEPS
         with client_errors():
-            check_size(params, multiple, most)
-            check_extra(params.extra_args or {}, params.num_inference_steps)
+            check_request(params, multiple=multiple, steps=params.num_inference_steps, most=most)
         return request
 
     return pre_process

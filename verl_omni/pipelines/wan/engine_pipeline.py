@@ -16,7 +16,7 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
-from verl_omni.pipelines.request_checks import check_extra, check_size
+from verl_omni.pipelines.request_checks import check_request
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.model_folder import boundary_ratio
 from verl_omni.utils.vllm_omni.client_errors import client_errors
@@ -35,8 +35,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     def pre_process(request: Any) -> Any:
         params = request.sampling_params
         with client_errors():
-            check_size(params, multiple)  # upstream would make a smaller sample
-            check_extra(params.extra_args or {}, params.num_inference_steps or STEPS)
+            check_request(params, multiple=multiple, steps=params.num_inference_steps or STEPS)
         return upstream(request)
 
     return pre_process
