@@ -23,11 +23,11 @@ class Engine:
         self._open.set()
         self._acks = [SimpleNamespace(status=status, error_msg="no memory")] * (stages if answers is None else answers)
 
-    async def generate(self, *, request_id: str, **arguments: Any) -> Any:
+    async def generate(self, *, request_id: str, priority: int = 0, **arguments: Any) -> Any:
         await self._open.wait()
         if self.fault is not None:
             raise self.fault
-        state = SimpleNamespace(external_request_id=request_id, queue=asyncio.Queue())
+        state = SimpleNamespace(external_request_id=request_id, queue=asyncio.Queue(), priority=priority)
         self.request_states[request_id] = state
         try:
             yield await state.queue.get()

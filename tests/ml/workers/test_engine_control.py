@@ -60,6 +60,15 @@ async def test_a_request_that_is_being_admitted_is_aborted_too() -> None:
     assert (await slow).stop_reason == "aborted"
 
 
+async def test_the_engine_gets_the_priority_of_a_request() -> None:
+    server = made(Engine())
+    asked = asyncio.create_task(server.generate([1], PARAMS, "a", priority=7))
+    await turn()
+    assert server.engine.request_states["a"].priority == 7
+    await server.abort_request("a")
+    assert (await asked).stop_reason == "aborted"
+
+
 async def test_an_unknown_request_is_not_aborted() -> None:
     server = made(Engine())
     assert await server.abort_request("stranger") == {"aborted": False, "request_id": "stranger"}

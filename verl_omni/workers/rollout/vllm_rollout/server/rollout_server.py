@@ -148,6 +148,8 @@ class vLLMOmniHttpServer(EngineControlServer):
             prompt_text, negative_prompt_text: texts, where the ids lose case or spacing; None: the ids are decoded.
             sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`, `logprobs`; unchanged.
             request_id: unique among the requests in flight.
+            priority: for language models whose engine has `scheduling_policy: priority`, the lowest first; all other
+                engines serve requests in the order in which they arrive.
 
         Returns:
             The sample, with the version of its weights in `extra_fields["global_steps"]`; empty and with stop
@@ -166,10 +168,10 @@ class vLLMOmniHttpServer(EngineControlServer):
             negative_prompt_text=negative_prompt_text, mm_processor_kwargs=mm_processor_kwargs,
         )  # fmt: skip
         with self.exported.in_flight():
-            return await self._generate(request, sampling_params, request_id)
+            return await self._generate(request, sampling_params, request_id, priority)
 
     async def _generate(
-        self, request: RolloutRequest, sampling_params: dict[str, Any], request_id: str
+        self, request: RolloutRequest, sampling_params: dict[str, Any], request_id: str, priority: int
     ) -> DiffusionOutput | TokenOutput:
         # The engine admits requests while only a part of it is awake, and then refuses them. During a weight update, it
         # would start them between two of the update's calls.
@@ -188,7 +190,7 @@ class vLLMOmniHttpServer(EngineControlServer):
                 self._admitting -= 1
             version = self._version()
             try:
-                result = await last_output(self.engine.generate(request_id=request_id, **arguments))
+                result = await last_output(self.engine.generate(request_id=request_id, priority=priority, **arguments))
             except Exception as error:
                 kind = EngineDead if await self._has_ended(error) else ReplicaError
                 raise kind(self.replica_rank, version, f"{type(error).__name__}: {error}") from error
