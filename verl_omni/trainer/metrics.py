@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.trainer import collapse
-from verl_omni.utils.metric_names import is_maximum
+from verl_omni.utils.metric_names import combine
 
 
 class StaleSample(RuntimeError):
@@ -99,4 +99,4 @@ def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:
 
 def over_ranks(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Each metric over the ranks: the average, or the maximum of metrics that are maxima by their names."""
-    return {name: float(max(values) if is_maximum(name) else np.mean(values)) for name, values in ranks.items()}
+    return {name: combine(name, values) for name, values in ranks.items()}

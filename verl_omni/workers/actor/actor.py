@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl_omni.algos import agreement
 from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.utils.metric_names import is_maximum
+from verl_omni.utils.metric_names import combine
 from verl_omni.workers.actor import build, experts, export, parallel, precision, shard_loading
 from verl_omni.workers.actor.measurements import Measurements
 from verl_omni.workers.actor.model_flops import ModelFlops
@@ -158,9 +158,7 @@ class DiffusionActor:
                 for name, value in self._optimizer_step(prepared, objective).items():
                     totals.setdefault(name, []).append(value)
             objective.finish()
-        combined = {
-            name: max(values) if is_maximum(name) else sum(values) / len(values) for name, values in totals.items()
-        }
+        combined = {name: combine(name, values) for name, values in totals.items()}
         return {**combined, **{name: sum(totals[name]) for name in ("actor/optimizer_steps", "actor/skipped_steps")}}
 
     def _order(self, rows: int) -> Tensor:
