@@ -325,6 +325,7 @@ def compiled(actor: DiffusionActor) -> DiffusionActor:
     return actor
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, as it traces
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) -> None:
     """Every layer of every family is a single graph. Weights without influence get gradients of 0 instead of none."""
