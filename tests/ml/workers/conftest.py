@@ -12,7 +12,7 @@ import pytest
 import torch
 
 RunRanks = Callable[..., Path]
-RANKS = (2, 4)
+RANKS = (1, 2, 4)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The trained model on 2 and 4 ranks (gloo, NCCL): the update of one process, and how often gradients are reduced.
+"""The trained model on 1, 2 and 4 ranks (gloo, NCCL): the update of one process, and how often gradients are reduced.
 
 The ranks are forked from a process that has imported everything, and each runs this file.
 """
@@ -36,6 +36,9 @@ HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")
 COMPILED = "compiled in bfloat16 with a KL on 2"
 # Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP, and whether there is a KL loss).
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    # What can be tried of NCCL with one device.
+    "all weights on 1": (1, 0, {}),
+    "bfloat16 with a KL on 1": (1, 4, {"use_kl_loss": True, **HALF}),
     "adapter on 2": (2, 4, {}),
     "all weights on 2": (2, 0, {}),
     "each reduced on 2": (2, 0, {"use_no_sync_for_gradient_accumulation": False}),
@@ -51,17 +54,17 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
-SAVED, RESUMED = "all weights on 2", ("all weights on 4", "two copies on 4")
+SAVED, RESUMED = {1: "all weights on 1", 2: "all weights on 2"}, ("all weights on 4", "two copies on 4")
 
 
-def state_folder(model: Path) -> Path:
-    """Where 2 ranks save their state."""
-    return model.with_name("state")
+def state_folder(model: Path, ranks: int = 2) -> Path:
+    """Where so many ranks save their state."""
+    return model.with_name(f"state-{ranks}")
 
 
-def background_folder(model: Path) -> Path:
+def background_folder(model: Path, ranks: int) -> Path:
     """Where they write the same state while they train."""
-    return model.with_name("background")
+    return model.with_name(f"background-{ranks}")
 
 
 class CapturedActor(DiffusionActor):
@@ -162,16 +165,20 @@ def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
             device, share = parallel.device_of(mesh), slice(rank * rows, (rank + 1) * rows)
             actor = make(Path(folder), adapter, fsdp, mesh, device)
             found[name] = updated(actor, share)
-            if name == SAVED:
-                actor.save(state_folder(Path(folder)))
-                staged = actor.stage(background_folder(Path(folder)))
+            if name == SAVED.get(ranks):
+                actor.save(state_folder(Path(folder), ranks))
+                staged = actor.stage(background_folder(Path(folder), ranks))
                 with ThreadPoolExecutor(1) as thread:  # the write's collectives run among those of the updates
                     written = thread.submit(staged)
-                    found["unbroken"] = updated(actor, share)
+                    found[f"unbroken on {ranks}"] = updated(actor, share)
                     written.result()
-                resumed = make(Path(folder), adapter, fsdp, mesh, device)
-                resumed.load(background_folder(Path(folder)) / "state")
-                found["resumed from the background"] = updated(resumed, share)
+                for way, saved in (
+                    ("saved", state_folder(Path(folder), ranks)),
+                    ("written in the background", background_folder(Path(folder), ranks) / "state"),
+                ):
+                    resumed = make(Path(folder), adapter, fsdp, mesh, device)
+                    resumed.load(saved)
+                    found[f"{way} on {ranks}"] = updated(resumed, share)
             elif name in RESUMED:
                 resumed = make(Path(folder), adapter, fsdp, mesh, device)
                 resumed.load(state_folder(Path(folder)))
@@ -252,20 +259,22 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
     """4 ranks resume from the shards of 2 and take the same step, to 2e-5."""
-    one, other = found["unbroken"], found[f"resumed with {name}"]
+    one, other = found["unbroken on 2"], found[f"resumed with {name}"]
     assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
     assert all(torch.allclose(tensor, other["weights"][n], atol=2e-5) for n, tensor in one["weights"].items())
 
 
-def test_ranks_write_a_checkpoint_while_they_train(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", ["saved", "written in the background"])
+@pytest.mark.parametrize("ranks", SAVED)
+def test_ranks_resume_what_they_wrote_also_while_they_trained(found: dict[str, Any], ranks: int, way: str) -> None:
     """The state at the time of the save, bit for bit."""
-    one, other = found["unbroken"], found["resumed from the background"]
+    one, other = found[f"unbroken on {ranks}"], found[f"{way} on {ranks}"]
     assert other["norms"] == one["norms"]
     assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
 
 
 def test_one_process_reads_the_shards_of_two(found: dict[str, Any], model_folder: Path) -> None:
-    saved = found[SAVED]["weights"]  # skips without a device for each rank
+    saved = found[SAVED[2]]["weights"]  # skips without a device for each rank
     actor = make(model_folder, 0, {})
     actor.load(state_folder(model_folder))
     assert all(torch.equal(tensor, saved[name]) for name, tensor in actor.weights("full"))
