@@ -30,7 +30,7 @@ LONG = "data.max_prompt_length=400"  # Qwen-Image's template of a prompt has mor
 # Name -> (family, settings)
 TRAININGS: dict[str, tuple[str, Sequence[str]]] = {
     "Stable Diffusion 3": ("sd3", ()),
-    "Qwen-Image": ("qwen_image", (LONG,)),
+    "Qwen-Image": ("qwen_image", (LONG, f"{PIPELINE}.max_sequence_length=32")),
     "Qwen-Image-Edit-Plus": ("qwen_image_edit_plus", (LONG, f"{PIPELINE}.max_sequence_length=1024")),
     "Wan": ("wan", (VIDEOS,)),
     "Wan 2.2 with two transformers": ("wan_a14b", (VIDEOS,)),
