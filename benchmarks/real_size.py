@@ -75,7 +75,7 @@ CPU = Scale(
 )  # fmt: skip
 # As in examples/sd35-ocr-grpo.yaml, with fewer prompts.
 GPU = Scale(
-    training_steps=3, prompts=2, samples=16, size=512, denoising_steps=10, rank=32, micro=8, batch=16,
+    training_steps=2, prompts=2, samples=16, size=512, denoising_steps=10, rank=32, micro=8, batch=16,
     text_length=256, complete=True, environment={},
 )  # fmt: skip
 WINDOW = 2

@@ -17,19 +17,21 @@ RANKS = (1, 2, 4)
 
 @pytest.fixture(scope="module")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
-    """Run a test file once for each rank, with `RANK_OF_TEST`: (rank, ranks, input folder, output folder, *others).
+    """Run a test file once for each rank, with `RANK_OF_TEST`: (rank, ranks, input folder, output folder, *kind).
 
-    The ranks are forked from a process that has imported everything. Returns the output folder.
+    The ranks are forked from a process that has imported everything. On accelerators each imports for itself, because
+    torch refuses CUDA in forks of a process that asked for devices, as imports do. Returns the output folder.
     """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["verl_omni.workers.actor.actor", "verl_omni.models.tiny", "peft"])
 
-    def run(file: str, ranks: int, folder: Path, *others: str) -> Path:
+    def run(file: str, ranks: int, folder: Path, *kind: str) -> Path:
         out = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        context: Any = forks if kind in ((), ("cpu",)) else multiprocessing.get_context("spawn")
         started = []
         for rank in range(ranks):
-            given = {"RANK_OF_TEST": (rank, ranks, str(folder), str(out), *others)}
-            started.append(server.Process(target=runpy.run_path, args=(file, given, "__main__")))
+            given = {"RANK_OF_TEST": (rank, ranks, str(folder), str(out), *kind)}
+            started.append(context.Process(target=runpy.run_path, args=(file, given, "__main__")))
             started[-1].start()
         for process in started:
             process.join()
