@@ -276,10 +276,39 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
     assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
 
 
-# --- a user's own -------------------------------------------------------------------------------------------
-
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
+
+# --- bfloat16 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen_image", "qwen_image_edit_plus", "wan"])
+def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay, tmp_path: Path, name: str) -> None:
+    """As on accelerators; the trainer stops if its velocities differ from the engine's."""
+    from verl_omni.models.tiny import MAKERS
+
+    MAKERS[name](tmp_path / "model")
+    rows: list[dict[str, Any]] = [{"prompt": prompt} for prompt in FAMILY_PROMPTS]
+    if name == "qwen_image_edit_plus":
+        (tmp_path / "red.png").write_bytes(png(64, 64))
+        rows = [{**row, "images": ["red.png"]} for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    shared_ray.train([
+        f"{MODEL}.path={tmp_path / 'model'}", f"{MODEL}.lora_rank=4", f"{ROLLOUT}.dtype=bfloat16",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
+        f"data.train_files={tmp_path / 'rows.jsonl'}", "data.train_batch_size=2", "data.max_prompt_length=400",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=2", f"{ROLLOUT}.pipeline.height=64",
+        f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.num_inference_steps=3",
+        f"{ROLLOUT}.pipeline.max_sequence_length=1024", "reward.scorer=brightness", *(VIDEOS[1:] if name == "wan" else ()),
+        "trainer.total_training_steps=1", f"trainer.default_local_dir={tmp_path / 'run'}",
+    ])  # fmt: skip
+    (line,) = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        if "actor/loss" in line
+    ]
+    assert line["actor/grad_norm"] > 0 and 1e-6 < line["rollout_corr/velocity_rel_diff"] < 0.02
+
 
 # --- all linear layers --------------------------------------------------------------------------------------
 
@@ -296,6 +325,9 @@ def test_all_linear_layers_that_the_engine_adapts_have_an_effect(
     running = family(name, "actor_rollout_ref.model.target_modules=all-linear", *overrides)
     assert running.publish(0)["bound"] == modules
     running.check_agreement(running.samples(version=0), running.evaluate(), modules)
+
+
+# --- a user's own -------------------------------------------------------------------------------------------
 
 
 def test_a_run_uses_the_algorithm_advantages_family_and_reward_of_a_users_module(

@@ -143,7 +143,8 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     with count(collectives):
         norms.append(actor.update(data, **SAMPLER)["actor/grad_norm"])
     with torch.no_grad(), count(forward):
-        actor.policy.velocity(data, data["all_latents"][:, 0], data["all_timesteps"][:, 0], 1.0)
+        given = {name: tensor.to(actor.device) for name, tensor in data.items()}
+        actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
     return {
         "norms": norms, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},

@@ -174,7 +174,8 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         hidden = encoded.hidden_states[-1]
         kept = mask[:, len(self._head) :]
         embeds = hidden[:, len(self._head) :] * kept.unsqueeze(-1)
-        return embeds.to(dtype or self.text_encoder.dtype), kept
+        # The dtype of the text encoder is that of its file.
+        return embeds.to(dtype or self.od_config.dtype), kept
 
     def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """The ids of each prompt with a token for each part of its images, and the text encoder's inputs for them."""
