@@ -299,8 +299,8 @@ def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay
         f"data.train_files={tmp_path / 'rows.jsonl'}", "data.train_batch_size=2", "data.max_prompt_length=400",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=2", f"{ROLLOUT}.pipeline.height=64",
         f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.num_inference_steps=3",
-        f"{ROLLOUT}.pipeline.max_sequence_length=1024", "reward.scorer=brightness", *(VIDEOS[1:] if name == "wan" else ()),
-        "trainer.total_training_steps=1", f"trainer.default_local_dir={tmp_path / 'run'}",
+        f"{ROLLOUT}.pipeline.max_sequence_length=1024", *(VIDEOS[1:] if name == "wan" else ()),
+        "reward.scorer=brightness", "trainer.total_training_steps=1", f"trainer.default_local_dir={tmp_path / 'run'}",
     ])  # fmt: skip
     (line,) = [
         json.loads(line)
