@@ -47,11 +47,14 @@ def wait_for(condition: Callable[[], Any], ended: Callable[[], str | None]) -> A
     return found
 
 
-def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path, Path]:
+def start(
+    folder: Path, *more: str, change: Callable[[Path], None] = lambda judge: None
+) -> tuple[subprocess.Popen[str], Path, Path]:
     """A run of a tiny model with a tiny judge, its log, and the folder of the judge's model."""
     model, judge, log = folder / "model", folder / "judge", folder / "log"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
+    change(judge)
     prompts = folder / "rows.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": f"a {c} circle", "ground_truth": "a"}) + "\n" for c in ("red", "blue"))
@@ -85,6 +88,32 @@ def kill_judge(running: subprocess.Popen[str], log: Path) -> list[psutil.Process
     assert engines, "the judge has no process of its own to leave behind"
     server.send_signal(signal.SIGKILL)
     return engines
+
+
+def test_the_error_of_a_judge_whose_engine_does_not_start_is_that_of_the_engine(tmp_path: Path) -> None:
+    """vLLM only logs it, and raises that there is a root cause above."""
+    before = Leftovers()
+    running, log, _ = start(tmp_path, "trainer.total_training_steps=1", change=without_norm)
+    try:
+        assert running.wait(START) != 0
+    finally:
+        running.kill()
+        running.wait()
+    (*_, last) = log.read_text().strip().splitlines()
+    assert "the engine did not start: " in last and "root cause" not in last, last
+    assert "ValueError" in last and "norm.weight" in last, last
+    before.none(killed=True)
+
+
+def without_norm(judge: Path) -> None:
+    """Remove the last norm of the language model from a judge's file."""
+    from safetensors.torch import load_file, save_file
+
+    (file,) = judge.glob("*.safetensors")
+    weights = load_file(file)
+    (name,) = [name for name in weights if name.endswith("language_model.norm.weight")]
+    del weights[name]
+    save_file(weights, file, {"format": "pt"})
 
 
 def none_runs(engines: list[psutil.Process]) -> bool:

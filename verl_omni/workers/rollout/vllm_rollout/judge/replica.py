@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -12,7 +15,28 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_omni.workers.rollout.vllm_rollout.driver.deadline_replica import DeadlineReplica
 
+# What ends a traceback in vLLM's log of an engine's processes: `(EngineCore pid=7) ERROR ... [core.py:9] Type: text`.
+_ENGINE_ERROR = re.compile(
+    r"\((?:EngineCore|Worker).*\bERROR\b.*\] ((?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?)$", re.MULTILINE
+)
+_UNNAMED = "root cause"  # in vLLM's errors that refer to one in its log
 WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.judge.worker_extension.JudgeWorkerExtension"
+
+
+class _Printed:
+    """What this process and its children print from now on, where Ray keeps it in a file."""
+
+    def __init__(self) -> None:
+        self._log = Path(f"/proc/{os.getpid()}/fd/1").resolve()
+        self._before = self._log.stat().st_size if self._log.is_file() else 0
+
+    def text(self) -> str:
+        """All of it; empty without a file."""
+        if not self._log.is_file():
+            return ""
+        with self._log.open("rb") as log:
+            log.seek(self._before)
+            return log.read().decode(errors="replace")
 
 
 class JudgeServer(vLLMHttpServer):  # type: ignore[misc]
@@ -22,9 +46,31 @@ class JudgeServer(vLLMHttpServer):  # type: ignore[misc]
     def _get_worker_extension_cls(self) -> str:
         return WORKER_EXTENSION
 
+    @override
+    async def run_server(self, args: Any) -> None:
+        """Start the engine and the HTTP server.
+
+        Raises:
+            RuntimeError: the engine's process failed; the message has its last error, which vLLM only logs.
+        """
+        printed = _Printed()
+        try:
+            await super().run_server(args)
+        except RuntimeError as error:
+            cause = engine_error(printed.text()) if _UNNAMED in str(error) else None
+            if cause is None:
+                raise
+            raise RuntimeError(f"the engine did not start: {cause}") from error
+
     async def shutdown(self) -> None:
         """Stop the engine's process."""
         self.engine.shutdown()
+
+
+def engine_error(log: str) -> str | None:
+    """PURE: the last error that an engine's processes logged, as `Type: message` or `Type`; None if there is none."""
+    found = [error for error in _ENGINE_ERROR.findall(log) if _UNNAMED not in error]
+    return found[-1].strip() if found else None
 
 
 class AcceleratorHolder(Worker):  # type: ignore[misc]
