@@ -14,6 +14,9 @@ import typer.main
 import typer.testing
 from hypothesis import settings
 
+# Before torch is imported. Tests on the engine fork a process, where OpenMP must have no threads: in a fork, its next
+# parallel part waits for them for ever. `make test` sets this too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests assert no seconds, and on a busy machine an example that is slow once is then shrunk for minutes.
 settings.register_profile("without-deadline", settings(), deadline=None)
 settings.load_profile("without-deadline")

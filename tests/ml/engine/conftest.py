@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,6 @@ from tests.ml.engine.shared_ray import SharedRay, end_actors
 from verl_omni.weight_sync import names, transfer
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-
-# Processes of the tests are forked from this one, where OpenMP must have no threads: in a fork, its next parallel part
-# waits for them for ever. `make test` sets this too.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)
 
 
 @pytest.hookimpl(trylast=True)  # after marks have deselected tests
