@@ -20,6 +20,17 @@ FEWER_EXAMPLES = "--hypothesis-profile=before-a-commit"
 LEFT_OVER = 19  # nice value of the images' build, which uses what the tests leave
 # The engine's files that take more than a minute. They start first: one that starts last is awaited alone.
 LONG = ("algorithms", "example_jobs", "whole_job", "pools", "pool_nodes", "judge_dies", "faults", "own_family")
+_WORKERS, _TRAINER = "tests/ml/workers", "tests/ml/trainer"
+# Stages of the slow tests, the longest last: files and folders, a folder without what other stages have of it.
+SLOW = {
+    "workers": (_WORKERS,),
+    "ranks": tuple(f"{_WORKERS}/test_{name}.py" for name in ("ranks", "ranks_of_algorithms", "sequence_parallel")),
+    "estimates": tuple(
+        f"{_TRAINER}/test_{name}_estimate.py" for name in ("memory", "pool", "pairs_and_evaluations", "engine")
+    ),
+    "trainer": (_TRAINER,),
+    "others": ("tests",),
+}
 
 
 class Target(Enum):
@@ -114,11 +125,12 @@ def fast_stages(*arguments: str) -> tuple[Stage, ...]:
 
 
 def slow_stages() -> tuple[Stage, ...]:
-    """The slow tests, in three parts, so that another lane can take over some; the longest last, which goes first."""
-    marks, parts = f"slow and {ELSEWHERE}", {"trainer": "tests/ml/trainer", "workers": "tests/ml/workers"}
-    chosen = {name: [path] for name, path in parts.items()}
-    chosen["others"] = [*(f"--ignore={path}" for path in parts.values()), "tests"]
-    stages = [pytest_stage(f"slow: {name}", marks, "-W", "default", *paths) for name, paths in chosen.items()]
+    """The slow tests in parts, so that another lane can take over some: the last and longest of them first."""
+    paths = [path for part in SLOW.values() for path in part]
+    stages = []
+    for name, part in SLOW.items():
+        ignored = [f"--ignore={path}" for path in paths if any(path.startswith(f"{folder}/") for folder in part)]
+        stages.append(pytest_stage(f"slow: {name}", f"slow and {ELSEWHERE}", "-W", "default", *ignored, *part))
     return tuple(replace(stage, preloaded=True) for stage in stages)
 
 

@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster import deadlines
 from suite import timings
 from suite.runner import Runner
-from suite.stages import FEWER_EXAMPLES, IMAGES, LONG, PROGRAMS, Stage, Target, lanes, only, pytest_stage
+from suite.stages import FEWER_EXAMPLES, IMAGES, LONG, PROGRAMS, SLOW, Stage, Target, lanes, only, pytest_stage
 from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,6 +113,13 @@ def test_a_file_on_the_engine_is_in_one_stage(path: Path) -> None:
     stages = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.is_pytest]
     (stage,) = [stage for stage in stages if runs(stage, path.as_posix(), {"engine"})]
     assert stage.name.startswith("engine: ")
+
+
+@pytest.mark.parametrize("path", [path for part in SLOW.values() for path in part if path.endswith(".py")])
+def test_a_slow_file_that_its_stage_names_is_in_no_other(path: str) -> None:
+    stages = [stage for lane in lanes(Target.TEST, ENGINE) for stage in lane if stage.is_pytest]
+    (stage,) = [stage for stage in stages if runs(stage, path, {"slow"})]
+    assert (ROOT / path).is_file() and path in stage.command
 
 
 def test_the_long_files_on_the_engine_exist_and_come_first() -> None:
