@@ -279,6 +279,22 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 
+
+def small_run(folder: Path) -> list[str]:
+    """Settings of a run in a folder that trains an adapter of the model in it."""
+    return [
+        f"{MODEL}.path={folder / 'model'}", f"{MODEL}.lora_rank=4", "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=2", f"{ROLLOUT}.pipeline.height=64",
+        f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.num_inference_steps=3",
+        f"trainer.default_local_dir={folder / 'run'}",
+    ]  # fmt: skip
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics that such a run wrote."""
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
 # --- bfloat16 -----------------------------------------------------------------------------------------------
 
 
@@ -294,19 +310,13 @@ def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay
         rows = [{**row, "images": ["red.png"]} for row in rows]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     shared_ray.train([
-        f"{MODEL}.path={tmp_path / 'model'}", f"{MODEL}.lora_rank=4", f"{ROLLOUT}.dtype=bfloat16",
+        *small_run(tmp_path), f"{ROLLOUT}.dtype=bfloat16",
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
-        f"data.train_files={tmp_path / 'rows.jsonl'}", "data.train_batch_size=2", "data.max_prompt_length=400",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=2", f"{ROLLOUT}.pipeline.height=64",
-        f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.num_inference_steps=3",
+        f"data.train_files={tmp_path / 'rows.jsonl'}", "data.max_prompt_length=400",
         f"{ROLLOUT}.pipeline.max_sequence_length=1024", *(VIDEOS[1:] if name == "wan" else ()),
-        "reward.scorer=brightness", "trainer.total_training_steps=1", f"trainer.default_local_dir={tmp_path / 'run'}",
+        "reward.scorer=brightness", "trainer.total_training_steps=1",
     ])  # fmt: skip
-    (line,) = [
-        json.loads(line)
-        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-        if "actor/loss" in line
-    ]
+    (line,) = [line for line in metrics(tmp_path) if "actor/loss" in line]
     assert line["actor/grad_norm"] > 0 and 1e-6 < line["rollout_corr/velocity_rel_diff"] < 0.02
 
 
@@ -340,16 +350,12 @@ def test_a_run_uses_the_algorithm_advantages_family_and_reward_of_a_users_module
     index = tmp_path / "model" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "MyPipeline"}))
     shared_ray.train([
-        f"{MODEL}.external_lib=tests.ml.own_extension", f"{MODEL}.path={tmp_path / 'model'}", f"{MODEL}.lora_rank=4",
+        *small_run(tmp_path), f"{MODEL}.external_lib=tests.ml.own_extension",
         f"{LOSS}.loss_mode=my_algorithm", f"{LOSS}.scale=3", "algorithm.adv_estimator=my_advantage",
         "reward.scorer=my_reward", "reward.scorer_kwargs.weight=-1",
-        f"data.train_files={ROOT / 'examples' / 'prompts' / 'shapes_train.jsonl'}", "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=2", f"{ROLLOUT}.pipeline.height=64",
-        f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.num_inference_steps=3",
-        "trainer.total_training_steps=2", f"trainer.default_local_dir={tmp_path / 'run'}",
+        f"data.train_files={ROOT / 'examples' / 'prompts' / 'shapes_train.jsonl'}", "trainer.total_training_steps=2",
     ])  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "reward/mean" in line]
+    steps = [line for line in metrics(tmp_path) if "reward/mean" in line]
     assert [line["weights/version"] for line in steps] == [1, 2]
     assert all(-1 <= line["reward/mean"] < 0 for line in steps), "the user's scorer, and its setting"
     assert all("rollout_corr/mean_abs_diff" in line for line in steps), "the family in trainer and engine"
