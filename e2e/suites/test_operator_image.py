@@ -126,7 +126,7 @@ def test_it_runs_a_job_without_writable_folders(
     python.write_text(f'#!/bin/sh\nexec {runner} python "$@"\n')
     python.chmod(0o755)
     monkeypatch.setenv("OPERATOR_PYTHON", str(python))
-    with operator(plane, tmp_path, NAMESPACE=SYSTEM) as running, plane.api() as api:
+    with operator(plane, tmp_path, NAMESPACE=SYSTEM, LEASE=NAME) as running, plane.api() as api:
         assert Path(f"/proc/{running.process.pid}/root").resolve() == image.root.resolve()
         status = Path(f"/proc/{running.process.pid}/status").read_text()
         assert re.search(r"^Uid:\s+65532\s+65532", status, re.MULTILINE)
