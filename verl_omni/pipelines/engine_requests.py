@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,8 @@ from verl_omni.algos import window
 from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.pipelines.sde_sampler import Window
 from verl_omni.utils.seeds import hashed_seed
+
+MOST_NOISE = 1e6  # far beyond what a sampler can use; without a limit a sample overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
 
     Raises:
         ValueError: the window does not fit into `steps`, `sample_strategy` or `sde_type` is unknown, the noise level is
-            not finite, a progressive window is not contiguous, or a window of `cps` holds the last step, where it adds
+            not finite or above `MOST_NOISE`, a progressive window is not contiguous, or a window of `cps` holds the last step, where it adds
             no noise.
     """
     noise_level, kind = float(extra.get("noise_level") or 0.0), str(extra.get("sde_type") or "sde")
-    if not math.isfinite(noise_level):
-        raise ValueError(f"noise_level must be a finite number, not {noise_level}")
+    if not abs(noise_level) <= MOST_NOISE:
+        raise ValueError(f"noise_level must be a finite number, at most {MOST_NOISE:g}, not {noise_level:g}")
     if kind not in SDE_TYPES:
         raise ValueError(f"Unknown sde_type {kind!r}; one of {SDE_TYPES}")
     if noise_level <= 0:

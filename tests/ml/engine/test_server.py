@@ -60,7 +60,7 @@ class Running:
         return found["vllm_omni:num_requests_running"] + found["vllm_omni:num_requests_waiting"]
 
     def post(self, path: str, **content: Any) -> httpx.Response:
-        return self.http.post(f"http://{self.stack.servers.server_addresses[0]}{path}", timeout=60, **content)
+        return self.http.post(f"http://{self.stack.servers.server_addresses[0]}{path}", **{"timeout": 60, **content})
 
 
 def parameters(seed: int) -> dict[str, Any]:
@@ -233,6 +233,8 @@ def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -
         ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
         ({"extra_params": {"noise_level": "high"}}, "could not convert string to float: 'high'"),
         ({"extra_params": {"noise_level": math.inf}}, "noise_level must be a finite number"),
+        ({"extra_params": {"noise_level": 1e30}}, "at most 1e+06, not 1e+30"),
+        ({"lora": {"name": "mine", "path": "/missing"}}, "no LoRA adapter at '/missing'"),
         ({"extra_params": {"noise_level": 0.7, "sde_window_size": 9}}, "does not fit into"),
         ({"extra_params": {"noise_level": 0.7, "sde_type": "none"}}, "Unknown sde_type 'none'"),
         ({"extra_params": {"sde_noise_seed": []}}, "int() argument must be"),
@@ -254,6 +256,7 @@ def test_an_invalid_image_request_is_answered_with_the_reason(
         ({"num_inference_steps": 10**9}, "from 1 to 200"), ({"num_outputs_per_prompt": 10**6}, "from 1 to 10"),
         ({"guidance_scale": "strong"}, "guidance_scale"), ({"seed": 2**70}, "seed"),
         ({"extra_params": {"noise_level": "high"}}, "could not convert"),
+        ({"resolution": "a"}, "resolution must be a whole number"),
     ],
 )  # fmt: skip
 def test_an_invalid_chat_request_is_answered_with_the_reason(
@@ -358,3 +361,14 @@ def test_a_failure_names_the_replica_and_its_weights(running: Running) -> None:
     with pytest.raises(ReplicaError, match=r"replica 1, with weights of version 0: .*multiple of 16") as caught:
         answered(running.submit(PROMPTS[0], 1, replica=1, height=65))
     assert caught.value.replica_rank == 1 and caught.value.global_steps == 0
+
+
+def test_a_request_over_http_ends_when_its_client_goes_away(running: Running) -> None:
+    answered(running.submit(PROMPTS[0], 1))  # the first one makes the counter
+    before = running.metrics()["vllm_omni:diffusion_exec_s_count"]
+    asked = {"prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "num_inference_steps": 200, "n": 2 * AT_ONCE}
+    with pytest.raises(httpx.ReadTimeout):
+        running.post("/v1/images/generations", json=asked, timeout=0.5)
+    waiting_for(lambda: running.admitted() == 0)
+    assert answered(running.stack.servers.server_handles[0].requests_in_flight.remote()) == [0]
+    assert running.metrics()["vllm_omni:diffusion_exec_s_count"] == before, "images that no client waits for"

@@ -134,6 +134,8 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
         ({"generator_device": "mps"}, "generator_device must be cpu, not 'mps'"),
         ({"prompt": "\ud800"}, "surrogates not allowed"),
         ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
+        ({"lora": {"name": "mine", "path": "/missing"}}, "no LoRA adapter at '/missing' on the server's machine"),
+        ({"lora": {"name": "mine", "path": "hub/adapter"}}, "no LoRA adapter at 'hub/adapter'"),
     ],
 )  # fmt: skip
 async def test_an_invalid_request_gets_an_error_message(client: Any, wrong: Any, words: str) -> None:
@@ -169,3 +171,8 @@ async def test_a_request_that_waits_too_long_is_told_to_come_again(client: Any) 
 async def test_an_engine_cannot_be_put_to_sleep_over_http(client: Any) -> None:
     for action in ("sleep", "wakeup"):
         assert (await client.post(f"/v1/omni/{action}", json={"stage_ids": [0]})).status_code == 404
+
+
+async def test_a_diffusion_model_has_no_routes_for_texts_and_audio(client: Any) -> None:
+    for path in ("/v1/completions", "/v1/responses", "/tokenize", "/invocations", "/v1/audio/speech"):
+        assert (await client.post(path, json={"model": "m", "prompt": "a lawn"})).status_code == 404, path

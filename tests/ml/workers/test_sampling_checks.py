@@ -21,7 +21,8 @@ def check(over_http: bool = True, **params: Any) -> None:
     ("wrong", "words"),
     [
         ({"height": "64"}, "height must be a whole number from 1 on, not '64'"), ({"width": 64.5}, "width"),
-        ({"width": -64}, "width"), ({"num_frames": 0}, "num_frames"), ({"num_inference_steps": True}, "steps"),
+        ({"width": -64}, "width"), ({"num_frames": 0}, "num_frames"), ({"resolution": "a"}, "resolution"),
+        ({"num_inference_steps": True}, "steps"),
         ({"num_inference_steps": 0}, "steps"), ({"max_sequence_length": "a"}, "max_sequence_length"),
         ({"num_outputs_per_prompt": 0}, "num_outputs_per_prompt"), ({"seed": 1.5}, "seed"), ({"seed": 2**64}, "seed"),
         ({"guidance_scale": math.nan}, "guidance_scale must be a number from 0.0 to 1000000.0, not nan"),

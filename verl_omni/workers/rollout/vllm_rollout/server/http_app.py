@@ -8,6 +8,7 @@ import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl.utils.device import get_device_name
@@ -20,7 +21,9 @@ from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate, No
 from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
 
 # Any process that reaches them could wake an engine while the trainer uses its memory.
-CONTROL_ROUTES = {"/v1/omni/sleep", "/v1/omni/wakeup"}
+CONTROL_ROUTES = ("/v1/omni/sleep", "/v1/omni/wakeup")
+# With a model that generates images or videos they answer with status 500.
+TEXT_AND_AUDIO_ROUTES = ("/tokenize", "/detokenize", "/invocations", "/v1/audio/")
 
 
 class Policy(NamedTuple):
@@ -148,25 +151,36 @@ def _check(prompt: Any, params: Any) -> None:
             if isinstance(text, str):
                 text.encode()  # JSON can have half a character, for which tokenizers fail
         check_sampling(params, device=get_device_name(), over_http=True)
-        own = params.lora_request
-        if own is not None and getattr(own, "lora_int_id", None) == VLLM_LORA_INT_ID:
-            raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
+        if (own := params.lora_request) is not None:
+            _check_adapter(own.lora_int_id, own.lora_path)
+
+
+def _check_adapter(number: int, path: str) -> None:
+    if number == VLLM_LORA_INT_ID:
+        raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
+    # Not the name of one on a hub: the engine would download it while other requests and the training wait.
+    if not (Path(path).expanduser() / "adapter_config.json").is_file():
+        raise ValueError(f"no LoRA adapter at {path!r} on the server's machine: adapter_config.json is not there")
 
 
 async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:
     """Build vLLM's app with vLLM-Omni's routes (`/v1/images/generations` and others) first, and `/metrics`.
 
-    It has none of `CONTROL_ROUTES`.
+    It has none of `CONTROL_ROUTES`, and for a diffusion model none for texts and audio.
     """
     from vllm.entrypoints.openai.api_server import build_app
     from vllm_omni.entrypoints.openai.api_server import omni_init_app_state, router
+    from vllm_omni.entrypoints.openai.utils import is_single_stage_diffusion
 
-    app = build_app(args, tuple(await engine.get_supported_tasks()))
+    tasks, left_out = tuple(await engine.get_supported_tasks()), CONTROL_ROUTES
+    if is_single_stage_diffusion(engine):
+        tasks, left_out = (), CONTROL_ROUTES + TEXT_AND_AUDIO_ROUTES
+    app = build_app(args, tasks)
     upstream = list(app.router.routes)
     app.include_router(router)
     # The first matching route serves a request, and both have /health, /v1/models and /v1/chat/completions.
     ours = [route for route in app.router.routes if route not in upstream]
-    app.router.routes[:] = [route for route in [*ours, *upstream] if route.path not in CONTROL_ROUTES]
+    app.router.routes[:] = [route for route in [*ours, *upstream] if not route.path.startswith(left_out)]
     # Not `add_middleware`: vLLM's app is built already, by its hooks for SageMaker.
     app.middleware_stack = AnswerMiddleware(app.middleware_stack or app.build_middleware_stack())
     await omni_init_app_state(engine, app.state, args)

@@ -37,6 +37,7 @@ FIELDS: dict[str, Bounds] = {
     "height": Bounds(1),
     "width": Bounds(1),
     "num_frames": Bounds(1),
+    "resolution": Bounds(1),
     "num_inference_steps": Bounds(1),
     "max_sequence_length": Bounds(1),
     "num_outputs_per_prompt": Bounds(1, 1),  # the others would be dropped
