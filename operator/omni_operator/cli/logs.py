@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,13 @@ from omni_operator.plan.entrypoint import LOG
 
 from . import console
 from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
-from .options import check_image
+from .options import Json, check_image
 
 if TYPE_CHECKING:
     from omni_operator.client import Client, Job
     from omni_operator.client.logs import LogLine
+
+Say = Callable[[str | None, str], None]  # prints a line of a pod; None: of train.log
 
 
 def logs(
@@ -45,6 +48,7 @@ def logs(
             callback=check_image,
         ),
     ] = None,
+    as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -52,7 +56,8 @@ def logs(
     """Print the output of a job on a cluster.
 
     It is that of the trainer's pods, with all ranks, or of those that --pod names. After the pods are gone, prints
-    train.log from the job's claim, by a pod that mounts it and is deleted at the end.
+    train.log from the job's claim, by a pod that mounts it and is deleted at the end. With --json, prints an object for
+    each line: its pod, which is null for train.log, and its text.
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
@@ -66,19 +71,20 @@ def logs(
                 if not kept or pod not in (None, TRAINER_GROUP):
                     told = "only the trainer's output is kept" if kept else f"run drl why {name}"
                     console.refuse(f"{name} is {state} and has no pods; {told}", console.FAILED)
-                _print_kept(client, job, image, tail)
+                _print_kept(client, job, image, tail, _say_json if as_json else _say)
                 return
             if follow and all(found.phase == "Pending" for found in pods):
                 console.note(f"{name} is {state}, and its pods do not run yet; drl why {name} tells why")
             many = len(pods) > 1 or (pod is None and (job.body["spec"]["trainer"].get("replicas") or 1) > 1)
-            _print(follow_logs(client, name, pod, tail) if follow else read_logs(client, pods, tail), many=many)
+            say = _say_json if as_json else _say_with_pod if many else _say
+            _print(follow_logs(client, name, pod, tail) if follow else read_logs(client, pods, tail), say)
         except PodNotFound as error:
             console.refuse(str(error))
         except KeyboardInterrupt:
             raise typer.Exit(console.INTERRUPTED) from None
 
 
-def _print_kept(client: Client, job: Job, image: str | None, tail: int | None) -> None:
+def _print_kept(client: Client, job: Job, image: str | None, tail: int | None, say: Say) -> None:
     """Print train.log, or its last lines, from the claim of a job without pods."""
     from omni_operator.client.pods import run_place
     from omni_operator.client.results import fetch
@@ -93,13 +99,27 @@ def _print_kept(client: Client, job: Job, image: str | None, tail: int | None) -
             console.refuse(f"{error}{kept_at}", console.FAILED)
         with Path(folder, "run", LOG).open(encoding="utf-8", errors="replace") as kept:
             for line in kept if tail is None else deque(kept, maxlen=tail):
-                typer.echo(line.rstrip("\n"))
+                say(None, line.rstrip("\n"))
 
 
-def _print(lines: Iterable[LogLine], *, many: bool) -> None:
-    """Print lines as they are, like `kubectl logs`: programs color them."""
+def _print(lines: Iterable[LogLine], say: Say) -> None:
     for line in lines:
         if line.is_note:
             console.note(f"{line.pod}: {line.text}")
         else:
-            typer.echo(f"[{line.pod}] {line.text}" if many else line.text)
+            say(line.pod, line.text)
+
+
+# Lines are printed as they are, like `kubectl logs`: programs color them.
+
+
+def _say(pod: str | None, text: str) -> None:
+    typer.echo(text)
+
+
+def _say_with_pod(pod: str | None, text: str) -> None:
+    typer.echo(f"[{pod}] {text}")
+
+
+def _say_json(pod: str | None, text: str) -> None:
+    typer.echo(json.dumps({"pod": pod, "text": text}, ensure_ascii=False))

@@ -176,7 +176,7 @@ def connect(
         UnusableKubeconfig: the message says why.
     """
     # The package reads the variable only when it is imported, which in a notebook may be long before.
-    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "").strip(os.pathsep) or None
     files = (kubeconfig or DEFAULT_FILE).split(os.pathsep)
     if not any(Path(file).expanduser().exists() for file in files if file):
         if kubeconfig is None and context is None and (POD_FILES / "token").exists():
@@ -201,7 +201,9 @@ def connect(
         user = chosen["context"].get("user")
     except (ConfigException, OSError, YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split())
-        if not isinstance(error, ConfigException | OSError | YAMLError):
+        if isinstance(error, OSError) and error.strerror:
+            said = f"{error.filename} cannot be read: {error.strerror}"
+        elif not isinstance(error, ConfigException | OSError | YAMLError):
             said = f"it does not have the form of one ({said})"
         raise UnusableKubeconfig(f"cannot use the kubeconfig: {said}; {GIVE_OTHER}") from error
     if not configuration.host.startswith(("https://", "http://")):

@@ -163,9 +163,13 @@ def pod_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server.server_close()
 
 
-def test_a_pod_without_a_kubeconfig_uses_its_service_account(pod_port: int, tmp_path: Path) -> None:
-    with pytest.raises(UnusableKubeconfig, match=r"there is no file ~/\.kube/config"):
-        Client.from_kubeconfig()
+def test_a_pod_without_a_kubeconfig_uses_its_service_account(
+    pod_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unset in ("", ":"):
+        monkeypatch.setenv("KUBECONFIG", unset)
+        with pytest.raises(UnusableKubeconfig, match=r"there is no file ~/\.kube/config"):
+            Client.from_kubeconfig()
     (tmp_path / "token").write_text("secret\n")
     (tmp_path / "namespace").write_text("team")
     client = Client.from_kubeconfig()
@@ -187,6 +191,8 @@ def test_a_pod_without_a_kubeconfig_uses_its_service_account(pod_port: int, tmp_
 def test_a_missing_or_malformed_file_is_one_line(kubeconfig: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     assert f"there is no file {absent}; set KUBECONFIG" in only_line(drl(absent, "list"))
+    said = only_line(drl(tmp_path, "list"))
+    assert f"cannot use the kubeconfig: {tmp_path} cannot be read: Is a directory; set KUBECONFIG" in said
     for text in ("a: [", "[1, 2]", "", "contexts: 3"):
         kubeconfig.write_text(text)
         said = drl(kubeconfig, "list")

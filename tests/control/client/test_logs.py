@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ def test_the_output_of_all_trainer_pods_is_printed_with_their_names(pods: FakeSe
     assert pods.queries[-1] == {"container": "ray", "tailLines": "3"}
     assert drl(kubeconfig, "logs", "blue", "--pod=head").stdout == "I am -h\n"
     assert drl(kubeconfig, "logs", "blue", "--pod=rollout").stdout == "I am r0\n"
+    assert [json.loads(line) for line in drl(kubeconfig, "logs", "blue", "--json").stdout.splitlines()] == [
+        {"pod": "blue-a01-w0", "text": "I am w0"}, {"pod": "blue-a01-w1", "text": "I am w1"},
+    ]  # fmt: skip
     unknown = drl(kubeconfig, "logs", "blue", "--pod=blue-a01-w2")
     assert (unknown.exit_code, "did you mean 'blue-a01-w" in unknown.stderr) == (2, True)
 
@@ -82,6 +86,8 @@ def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
             "note: no pod of blue runs: pod blue-fetch-x with image rollout:1 mounts the claim runs\n"
         )
         assert server.deletions.pop() == (made, {"gracePeriodSeconds": 0})
+    kept = drl(kubeconfig, "logs", "blue", "--image=rollout:1", "--tail=1", "--json")
+    assert [json.loads(line) for line in kept.stdout.splitlines()] == [{"pod": None, "text": "\ufffd without an end"}]
     head = drl(kubeconfig, "logs", "blue", "--pod=head")
     assert (head.exit_code, "only the trainer's output is kept" in head.stderr) == (1, True)
     (tmp_path / "train.log").unlink()

@@ -195,5 +195,6 @@ async def test_without_any_credentials_all_places_are_named(tmp_path: Path) -> N
 async def test_the_kubeconfig_in_the_home_folder_is_the_last_resort(tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     write_kubeconfig(tmp_path / ".kube" / "config", {"token": "t"})
-    credentials = await load_credentials({"HOME": str(tmp_path)}, tmp_path / "nothing")
-    assert await header(credentials) == "Bearer t"
+    for variables in ({}, {"KUBECONFIG": ":"}):
+        credentials = await load_credentials({"HOME": str(tmp_path), **variables}, tmp_path / "nothing")
+        assert await header(credentials) == "Bearer t"
