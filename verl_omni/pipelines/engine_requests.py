@@ -52,8 +52,8 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
 
     Raises:
         ValueError: the window does not fit into `steps`, `sample_strategy` or `sde_type` is unknown, the noise level is
-            not finite or above `MOST_NOISE`, a progressive window is not contiguous, or a window of `cps` holds the last step, where it adds
-            no noise.
+            not finite or above `MOST_NOISE`, a progressive window is not contiguous, or a window of `cps` holds the
+            last step, where it adds no noise.
     """
     noise_level, kind = float(extra.get("noise_level") or 0.0), str(extra.get("sde_type") or "sde")
     if not abs(noise_level) <= MOST_NOISE:
