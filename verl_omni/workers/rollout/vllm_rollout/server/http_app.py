@@ -172,10 +172,9 @@ async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:
     from vllm_omni.entrypoints.openai.api_server import omni_init_app_state, router
     from vllm_omni.entrypoints.openai.utils import is_single_stage_diffusion
 
-    tasks, left_out = tuple(await engine.get_supported_tasks()), CONTROL_ROUTES
-    if is_single_stage_diffusion(engine):
-        tasks, left_out = (), CONTROL_ROUTES + TEXT_AND_AUDIO_ROUTES
-    app = build_app(args, tasks)
+    diffusion = is_single_stage_diffusion(engine)
+    app = build_app(args, () if diffusion else tuple(await engine.get_supported_tasks()))
+    left_out = CONTROL_ROUTES + (TEXT_AND_AUDIO_ROUTES if diffusion else ())
     upstream = list(app.router.routes)
     app.include_router(router)
     # The first matching route serves a request, and both have /health, /v1/models and /v1/chat/completions.
