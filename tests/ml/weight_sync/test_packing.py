@@ -59,6 +59,13 @@ class Reader:
             self.last = message.last
 
 
+@given(st.integers(0, 1 << 40))
+def test_a_tensor_begins_at_the_next_aligned_offset(offset: int) -> None:
+    begins = packing.aligned(offset)
+    assert begins % packing.ALIGNMENT == 0
+    assert 0 <= begins - offset < packing.ALIGNMENT
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=14), st.integers(1, 300))
 @settings(max_examples=80, deadline=None)
 def test_all_tensors_arrive_once_in_order_through_a_bounded_buffer(kinds: list[Any], limit: int) -> None:
