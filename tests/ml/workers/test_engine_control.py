@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -221,7 +222,7 @@ async def test_a_standalone_server_never_sleeps() -> None:
     assert server.engine.told == []
 
 
-async def test_an_http_request_uses_the_policys_adapter() -> None:
+async def test_an_http_request_uses_the_policys_adapter(tmp_path: Path) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server.http_app import Policy, PolicyEngine
     from verl_omni.workers.rollout.vllm_rollout.server.http_gate import HttpGate
 
@@ -240,9 +241,11 @@ async def test_an_http_request_uses_the_policys_adapter() -> None:
         yield Policy("policy", 7)
 
     engine = PolicyEngine(InnerEngine(), policy, HttpGate(30.0, nullcontext))
-    asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request="own")]
+    (tmp_path / "adapter_config.json").touch()
+    named = SimpleNamespace(lora_int_id=1, lora_path=str(tmp_path))
+    asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request=named)]
     drawn = [each async for each in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]
-    assert drawn == ["picture"] and seen == ["policy", "own", None] and engine.name == "inner"
+    assert drawn == ["picture"] and seen == ["policy", named, None] and engine.name == "inner"
     seen.clear()
     # The parameters of a language model name no adapter.
     for own in (None, "own"):
