@@ -280,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in sorted(folder.iterdir()):
         say(str(path))
     tagged = f"checked, committed and tagged {release_commit.tag_name(chosen.version)}"
-    rest = f"committed; not checked and not tagged, without {' and '.join(image.folder for image in CHECKED)}"
+    needed = " and ".join(image.folder for image in CHECKED)
+    rest = f"committed; not checked and not tagged, which needs the images {needed}"
     say(f"{tagged if checked else rest}. Next: read the commit; docs/release.md says how to publish")
     return 0
 

@@ -214,7 +214,7 @@ def test_the_command_commits_and_says_what_it_did_not_check(
         assert release.main([*arguments, "--images"]) == 0
     except ToolMissing as error:
         leave_out(error)
-    assert "not checked and not tagged, without operator and rollout-cpu" in capsys.readouterr().out
+    assert "not checked and not tagged, which needs the images operator and rollout-cpu" in capsys.readouterr().out
     assert (git(checkout, "log", "-1", "--format=%s"), git(checkout, "tag")) == ("Release 7.8.9", "")
 
 
