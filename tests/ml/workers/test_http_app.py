@@ -136,6 +136,8 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
         ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
         ({"lora": {"name": "mine", "path": "/missing"}}, "no LoRA adapter at '/missing' on the server's machine"),
         ({"lora": {"name": "mine", "path": "hub/adapter"}}, "no LoRA adapter at 'hub/adapter'"),
+        ({"lora": {"name": "mine", "path": "~nosuchuser/a"}}, "no LoRA adapter at"),
+        ({"lora": {"name": "mine", "path": "a" * 5000}}, "no LoRA adapter at"),
     ],
 )  # fmt: skip
 async def test_an_invalid_request_gets_an_error_message(client: Any, wrong: Any, words: str) -> None:

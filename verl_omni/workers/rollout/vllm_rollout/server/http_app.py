@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl.utils.device import get_device_name
@@ -159,7 +159,7 @@ def _check_adapter(number: int, path: str) -> None:
     if number == VLLM_LORA_INT_ID:
         raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
     # Not the name of one on a hub: the engine would download it while other requests and the training wait.
-    if not (Path(path).expanduser() / "adapter_config.json").is_file():
+    if not os.path.isfile(os.path.join(os.path.expanduser(path), "adapter_config.json")):  # False for any text
         raise ValueError(f"no LoRA adapter at {path!r} on the server's machine: adapter_config.json is not there")
 
 
