@@ -147,10 +147,18 @@ class JobOnPlane(Job):
             }
         })  # fmt: skip
 
+    def cluster_name(self, number: int) -> str:
+        """Name of the RayCluster that `add_cluster` makes."""
+        return f"{self.attempt(number)}-x1"
+
+    def cluster_path(self, number: int) -> str:
+        """Path of the RayCluster that `add_cluster` makes."""
+        return self.ray("rayclusters", self.cluster_name(number))
+
     def add_cluster(self, number: int) -> str:
         """KubeRay makes the RayCluster of an attempt; its name."""
         rayjob = self.await_attempt(number)
-        name, cluster = self.attempt(number), f"{self.attempt(number)}-x1"
+        name, cluster = self.attempt(number), self.cluster_name(number)
         owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": rayjob["metadata"]["uid"]}
         self.api.post(self.ray("rayclusters"), {
             "apiVersion": "ray.io/v1", "kind": "RayCluster",
@@ -168,7 +176,7 @@ class JobOnPlane(Job):
 
     def add_pod(self, number: int, suffix: str, group: str, account: str = "default") -> tuple[str, str]:
         """KubeRay makes a pod of a group; its name and uid."""
-        body = self.api.get(self.ray("rayclusters", f"{self.attempt(number)}-x1"))
+        body = self.api.get(self.cluster_path(number))
         cluster, groups = body["metadata"], body.get("spec", {}).get("workerGroupSpecs", ())
         template: dict[str, Any] = next((found["template"] for found in groups if found["groupName"] == group), {})
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}

@@ -215,7 +215,7 @@ def test_why_names_a_pod_that_no_node_can_run_and_the_right_that_is_missing(
 ) -> None:
     job = JobOnPlane(api, namespace)
     job.start()
-    cluster = api.get(job.ray("rayclusters", f"{job.attempt(1)}-x1"))["metadata"]
+    cluster = api.get(job.cluster_path(1))["metadata"]
     owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
     limits = {"resources": {"limits": {"nvidia.com/gpu": "99"}}}
     api.post(f"/api/v1/namespaces/{namespace}/pods", {

@@ -27,7 +27,7 @@ def test_a_running_job_is_scaled_with_one_request(
     job.submit()
     job.run(1)
     job.await_condition("Ready", "False", "PodsNotReady")
-    path, scale = job.ray("rayclusters", f"{job.attempt(1)}-x1"), f"{job.own_path}/scale"
+    path, scale = job.cluster_path(1), f"{job.own_path}/scale"
 
     def groups() -> list[tuple[str, int]]:
         return [(group["groupName"], group["replicas"]) for group in api.get(path)["spec"]["workerGroupSpecs"]]
@@ -64,7 +64,7 @@ def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom
     job = JobOnPlane(api, namespace, spec={"rollout": {"placement": "Separate", "replicas": 3}})
     job.submit()
     job.run(1)
-    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+    path = job.cluster_path(1)
     mark = installed.audit.mark()
 
     def told() -> bool:
@@ -100,7 +100,7 @@ def test_limits_of_a_worker_group_that_another_program_sets_are_put_right_with_o
     job.submit()
     job.run(1)
     job.await_condition("Ready", "False", "PodsNotReady")
-    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+    path = job.cluster_path(1)
 
     def limits() -> list[tuple[int, int, int]]:
         groups = api.get(path)["spec"]["workerGroupSpecs"]
@@ -126,7 +126,7 @@ def test_the_reward_pods_of_a_running_job_are_scaled_with_one_request(
     job.submit()
     job.run(1)
     job.await_condition("Ready", "False", "PodsNotReady")
-    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+    path = job.cluster_path(1)
 
     def group() -> dict[str, Any]:
         found: dict[str, Any] = api.get(path)["spec"]["workerGroupSpecs"][1]
@@ -188,7 +188,7 @@ def follow_queue(
     job.run(1)
     job.await_condition(condition, "Unknown", "NoReports")
     pod = job.add_trainer(1)
-    path = job.ray("rayclusters", f"{job.attempt(1)}-x1")
+    path = job.cluster_path(1)
     token = job.report_token(pod)
 
     url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
@@ -232,7 +232,7 @@ def replace_and_roll_back(
     job.submit()
     job.run(1)
     token = job.report_token(job.add_trainer(1))
-    path, pods = job.ray("rayclusters", f"{job.attempt(1)}-x1"), f"/api/v1/namespaces/{namespace}/pods"
+    path, pods = job.cluster_path(1), f"/api/v1/namespaces/{namespace}/pods"
     url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
     serving: dict[str, int] = {}
 
