@@ -201,7 +201,7 @@ def connect(
         user = chosen["context"].get("user")
     except (ConfigException, OSError, YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split())
-        if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, OSError) and error.filename:
             said = f"{error.filename} cannot be read: {error.strerror}"
         elif not isinstance(error, ConfigException | OSError | YAMLError):
             said = f"it does not have the form of one ({said})"
