@@ -54,7 +54,8 @@ def variants(family: str) -> list[list[tuple[str, str]]]:
         [LORA, BFLOAT16],
         [FULL, BFLOAT16],
     )
-    return [*([each, LORA] for each in ALGORITHMS), *([grpo, *each] for each in settings)]
+    dpo = ALGORITHMS[-1]
+    return [*([each, LORA] for each in ALGORITHMS), [dpo, FULL], *([grpo, *each] for each in settings)]
 
 
 def measure(*, gpu: bool) -> list[dict[str, Any]]:

@@ -240,6 +240,17 @@ _RECIPES = (
         f"{FUNCTION}.path": f"{SCORERS}/jpeg_compressibility.py", f"{FUNCTION}.name": "compute_score",
         f"{ROLLOUT}.n": "1",
     }, without=(f"{LOSS}.clip_ratio", "algorithm.adv_estimator", *_WINDOW)),
+    Recipe("sd35_offline_dpo", "sd3", {
+        **SD35, **DPO, f"{MODEL}.external_lib": "verl_omni.pipelines.sd3_dpo", "algorithm.sample_source": "offline",
+        f"{FUNCTION}.path": f"{SCORERS}/jpeg_compressibility.py", f"{FUNCTION}.name": "compute_score",
+        f"{LOSS}.dpo_beta": "2000.0", f"{ACTOR}.optim.lr": "3e-5", f"{ACTOR}.strategy": "fsdp2",
+        "trainer.device": "gpu", "trainer.max_actor_ckpt_to_keep": "3",
+    }, without=(*_LORA, f"{LOSS}.clip_ratio", "algorithm.adv_estimator", f"{ROLLOUT}.n", *_WINDOW)),
+    Recipe("qwen_image_nft", "qwen_image", {
+        **QWEN, **NFT, **PICKSCORE, f"{ACTOR}.optim.lr": "3e-5", f"{FSDP}.ulysses_sequence_parallel_size": "2",
+        f"{MODEL}.fsdp_layer_prefixes": "['transformer_blocks.']", "trainer.nnodes": "2",
+        "trainer.n_gpus_per_node": "8",
+    }, without=(*_LORA, f"{LOSS}.clip_ratio")),
     Recipe("sd35_mix_grpo", "sd3", {
         **SD35, **PLACEHOLDER, f"{SEVERAL}.ocr.path": f"pkg://{SCORERS.replace('/', '.')}.http_scorer_client",
         f"{SEVERAL}.ocr.name": "compute_score", f"{SEVERAL}.ocr.weight": "1.0",

@@ -41,7 +41,6 @@ NO_WINDOW = "must be given: MixGRPO trains on a window of the steps"
 NOT_DANCE = "must be dance_sde, or absent: DanceGRPO is trained on that sampler; write FlowGRPO with another"
 GUARD_CPS = "must be sde or dance_sde: GRPOGuard divides by the noise of each step, and cps does not"
 CPS_AT_END = "must be less than spec.rollout.pipeline.steps with cps, which adds no noise in the last step"
-NO_BASE = "must be true: DiffusionDPO compares with the base model, which is the model without its adapter"
 PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains on one pair of samples per prompt"
 
 
@@ -143,11 +142,6 @@ class Spec(StrictModel):
             ".rollout.sampler.window",
         ),
         Cel(
-            "self.algorithm.name != 'DiffusionDPO' || self.model.lora.enabled",
-            NO_BASE,
-            ".model.lora.enabled",
-        ),
-        Cel(
             f"self.algorithm.name != 'DiffusionDPO' || self.trainer.batch.prompts % ({ACCELERATORS}) == 0",
             PAIRS,
             ".trainer.batch.prompts",
@@ -216,7 +210,7 @@ class Spec(StrictModel):
     def violations(self) -> Iterator[Violation]:
         yield from accelerator_violations(self.trainer, self.rollout, self.reward.model, self.security)
         yield from self._algorithm_rules()
-        yield from override_violations(self.algorithm, self.trainer, self.rollout, lora=self.model.lora.enabled)
+        yield from override_violations(self.algorithm, self.trainer, self.rollout)
         yield from self._cluster_rules()
 
     def _algorithm_rules(self) -> Iterator[Violation]:
@@ -235,11 +229,8 @@ class Spec(StrictModel):
         at_end = sampler.window is not None and sampler.window.end == self.rollout.pipeline.steps
         if name != "Custom" and sampler.noise_level > 0 and sampler.type == "cps" and at_end:
             yield Violation(("rollout", "sampler", "window", "end"), CPS_AT_END)
-        if name == "DiffusionDPO":
-            if not self.model.lora.enabled:
-                yield Violation(("model", "lora", "enabled"), NO_BASE)
-            if self.trainer.batch.prompts % self.trainer.accelerators:
-                yield Violation(("trainer", "batch", "prompts"), PAIRS)
+        if name == "DiffusionDPO" and self.trainer.batch.prompts % self.trainer.accelerators:
+            yield Violation(("trainer", "batch", "prompts"), PAIRS)
 
     def _cluster_rules(self) -> Iterator[Violation]:
         for found in self.storage.find_problems(s3=self.uses_s3, hub=self.sends_to_hub):

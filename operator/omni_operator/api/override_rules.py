@@ -31,7 +31,7 @@ class _Given:
     value: Any
 
 
-def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout, *, lora: bool) -> Iterator[Violation]:
+def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout) -> Iterator[Violation]:
     """Overrides that the trainer would refuse because of fields, or because of their range.
 
     Values that refer to other settings (`${...}`) and overrides of another entry point are not checked.
@@ -54,7 +54,7 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
     given = {name: one for name, one in given.items() if name not in wrong}
     checks = (
         _ranges(given),
-        _of_algorithm(given, algorithm.name, lora=lora),
+        _of_algorithm(given, algorithm.name),
         _ranks(given, trainer),
         _sampler(given, algorithm.name, rollout),
         _pools(given, rollout),
@@ -78,9 +78,9 @@ def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
         yield RESUMED, "is not read: a job starts from checkpoints of its own run folder (spec.checkpoint.resume)"
 
 
-def _of_algorithm(given: dict[str, _Given], algorithm: str, *, lora: bool) -> Iterator[tuple[str, str]]:
+def _of_algorithm(given: dict[str, _Given], algorithm: str) -> Iterator[tuple[str, str]]:
     if algorithm == "DiffusionNFT":
-        yield from _old_policy(given, lora=lora)
+        yield from _old_policy(given)
         if _value(given, FRACTION) is not None:  # null: random noise levels
             yield from _fraction(given)
     if algorithm not in ESTIMATORS:
@@ -99,10 +99,7 @@ def _fraction(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
         yield FRACTION, f"must be above 0 and at most 1: {fraction}"
 
 
-def _old_policy(given: dict[str, _Given], *, lora: bool) -> Iterator[tuple[str, str]]:
-    name = f"{ACTOR}.diffusion_loss.ref_kl_coef"
-    if not lora and is_number(weight := _value(given, name)) and weight > 0:
-        yield name, "needs LoRA (spec.model.lora): its base is the model with the adapter disabled"
+def _old_policy(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
     name = "algorithm.old_policy_decay_schedule"
     if (schedule := _value(given, name)) not in DECAY_SCHEDULES:
         values = " or ".join(each or "null" for each in DECAY_SCHEDULES)

@@ -197,7 +197,6 @@ SETS: tuple[dict[str, Any], ...] = (
     {"algorithm.name": "Custom", "rollout.samplesPerPrompt": 1},
     {"algorithm.name": "DiffusionNFT", "rollout.samplesPerPrompt": 1},
     {"algorithm.name": "DiffusionNFT", "rollout.sampler.noiseLevel": 0},
-    {"algorithm.name": "DiffusionDPO", "model.lora.enabled": False},
     {"algorithm.name": "DiffusionDPO", "trainer.replicas": 3, "rollout.replicas": 3, "trainer.batch.prompts": 9},
     {"algorithm.name": "DiffusionDPO", "trainer.replicas": 2, "rollout.replicas": 2, "trainer.batch.prompts": 5},
     {

@@ -99,11 +99,6 @@ def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> No
         ),
         (["spec.rollout.sampler.noiseLevel=0"], "spec.rollout.sampler.noiseLevel", "learn from the sampler's noise"),
         (
-            ["spec.algorithm.name=DiffusionDPO", "spec.model.lora.enabled=false"],
-            "spec.model.lora.enabled",
-            "compares with the base",
-        ),
-        (
             [
                 "spec.algorithm.name=DiffusionDPO",
                 "spec.trainer={replicas: 2, batch: {prompts: 5}, totalSteps: 1}",

@@ -9,11 +9,7 @@ from contract.recipes import Recipe
 
 MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 WORDS = ("bread", "home", "open")
-WITHOUT_SERVER = (
-    "sd35_nft_lora",
-    "wan22_dance_grpo",
-    "sd35_offline_dpo_lora",
-)  # the scorer needs none, or nothing is scored
+OF_SERVERS = ("genrm", "http_scorer_client", "latent_http")  # in the paths of scorers that ask a server
 
 
 def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: int) -> tuple[list[str], int]:
@@ -45,7 +41,7 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
         if backend in given:  # kernels of accelerators
             smaller[backend] = of_cpu
     own = [each.replace("$HOME", str(folder)) for each in recipe.arguments]
-    asked = 0 if recipe.name in WITHOUT_SERVER else 1
+    asked = int(any(word in str(given) for word in OF_SERVERS))
     return [*own, *(f"{name}={value}" for name, value in smaller.items())], asked
 
 

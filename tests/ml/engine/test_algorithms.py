@@ -56,6 +56,13 @@ RUNS = {
     "Flow-DPPO": ("red", "FlowDPPO", "spec.rollout.sampler.type=sde", "spec.trainer.learningRate=0.02"),
     "DiffusionNFT": ("red", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
     "DiffusionDPO": ("red", "DiffusionDPO", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
+    "DiffusionDPO of all weights": (
+        "red",
+        "DiffusionDPO",
+        "spec.rollout.sampler.noiseLevel=0",
+        "spec.trainer.learningRate=1e-4",
+        "spec.model.lora.enabled=false",
+    ),
     "chance": ("chance", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
 }
 LOSS = "actor_rollout_ref.actor.diffusion_loss"

@@ -315,6 +315,8 @@ def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> 
         ("sd3", [LORA, BFLOAT16, CHECKPOINTING]),
         ("sd3", [BFLOAT16, KL]),
         ("sd3", [LORA, NFT]),
+        ("sd3", [f"{LOSS}=dpo", BFLOAT16]),
+        ("sd3", [NFT, f"{ACTOR}.diffusion_loss.ref_kl_coef=0.1", *SMALL_IMAGES]),
         ("sd3", [LORA, BFLOAT16, CHECKPOINTING, KEEPS_GATHERED, *SMALL_IMAGES]),
         ("sd3", [NFT, BFLOAT16, CHECKPOINTING, *SMALL_IMAGES]),
         ("sd3", [f"{ACTOR}.ema_decay=0.9", f"{ACTOR}.optim.override_optimizer_config={{amsgrad: true}}"]),

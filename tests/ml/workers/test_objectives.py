@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.algos import flow_matching
 from verl_omni.trainer import metrics
 from verl_omni.utils.sample_store import SharedRows
 from verl_omni.workers.actor.actor import DiffusionActor
@@ -77,8 +78,6 @@ def compared(pairs: int = 2) -> dict[str, torch.Tensor]:
 
 def errors(actor: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
     """Flow-matching error of each sample at noise levels and noise that no update used, [B]."""
-    from verl_omni.algos import flow_matching
-
     rows = len(data["clean_latents"])
     times, noise = flow_matching.draws(torch.arange(100, 100 + rows), 8, data["clean_latents"].shape[1:])
     found = []
@@ -111,17 +110,22 @@ def test_nft_has_no_gradient_at_optimality_one_half(model_folder: Path) -> None:
     assert actor.update(data, step=1)["actor/grad_norm"] < 1e-7
 
 
-def test_the_reference_kl_of_nft_pulls_to_the_base_model(model_folder: Path) -> None:
+@pytest.mark.parametrize(("rank", "rate", "pull"), [(4, 1e-2, 30.0), (0, 1e-4, 300.0)], ids=["adapter", "all weights"])
+def test_the_reference_kl_of_nft_pulls_to_the_base_model(
+    model_folder: Path, rank: int, rate: float, pull: float
+) -> None:
     """Good samples alone: the policy moves away from the base model, less far with the pull."""
     far = {}
-    for coefficient in (0.0, 1e-12, 30.0):
+    for coefficient in (0.0, 1e-12, pull):
         changed = dataclasses.replace(NFT, ref_kl_coef=coefficient)
-        actor = make(model_folder, adapters=BOTH, diffusion_loss=changed)
+        optim = DiffusionOptimizerConfig(lr=rate)
+        actor = make(model_folder, rank=rank, adapters=BOTH, diffusion_loss=changed, optim=optim)
+        assert (actor.policy.base is not None) == (rank == 0 and coefficient > 0)
         found = [actor.update(judged() | {"optimality": torch.ones(4)}, step=step) for step in range(1, 7)]
         far[coefficient] = found[-1].get("actor/distance_to_base")
         assert found[0].get("actor/distance_to_base") == (0 if coefficient else None)
     assert far[0.0] is None, "without the pull the base model is not run"
-    assert far[1e-12] > 2 * far[30.0] > 0
+    assert far[1e-12] > 2 * far[pull] > 0
 
 
 LEVELS = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.1])
@@ -269,6 +273,50 @@ def test_a_loaded_checkpoint_resumes_bit_exactly_with_its_old_policy(model_folde
         two.load(tmp_path / "other")
 
 
-def test_dpo_of_all_weights_is_refused(model_folder: Path) -> None:
-    with pytest.raises(ValueError, match="needs LoRA"):
-        make(model_folder, rank=0, diffusion_loss=DPO).update(compared())
+def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean loss of pairs and draws, float64, from the velocities of two actors (arXiv:2311.12908, eq. 14).
+
+    -log sigmoid(-beta / 2 ((e_w - e_w_base) - (e_l - e_l_base))), with e the mean squared error of the velocity.
+    """
+    found = []
+    times, noise = flow_matching.draws(data["draw_seeds"], DPO.draws, data["clean_latents"].shape[2:])
+    for place in range(DPO.draws):
+        errors = []
+        for sample in range(2):
+            part = {name: data[name][:, sample] for name in ("prompt_embeds", "pooled_prompt_embeds")}
+            x0, time, drawn = data["clean_latents"][:, sample], times[:, place], noise[:, place]
+            level = time[:, None, None, None]
+            x = (1 - level) * x0 + level * drawn
+            here = actor.policy.velocity_at(part, x, time).double()
+            with torch.no_grad():
+                there = base.policy.velocity_at(part, x, time).double()
+            target = (drawn - x0).double()
+            errors.append([(v - target).square().flatten(1).mean(1) for v in (here, there)])
+        (better, better_base), (worse, worse_base) = errors
+        inside = -DPO.dpo_beta / 2 * ((better - better_base) - (worse - worse_base))
+        found.append(-torch.nn.functional.logsigmoid(inside))
+    return torch.stack(found).mean()
+
+
+def test_dpo_of_all_weights_compares_with_the_weights_of_the_folder_also_after_a_resume(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"rank": 0, "diffusion_loss": DPO, "optim": DiffusionOptimizerConfig(lr=1e-4)}
+    data = compared()
+    first = make(model_folder, **changes, grad_clip=1e9)
+    assert first.update(data)["actor/margin"] == 0
+    first.save(tmp_path)
+    actor = make(model_folder, **changes, grad_clip=1e9)
+    actor.load(tmp_path)
+    expected = dpo_loss(actor, make(model_folder, **changes), data)
+    expected.backward()
+    norm = torch.cat([p.grad.flatten().double() for p in actor.trained if p.grad is not None]).norm()
+    actor.optimizer.zero_grad()
+    found = actor.update(data)
+    assert found["actor/loss"] == pytest.approx(expected.item(), rel=1e-4) and found["actor/margin"] != 0
+    assert found["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+
+
+def test_a_comparison_with_a_base_that_is_not_kept_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ValueError, match="`compares_with_base` of the algorithm must be true"):
+        make(model_folder, rank=0, adapters=BOTH, diffusion_loss=NFT).policy.as_base().__enter__()

@@ -140,6 +140,10 @@ CASES = {
         "diffusion_nft", 0, loss={"adaptive_weight_min": 0.5}, request={"timestep_fraction": 0.5},
     ),
     "DiffusionDPO": Case("diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 2}, limits="actor/preferred_fraction"),
+    "DiffusionDPO, all weights": Case("diffusion_dpo", 0, loss={"dpo_beta": 100.0, "draws": 2}, fsdp=TWO_AND_FOUR),
+    "DiffusionNFT with a reference KL, all weights": Case(
+        "diffusion_nft", 0, loss={"draws": 2, "ref_kl_coef": 0.5, "adaptive_weight_min": 0.5},
+    ),
     "DiffusionDPO with whole layers": Case(
         "diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 1}, actor=AVERAGE, fsdp=(WHOLE_LAYERS, COPIES)
     ),

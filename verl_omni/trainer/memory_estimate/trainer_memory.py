@@ -24,6 +24,7 @@ from verl_omni.trainer.memory_estimate.sharding import (
 )
 from verl_omni.workers.actor import build, parallel, precision
 from verl_omni.workers.actor.precision import float32_parts
+from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 MOMENTS = 2  # of AdamW, per trained value; with amsgrad, one more
@@ -36,7 +37,7 @@ class TrainerMemory:
     Attributes:
         weights: parameters and buffers. gradients, optimizer: of the trained parameters. trained: their shards alone.
         delayed_copies: of the trained parameters: the old policy that some algorithms keep, and the moving average.
-        reference: the base model that is kept for a KL loss when all weights are trained.
+        reference: the base model that is kept if the algorithm compares with it and all weights are trained.
         gathered: what FSDP2 gathers for the layers at work.
         inputs: tensors of a micro-batch. activations: what forward and backward pass keep and compute beyond all this.
         step_temporary: temporary tensors of an optimizer step, when no activations are left.
@@ -101,7 +102,7 @@ def measure(
     module = as_computed(module, sharding.precision)
     computed = tensor_bytes(module.parameters())
     base, reference = None, 0
-    if settings.actor.use_kl_loss and settings.model.lora_rank == 0:
+    if settings.model.lora_rank == 0 and _compares_with_base(settings.actor):
         base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
         reference = weight_bytes(base, sharding)  # it shares the buffers
     found = micro_batch.run(config, model, module, base, sample, sharding)
@@ -202,3 +203,8 @@ def _trained_module(config: DictConfig, model: ModelShapes, dtypes: precision.Pr
     settings = OmegaConf.merge(config.actor_rollout_ref.model, {"attn_backend": "native"})
     with torch.device("meta"):
         return build.prepare(model.on_meta(TRANSFORMER, dtypes.frozen), settings, precision=dtypes, seed=0)
+
+
+def _compares_with_base(actor: DictConfig) -> bool:
+    loss = omega_conf_to_dataclass(actor.diffusion_loss)
+    return training_algorithm(loss.loss_mode).compares_with_base(loss, omega_conf_to_dataclass(actor))

@@ -73,7 +73,8 @@ class DiffusionActor:
         if mesh is None and dtypes.mixed:
             self.mesh = mesh = parallel.mesh_of_one(self.device)
         self.module = self._load(dtypes)
-        base = self._load(replace(dtypes, frozen=dtypes.compute)) if actor.use_kl_loss and not lora else None
+        compared = not lora and self.algorithm.compares_with_base(actor.diffusion_loss, actor)
+        base = self._load(replace(dtypes, frozen=dtypes.compute)) if compared else None
         self.policy = Policy(
             self.module, training_adapter(model.architecture), dtype=dtypes.compute,
             lora=lora, keeps_old="old" in model.policy_state_adapters,

@@ -107,7 +107,7 @@ class Policy:
         elif self.lora:
             module.disable_adapters()
         else:
-            raise ValueError("a comparison with the base model needs LoRA: with full weights the base is not kept")
+            raise ValueError("the base model is not kept: `compares_with_base` of the algorithm must be true")
         try:
             with torch.no_grad():
                 yield

@@ -119,6 +119,10 @@ class TrainingAlgorithm(ABC, Generic[Loss]):
             ValueError: a reward is not finite.
         """
 
+    def compares_with_base(self, loss: Loss, actor: DiffusionActorConfig) -> bool:
+        """Whether updates run the base model (`Policy.as_base`): with all weights trained, it is loaded in addition."""
+        return actor.use_kl_loss
+
     def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
         """Arguments of `objective` for the update of training step `step`, from 1; plain values."""
         return {}

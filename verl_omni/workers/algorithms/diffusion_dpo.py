@@ -94,6 +94,10 @@ class DiffusionDPO(TrainingAlgorithm[DiffusionDPOLossConfig]):
         return 1
 
     @override
+    def compares_with_base(self, loss: DiffusionDPOLossConfig, actor: DiffusionActorConfig) -> bool:
+        return True
+
+    @override
     def training_batch(self, samples: Samples, loss: DiffusionDPOLossConfig, config: DictConfig, seed: int) -> Batch:
         best, worst = dpo.pairs(samples.scores, samples.groups)
         pairs = {name: torch.stack([tensor[best], tensor[worst]], dim=1) for name, tensor in samples.tensors.items()}

@@ -149,6 +149,10 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
     settings = DiffusionNFTLossConfig
 
     @override
+    def compares_with_base(self, loss: DiffusionNFTLossConfig, actor: DiffusionActorConfig) -> bool:
+        return loss.ref_kl_coef > 0
+
+    @override
     def training_batch(self, samples: Samples, loss: DiffusionNFTLossConfig, config: DictConfig, seed: int) -> Batch:
         optimality = nft.optimality(estimate_advantages(samples, config), loss.adv_clip_max)
         return {**samples.tensors, "optimality": optimality, "draw_seeds": draw_seeds(len(optimality), seed)}

@@ -133,10 +133,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
-    loss, lora_rank = config.actor_rollout_ref.actor.diffusion_loss, config.actor_rollout_ref.model.lora_rank
     found = []
-    if loss.ref_kl_coef > 0 and lora_rank <= 0:
-        found.append(f"{ACTOR}.diffusion_loss.ref_kl_coef: needs LoRA: its base is the model with the adapter disabled")
     schedule, interval = config.algorithm.old_policy_decay_schedule, config.algorithm.old_policy_update_interval
     if schedule not in DECAY_SCHEDULES:
         found.append(
@@ -149,12 +146,9 @@ def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
 
 
 def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
-    found = []
-    if config.actor_rollout_ref.model.lora_rank <= 0:
-        found.append(f"{MODEL}.lora_rank: diffusion_dpo needs LoRA: its base is the model with the adapter disabled")
     if config.algorithm.sample_source == "online" and config.actor_rollout_ref.rollout.n < 2:
-        found.append(f"{ROLLOUT}.n: diffusion_dpo compares samples of one prompt: at least 2 are needed")
-    return found
+        return [f"{ROLLOUT}.n: diffusion_dpo compares samples of one prompt: at least 2 are needed"]
+    return []
 
 
 def _noise_conflicts(config: DictConfig) -> Sequence[str]:
