@@ -60,7 +60,7 @@ RUNS = {
         "red",
         "DiffusionDPO",
         "spec.rollout.sampler.noiseLevel=0",
-        "spec.trainer.learningRate=1e-4",
+        "spec.trainer.learningRate=1.2e-3",
         "spec.model.lora.enabled=false",
     ),
     "chance": ("chance", "DiffusionNFT", "spec.rollout.sampler.noiseLevel=0", "spec.trainer.learningRate=0.01"),
