@@ -285,6 +285,7 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
     rank, alpha = (values.get(name) for name in LORA[:2])
     if not rank:
         made.put("model.lora", {"enabled": False})
+        made.without_effect += [f"{name}={values[name]}" for name in LORA[1:] if values.get(name)]
         return
     made.put("model.lora", {"rank": number(rank)})
     if modules := texts(values.get(LORA[2], ALL_LINEAR)):  # the reference's default; null is that of this trainer
@@ -347,8 +348,7 @@ def _judge(made: _Made, values: Mapping[str, Any]) -> None:
     """The model that verl's reward-model server serves."""
     enable, separate, path = map(values.get, JUDGE_FIELDS[:3])
     if not enable:
-        given = {name: values.get(name) for name in JUDGE_FIELDS}
-        made.without_effect += [f"{name}={value}" for name, value in given.items() if value not in (None, False)]
+        made.without_effect += [f"{name}={values[name]}" for name in JUDGE_FIELDS if values.get(name)]
         return
     if not path:
         raise Refusal("the script names no model for its judge; write spec.reward.model.base")

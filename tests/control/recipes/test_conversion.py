@@ -275,6 +275,13 @@ def test_the_arguments_of_a_reward_function_are_its_settings() -> None:
     assert one == {"name": "jpeg_compressibility", "settings": {"quality": 5}}
 
 
+def test_settings_of_lora_without_a_rank_are_named() -> None:
+    model = "actor_rollout_ref.model"
+    made = convert([*REQUIRED, f"{model}.lora_alpha=128", f"+{model}.target_modules=[to_q]"])
+    assert made.document["spec"]["model"]["lora"] == {"enabled": False}
+    assert made.without_effect == (f"{model}.lora_alpha=128", f"{model}.target_modules=['to_q']")
+
+
 def test_one_scorer_of_the_reference_that_asks_a_server_becomes_a_server_too() -> None:
     function = "reward.custom_reward_function"
     found = spec(
