@@ -34,6 +34,7 @@ class Family:
         images: module about input images of prompts (`input_images.InputImages`); None: prompts have no images.
         experts: whether a model may have a second transformer for low noise levels. The first argument of `velocity`
             is then `workers.actor.experts.Experts`, and the engine's pipeline calls the transformer of each step.
+        videos: whether its samples are videos [T, 3, H, W], which scorers of images refuse.
     """
 
     pipeline: str
@@ -43,6 +44,7 @@ class Family:
     shapes: str | None = None
     images: str | None = None
     experts: bool = False
+    videos: bool = False
 
     @property
     def folder(self) -> str:
@@ -82,7 +84,7 @@ FAMILIES = Registry("model family", {
     "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
     "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline", "get_pre_process_func"),
     "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
-    "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True),
+    "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True, videos=True),
 })  # fmt: skip
 
 

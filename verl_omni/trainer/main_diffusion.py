@@ -107,7 +107,7 @@ def _check_files(config: Any) -> dict[str, str]:
     if problems := [
         *reward_settings.find_problems(config.reward),
         *reward_settings.normalization_problems(config),
-        *reward_settings.audio_problems(config),
+        *reward_settings.sample_problems(config),
     ]:
         raise ValueError("\n".join(problems))
     if config.trainer.resume_mode == "resume_path":

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.judge_client import SERVED
 from verl_omni.reward_loop.part_settings import OWN_SETTINGS, weight_problem
-from verl_omni.reward_loop.rewards import ADVICE, SCORERS, UNAVAILABLE, get_scorer, setting_problems
+from verl_omni.reward_loop.rewards import ADVICE, OF_IMAGES, SCORERS, UNAVAILABLE, get_scorer, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     Signature,
     may_define,
@@ -60,9 +60,12 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
         yield f"{setting} does not go with algorithm.sample_source=offline, which trains on preferences, not on scores"
 
 
-def audio_problems(config: DictConfig) -> Iterator[str]:
-    """Scorers of audio with a model of this package's families, which generate none; a line for each."""
-    from verl_omni.pipelines.registry import FAMILIES
+def sample_problems(config: DictConfig) -> Iterator[str]:
+    """Scorers of what the model does not generate, a line for each: of audio, or of images where it makes videos.
+
+    Of models of a user's family nothing is known.
+    """
+    from verl_omni.pipelines.registry import FAMILIES, family
 
     reward, architecture = config.reward, config.actor_rollout_ref.model.architecture
     named = {"reward.scorer": reward.scorer}
@@ -76,6 +79,11 @@ def audio_problems(config: DictConfig) -> Iterator[str]:
             yield (
                 f"{where}: {name} compares audio with the prompt, and {architecture} generates none; a model family of "
                 "your own may (docs/extensions.md)"
+            )
+        if name in OF_IMAGES and family(architecture).videos:
+            yield (
+                f"{where}: {name} takes images, and {architecture} generates videos; write a scorer of videos, or a "
+                "function of your own (docs/rewards.md)"
             )
 
 

@@ -23,6 +23,17 @@ PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
 BACKEND, LOAD_FORMAT = f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.load_format"
 DRAWS = f"{ACTOR}.diffusion_loss.draws"
+# Of noise in the sampler's steps; `val_kwargs.algo` has the same names for evaluations.
+NOISE = tuple(
+    f"{ROLLOUT}.algo.{name}"
+    for name in (
+        "sde_type", "sde_window_size", "sde_window_range", "sde_window_seed", "sde_contiguous", "sample_strategy",
+        "iters_per_group",
+    )
+)  # fmt: skip
+ADAPTER = tuple(
+    f"{MODEL}.{name}" for name in ("lora_alpha", "lora_dtype", "lora_init_weights", "target_modules", "exclude_modules")
+)
 GUIDANCE = ("guidance_scale", "true_cfg_scale")
 
 
@@ -60,7 +71,8 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     if reason := unneeded_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
         yield LOG_PROBS, reason
-    if given.get(CONTIGUOUS) is False and _fills_its_range(settings.rollout):
+    noisy = settings.rollout.algo.noise_level > 0  # a window is checked only then
+    if given.get(CONTIGUOUS) is False and noisy and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"
     if given.get(BACKEND) in VERL_BACKENDS:
         yield BACKEND, f"weights reach standalone replicas over TCP ({NETWORK})"
@@ -80,13 +92,25 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+    yield from _of_no_noise(settings.rollout, given)
     yield from _unread_guidance(settings, given)
+    if settings.model.lora_rank <= 0:
+        yield from ((name, f"{MODEL}.lora_rank is 0: all weights are trained") for name in ADAPTER if given.get(name))
+    if ALGORITHMS[settings.actor.diffusion_loss.loss_mode].row == "pair" and "algorithm.global_std" in given:
+        yield "algorithm.global_std", f"{settings.actor.diffusion_loss.loss_mode} orders samples without advantages"
     if given.get(PICTURES) and config.trainer.log_val_generations > 0 and not _shows_pictures(config.trainer.logger):
         yield PICTURES, f"trainer.logger shows no pictures; {', '.join(TRACKERS_WITH_PICTURES)} do"
     if config.algorithm.sample_source == "offline" and f"{ROLLOUT}.n" in given:
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+
+
+def _of_no_noise(rollout: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings of the noise in the sampler's steps, if no sample has any."""
+    levels = rollout.algo.noise_level, rollout.val_kwargs.algo.get("noise_level", 0)
+    if all(is_number(level) and level <= 0 for level in levels):
+        yield from ((name, "no step has noise (rollout.algo.noise_level is 0)") for name in NOISE if name in given)
 
 
 def _unread_guidance(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

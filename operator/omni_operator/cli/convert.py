@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +13,12 @@ import typer
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
 from omni_operator.api.job_loader import STDIN, read_text, source_name
-from omni_operator.recipes import Conversion, RecipeError, convert, read_script
+from omni_operator.recipes import Conversion, RecipeError, TrainerCall, convert, read_script
 
 from . import console
 
+_COMMANDS = ("$(", "`")
+_NOT_SET, _NOT_RUN = "not set in the script", "known only when the script runs"
 _LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\])(?=[:/\"])[^\s\"]*", re.IGNORECASE)
 
 
@@ -40,10 +42,8 @@ def convert_recipe(
         console.refuse(f"{source_name(recipe)}: {error}")
     made = convert(call.arguments)
     typer.echo(_text(recipe, made), nl=False)
-    for name in call.unknown:
-        console.note(f"{name} is not set in the script, and stays in the job as it is: replace it")
-    for name, line in call.conditional:
-        console.note(f"{name} depends on line {line} of the script, and stays in the job as it is: replace it")
+    for line in _left_open(call, tuple(_texts(made.document))):
+        console.note(line)
     if call.environment:
         console.note(
             f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
@@ -60,6 +60,33 @@ def convert_recipe(
         console.complain(problems)
     if problems or made.refused:
         raise typer.Exit(console.FAILED)
+
+
+def _left_open(call: TrainerCall, texts: Sequence[str]) -> Iterator[str]:
+    """A line for each variable and command of the script whose text is in the job, or would be in its name.
+
+    Those of other assignments are in the lines about what is left out.
+    """
+    of_name = [each for each in call.arguments if each.lstrip("+").startswith("trainer.experiment_name=")]
+    unknown = [(name, f"{name} is {_NOT_RUN if name.startswith(_COMMANDS) else _NOT_SET}") for name in call.unknown]
+    conditional = [(name, f"{name} depends on line {line} of the script") for name, line in call.conditional]
+    for name, what in (*unknown, *conditional):
+        if any(name in text for text in texts):
+            yield f"{what}, and stays in the job as it is: replace it"
+        elif any(name in each for each in of_name[-1:]):
+            yield f"{what}, and is left out of the job's name: give each run a name of its own"
+
+
+def _texts(node: object) -> Iterator[str]:
+    """All texts of a document."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from _texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value)
 
 
 def _local_urls(document: Mapping[str, Any]) -> tuple[str, ...]:

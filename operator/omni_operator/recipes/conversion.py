@@ -44,9 +44,10 @@ from .fields import (
     number,
     settings_in,
     texts,
+    value_of,
 )
 from .one_line import in_one_line, is_template
-from .reference_scorers import SCORER_SETTINGS, builtin_scorer, scorer_field
+from .reference_scorers import SCORER_SETTINGS, builtin_scorer, is_reward_server, scorer_field
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
 JUDGE = "reward.reward_model"
@@ -146,7 +147,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
     algorithm = _algorithm(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
-    values = {name: text if text.startswith("$") else parse_value(text) for name, text in texts_given.items()}
+    values = {name: value_of(name, texts_given) for name in texts_given}
     made.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
         _collect(made, given, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
@@ -158,7 +159,9 @@ def convert(arguments: Sequence[str]) -> Conversion:
         ((ESTIMATOR,), _estimator),
         ((SCORER, SCORERS), _scorers),
         (JUDGE_FIELDS, _judge),
-        ((BATCH,), _sizes),
+        ((BATCH,), _mini_batch),
+        (("trainer.n_gpus_per_node",), _accelerators),
+        (("trainer.log_val_generations",), _tracking),
         (V1, _ahead),
     ):
         named = next((name for name in settings if name in given), settings[0])
@@ -282,10 +285,13 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
     rank, alpha = (values.get(name) for name in LORA[:2])
     if not rank:
         made.put("model.lora", {"enabled": False})
+        made.without_effect += [f"{name}={values[name]}" for name in LORA[1:] if values.get(name)]
         return
-    made.put("model.lora", {"rank": number(rank)} | ({"alpha": _number(values, LORA[1])} if alpha else {}))
+    made.put("model.lora", {"rank": number(rank)})
     if modules := texts(values.get(LORA[2], ALL_LINEAR)):  # the reference's default; null is that of this trainer
         made.put("model.lora.targetModules", modules)
+    if alpha:
+        made.put("model.lora.alpha", _number(values, LORA[1]))
 
 
 def _window(made: _Made, values: Mapping[str, Any]) -> None:
@@ -294,8 +300,7 @@ def _window(made: _Made, values: Mapping[str, Any]) -> None:
         return
     if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):
         raise Refusal(f"{bounds} is not a range [first, end]")
-    steps = _number(values, f"{ROLLOUT}.pipeline.num_inference_steps", 10)
-    start, end = map(number, bounds or (0, min(5, steps - 1)))
+    start, end = map(number, bounds or (0, min(5, _number(values, f"{ROLLOUT}.pipeline.num_inference_steps", 10) - 1)))
     window = {"size": _number(values, WINDOW[0], end - start), "start": start, "end": end}
     if strategy == "progressive":
         window |= {"placement": "Progressive", "stepsPerPlace": _number(values, WINDOW[3])}
@@ -319,12 +324,13 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         made.put("reward.scorers", [scorer_field(key, dict(settings)) for key, settings in several.items()])
         if path:  # a placeholder, or a function that is not called
             made.without_effect.append(f"{SCORER}.path={path}")
+    elif path and is_reward_server(str(path)):
+        made.put("reward.scorers", [scorer_field("http", {"path": path, **settings, **arguments})])
     elif path and (own := builtin_scorer(str(path))):
-        arguments = SCORER_SETTINGS.get(own, {}) | arguments
+        arguments = SCORER_SETTINGS.get(own, {}) | settings | arguments
         made.put("reward.scorers", [{"name": own} | ({"settings": arguments} if arguments else {})])
     elif path:
-        function = {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}
-        scorer = {"name": "reward", "function": function}
+        scorer = {"name": "reward", "function": {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}}
         made.put("reward.scorers", [scorer | ({"settings": arguments} if arguments else {})])
     elif builtin in ("http", "http_batch"):
         raise Refusal(f"{builtin} has a field of its own; write spec.reward.scorers with http.url")
@@ -342,8 +348,7 @@ def _judge(made: _Made, values: Mapping[str, Any]) -> None:
     """The model that verl's reward-model server serves."""
     enable, separate, path = map(values.get, JUDGE_FIELDS[:3])
     if not enable:
-        given = {name: values.get(name) for name in JUDGE_FIELDS}
-        made.without_effect += [f"{name}={value}" for name, value in given.items() if value not in (None, False)]
+        made.without_effect += [f"{name}={values[name]}" for name in JUDGE_FIELDS if values.get(name)]
         return
     if not path:
         raise Refusal("the script names no model for its judge; write spec.reward.model.base")
@@ -367,12 +372,12 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
         made.without_effect += [f"{name}={value}" for name, value in given if value is not None]
 
 
-def _sizes(made: _Made, values: Mapping[str, Any]) -> None:
-    """Fields that follow from several settings: engines, the vendor of the accelerators, the mini-batch."""
-    per_node = _number(values, "trainer.n_gpus_per_node")
-    accelerators = per_node * _number(values, "trainer.nnodes", 1)
+def _accelerators(made: _Made, values: Mapping[str, Any]) -> None:
+    """Fields that follow from several settings: the vendor of the accelerators, and the engines."""
     vendor, (nodes, count) = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA", map(values.get, POOL)
     made.put("trainer.accelerator.vendor", vendor)
+    per_node = _number(values, "trainer.n_gpus_per_node")
+    accelerators = per_node * _number(values, "trainer.nnodes", 1)
     if nodes:
         made.put("rollout.placement", "Separate")
         made.put("rollout.replicas", _number(values, POOL[0]))
@@ -382,11 +387,14 @@ def _sizes(made: _Made, values: Mapping[str, Any]) -> None:
             made.without_effect.append(f"{ROLLOUT}.n_gpus_per_node={count}")
         parallel = _number(values, f"{ROLLOUT}.tensor_model_parallel_size")
         made.put("rollout.replicas", max(1, accelerators // parallel))
-    mini_batch = _number(values, MINI_BATCH)
-    if mini_batch < _number(values, BATCH):
+
+
+def _mini_batch(made: _Made, values: Mapping[str, Any]) -> None:
+    if (mini_batch := _number(values, MINI_BATCH)) < _number(values, BATCH):
         made.put("trainer.batch.miniBatchPrompts", mini_batch)
+
+
+def _tracking(made: _Made, values: Mapping[str, Any]) -> None:
     tracking = made.spec.get("observability", {}).get("tracking", {})
-    if not set(tracking.get("loggers", ())) - {"console"}:
-        tracking.pop("images", None)
-    if interval(values.get("trainer.log_val_generations")) == 0:
+    if interval(values.get("trainer.log_val_generations")) == 0 or not set(tracking.get("loggers", ())) - {"console"}:
         tracking.pop("images", None)

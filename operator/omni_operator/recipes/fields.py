@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,12 +193,27 @@ def joined_options(arguments: Iterable[str]) -> Iterator[str]:
         yield f"{option}={next(rest, '')}" if option in SHORT_OPTIONS.values() else each
 
 
+_INTERPOLATION = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")
+
+
+def value_of(name: str, texts: Mapping[str, str]) -> Any:
+    """The value of a setting, with those of the settings that its text stands for: `${data.train_batch_size}`.
+
+    One that begins with what is not known stays a text.
+    """
+    others = {each: text for each, text in texts.items() if each != name}
+    text = _INTERPOLATION.sub(lambda at: str(value_of(at[1], others)) if at[1] in others else at[0], texts[name])
+    return text if text.startswith("$") else parse_value(text)
+
+
+# What the shell or Hydra puts another text for: `$(date +%F)`, `` `date` ``, `${NAME}`, `$NAME`.
+_EXPANSION = re.compile(r"\$\([^()]*\)|`[^`]*`|\$\{[^{}]*\}|\$\w+")
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 
 
 def job_name(experiment: str, limit: int) -> str:
-    """A name that Kubernetes accepts, as near to the experiment's as possible."""
-    name = _NOT_IN_NAMES.sub("-", experiment.lower()).strip("-")
+    """A name that Kubernetes accepts, as near to the experiment's as possible, without what is not known of it."""
+    name = _NOT_IN_NAMES.sub("-", _EXPANSION.sub("-", experiment).lower()).strip("-")
     return (name if name[:1].isalpha() else f"run-{name}".rstrip("-"))[:limit].rstrip("-")
 
 

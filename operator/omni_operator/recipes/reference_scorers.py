@@ -35,6 +35,12 @@ def builtin_scorer(path: str) -> str | None:
     raise Refusal(f"the scorer {name} is not available: {why}; write spec.reward.scorers with http, or with a function")
 
 
+def is_reward_server(path: str) -> bool:
+    """Whether a path is that of the reference's scorer that asks a server."""
+    match = _REFERENCE_SCORER.fullmatch(path)
+    return match is not None and match["name"].startswith("http")
+
+
 def scorer_field(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     """An entry of `spec.reward.scorers`.
 
@@ -46,7 +52,7 @@ def scorer_field(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     """
     path, name = settings.pop("path", None), settings.pop("name", None)
     made: dict[str, Any] = {"name": key}
-    if path and (match := _REFERENCE_SCORER.fullmatch(str(path))) and match["name"].startswith("http"):
+    if path and is_reward_server(str(path)):
         server = {field: settings.pop(name) for field, name in HTTP_FIELDS.items() if name in settings}
         made["http"] = {**server, "protocol": "Pickle"}
     elif path and (own := builtin_scorer(str(path))):

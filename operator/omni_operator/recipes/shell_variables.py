@@ -13,12 +13,14 @@ from .shell_words import Arithmetic, Output, Parameter, Part, Text, Word
 
 ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<index>\[[^\]]*\])?(?P<add>\+?)=")
 MARK = "\0"  # around an expansion that is not known; the script has none
-_SPLIT = re.compile(r"[ \t\n]+(?=(?:[^\0]*\0[^\0]*\0)*[^\0]*\Z)")  # not inside marks
+_OUTSIDE_OF_MARKS = r"(?=(?:[^\0]*\0[^\0]*\0)*[^\0]*\Z)"
+_IFS = " \t\n"  # what separates words unless the script sets IFS
 # `${NAME#pattern}`, `${NAME/old/new}` and `${NAME,,}`, without quotes and expansions inside; of patterns, `*` only.
 _CHANGE = re.compile(
     r"\$\{(?P<name>\w+)(?:(?P<sign>##?|%%?)(?P<pattern>[\w./*:=,@ -]+)"
     r"|(?P<first>//?)(?P<old>[\w.:=,@-]+)(?:/(?P<new>[\w./:=,@-]*))?|(?P<case>,,|\^\^))\}"
 )
+_LENGTH = re.compile(r"\$\{#(?P<name>[A-Za-z_]\w*)(?P<all>\[[@*]\])?\}")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)")
 
 
@@ -83,13 +85,22 @@ class Variables:
         current: str | None = None
         for part in self._chosen(word.parts):
             for place, value in enumerate(self._expanded(part)):
-                for number, piece in enumerate([value] if part.quoted else _SPLIT.split(value)):
+                for number, piece in enumerate([value] if part.quoted else self._split(value)):
                     if (place or number) and current is not None:
                         fields.append(current)
                         current = None
                     if part.quoted or piece:
                         current = (current or "") + piece
         return fields if current is None else [*fields, current]
+
+    def _split(self, text: str) -> list[str]:
+        return re.split(f"[{re.escape(ifs)}]+{_OUTSIDE_OF_MARKS}", text) if (ifs := self._ifs()) else [text]
+
+    def _ifs(self) -> str:
+        """What separates words; an IFS that is not known is the usual one."""
+        value = self.values.get("IFS")
+        text = "".join(value.elements[:1]) if value is not None and value.certain else MARK
+        return _IFS if MARK in text else text
 
     def text(self, parts: Sequence[Part]) -> str:
         """The parts as one text."""
@@ -156,15 +167,18 @@ class Variables:
                 if "?" in part.operator and is_missing:
                     return [unknown]
                 joined = not part.is_array or (part.quoted and "*" in (part.name, part.index))
-                return [" ".join(value.elements)] if joined else list(value.elements)
+                between = self._ifs()[:1] if part.quoted and "*" in (part.name, part.index) else " "
+                return [between.join(value.elements)] if joined else list(value.elements)
 
     def _changed(self, source: str) -> str | None:
         """The text of `${NAME##*/}` and the like; None where it is not known, or needs more than a simple pattern."""
-        match = _CHANGE.fullmatch(source)
+        match = _CHANGE.fullmatch(source) or _LENGTH.fullmatch(source)
         value = self.values.get(match["name"]) if match else None
         if match is None or value is None or not value.certain:
             return None
         text = "".join(value.elements[:1])
+        if match.re is _LENGTH:
+            return str(len(value.elements if match["all"] else text))
         if sign := match["case"]:
             return text.lower() if sign == ",," else text.upper()
         if first := match["first"]:

@@ -72,6 +72,21 @@ def test_closed_standard_input_is_refused() -> None:
     assert (done.returncode, done.stderr) == (2, said)
 
 
+def test_what_is_not_in_the_job_is_not_said_to_stay_there() -> None:
+    """A folder of results is left out, and the job's name has letters only."""
+    script = RECIPE.replace("$HOME/data/", "").replace("sd3_medium", "sd3_$(date +%F)")
+    script = script.replace("$@", 'trainer.default_local_dir="$HOME/checkpoints"')
+    done = CliRunner().invoke(app, ["convert", "-"], input=script)
+    assert done.exit_code == 0, done.stderr
+    assert read_job(done.stdout, "job").job.metadata.name == "sd3"
+    assert done.stderr.splitlines() == [
+        "note: $(date +%F) is known only when the script runs, and is left out of the job's name: give each run a name "
+        "of its own",
+        "note: left out, because they have no effect here: actor_rollout_ref.rollout.layered_summon=True, "
+        "trainer.default_local_dir=$HOME/checkpoints",
+    ]
+
+
 def test_what_depends_on_a_condition_is_named_with_its_line() -> None:
     backend = "actor_rollout_ref.model.attn_backend"
     choice = 'ATTENTION=native\n[ "$DEVICE" = npu ] && ATTENTION=_native_npu\n'

@@ -275,6 +275,32 @@ def test_the_arguments_of_a_reward_function_are_its_settings() -> None:
     assert one == {"name": "jpeg_compressibility", "settings": {"quality": 5}}
 
 
+def test_settings_of_lora_without_a_rank_are_named() -> None:
+    model = "actor_rollout_ref.model"
+    made = convert([*REQUIRED, f"{model}.lora_alpha=128", f"+{model}.target_modules=[to_q]"])
+    assert made.document["spec"]["model"]["lora"] == {"enabled": False}
+    assert made.without_effect == (f"{model}.lora_alpha=128", f"{model}.target_modules=['to_q']")
+
+
+def test_one_scorer_of_the_reference_that_asks_a_server_becomes_a_server_too() -> None:
+    function = "reward.custom_reward_function"
+    found = spec(
+        f"{function}.path={REFERENCE_SCORERS}/http_scorer_client.py", f"{function}.name=compute_score",
+        f"+{function}.reward_kwargs.server_url=http://localhost:19082", f"+{function}.reward_kwargs.timeout=30",
+    )  # fmt: skip
+    (scorer,) = found["reward"]["scorers"]
+    assert scorer == {
+        "name": "http", "http": {"url": "http://localhost:19082", "timeoutSeconds": 30, "protocol": "Pickle"}
+    }  # fmt: skip
+
+
+def test_the_settings_of_a_scorer_of_the_reference_may_be_those_of_this_trainer() -> None:
+    path = f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py"
+    found = spec(path, "+reward.scorer_kwargs.base_url=http://judge:8000/v1", "+reward.scorer_kwargs.model=m")
+    (scorer,) = found["reward"]["scorers"]
+    assert scorer == {"name": "genrm_ocr", "settings": {"base_url": "http://judge:8000/v1", "model": "m"}}
+
+
 def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> None:
     path = f"reward.custom_reward_function.path=$HOME/verl-omni/{REFERENCE_SCORERS}/pickscore_reward.py"
     found = spec(path, "reward.custom_reward_function.name=compute_score_pickscore")
@@ -333,7 +359,30 @@ def test_a_scorer_of_the_reference_that_does_not_exist_is_refused(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("experiment", "name"), [("qwen_image_OCR", "qwen-image-ocr"), ("3_steps", "run-3-steps"), ("x" * 60, "x" * 43)]
+    ("experiment", "name"),
+    [
+        ("qwen_image_OCR", "qwen-image-ocr"),
+        ("3_steps", "run-3-steps"),
+        ("x" * 60, "x" * 43),
+        ("sd3_$(date +%m%d)_lora", "sd3-lora"),
+        ("`date +%F`", "run"),
+        ("${EXP}_lr$LR", "lr"),
+        ("${trainer.project_name}_lora", "flow-grpo-lora"),
+    ],
 )
 def test_the_name_of_the_experiment_becomes_a_name_of_kubernetes(experiment: str, name: str) -> None:
-    assert convert([*REQUIRED, f"trainer.experiment_name={experiment}"]).document["metadata"]["name"] == name
+    given = [*REQUIRED, "trainer.project_name=flow_grpo", f"trainer.experiment_name={experiment}"]
+    assert convert(given).document["metadata"]["name"] == name
+
+
+def test_a_field_gets_the_value_of_the_setting_that_its_text_stands_for() -> None:
+    found = spec(
+        "data.train_batch_size=${trainer.total_training_steps}", "data.val_files=${data.train_files}",
+        f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}", f"{ROLLOUT}.pipeline.height=256",
+        f"{ACTOR}.ppo_mini_batch_size=100",
+    )  # fmt: skip
+    assert found["trainer"]["batch"] == {"prompts": 300, "miniBatchPrompts": 100}
+    assert found["data"] == {"promptLength": 512, "train": ["train.parquet"], "validation": ["train.parquet"]}
+    assert f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}" in found["algorithm"]["overrides"]
+    loop = refused("data.seed=${data.train_batch_size}", "data.train_batch_size=${data.seed}")
+    assert set(loop) >= {"data.seed=${data.train_batch_size}", "data.train_batch_size=${data.seed}"}

@@ -72,6 +72,7 @@ def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
     [
         ("trainer.n_gpus_per_node=$(nproc)", ()),
         ("trainer.nnodes=$N", ()),
+        ("trainer.log_val_generations=$N", ()),
         (f"{ROLLOUT}.tensor_model_parallel_size=$N", ()),
         (f"{ACTOR}.ppo_mini_batch_size=$N", ()),
         (f"{ROLLOUT}.pipeline.num_inference_steps=$N", (f"{ROLLOUT}.algo.sde_window_size=2",)),
@@ -86,6 +87,24 @@ def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument:
     assert convert([*REQUIRED, *more, argument]).refused == (
         (argument, f"{argument.partition('=')[2]} is not a number"),
     )
+
+
+def test_what_follows_from_other_settings_stays_in_the_job() -> None:
+    """A recipe often counts the machine's accelerators, and the rest of it does not depend on them."""
+    made = convert(
+        [*REQUIRED, "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=16", "trainer.device=npu",
+         "trainer.n_gpus_per_node=$(nproc)", "trainer.logger=[console]", "trainer.log_val_generations=8",
+         f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=$ALPHA", f"{MODEL}.target_modules=[to_q]",
+         f"{ROLLOUT}.algo.sde_window_size=2", f"{ROLLOUT}.algo.sde_window_range=[0,5]",
+         f"{ROLLOUT}.pipeline.num_inference_steps=$STEPS"]
+    )  # fmt: skip
+    assert {argument.partition("=")[2] for argument, _ in made.refused} == {"$(nproc)", "$ALPHA", "$STEPS"}
+    spec = made.document["spec"]
+    assert spec["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}
+    assert spec["trainer"]["accelerator"] == {"vendor": "Ascend"}
+    assert "images" not in spec["observability"]["tracking"]
+    assert spec["model"]["lora"] == {"rank": 8, "targetModules": ["to_q"]}
+    assert spec["rollout"]["sampler"]["window"] == {"size": 2, "start": 0, "end": 5}
 
 
 @pytest.mark.parametrize(

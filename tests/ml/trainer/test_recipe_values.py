@@ -159,6 +159,41 @@ def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> Non
     assert settings.without_effect([f"{name}={plain}"], has_accelerator=False) == {} and str(plain) != value
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ([NFT, f"{ROLLOUT}.algo.sde_type=cps", f"{ROLLOUT}.algo.sde_window_size=2",
+          f"{ROLLOUT}.algo.sde_window_range=[0,20]", f"{ROLLOUT}.algo.sde_contiguous=False"], "no step has noise"),
+        ([DPO, f"{ROLLOUT}.algo.sample_strategy=random", f"{ROLLOUT}.algo.sde_window_seed=42"], "no step has noise"),
+        ([f"{MODEL}.lora_rank=0", f"{MODEL}.lora_alpha=128", f"{MODEL}.lora_dtype=float32",
+          f"{MODEL}.target_modules=[to_q]"], f"{MODEL}.lora_rank is 0: all weights are trained"),
+        ([DPO, "algorithm.global_std=False"], "diffusion_dpo orders samples without advantages"),
+    ],
+)  # fmt: skip
+def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason: str) -> None:
+    """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
+    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    found = settings.without_effect(given, settings.load(given))
+    named = {each.partition("=")[0] for each in given[len(REQUIRED) + 1 :]}
+    assert set(found) == named - {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank"}
+    assert all(each.startswith(reason) for each in found.values())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [f"{ROLLOUT}.algo.sde_type=cps"], [NFT, f"{ROLLOUT}.algo.sde_type=cps", f"{ROLLOUT}.algo.noise_level=0.7"],
+        [NFT, f"{ROLLOUT}.algo.sde_type=cps", f"++{ROLLOUT}.val_kwargs.algo.noise_level=0.7"],
+        [f"{MODEL}.lora_alpha=128"], [NFT, "algorithm.global_std=False"],
+        [f"{MODEL}.lora_rank=0", f"{MODEL}.target_modules=null"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_of_what_a_run_has_are_not_named(given: list[str]) -> None:
+    given = [*REQUIRED, f"{MODEL}.path=m", *given]
+    assert settings.without_effect(given, settings.load(given)) == {}
+
+
 def test_a_run_on_a_cpu_names_them_once_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

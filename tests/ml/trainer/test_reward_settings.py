@@ -200,17 +200,25 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
         ),
         ("WanPipeline", [SEVERAL, "reward.reward_functions={clap: {path: my.py}}"], None),
         ("WanPipeline", ["reward.scorer=brightness"], None),
+        ("WanPipeline", ["reward.scorer=jpeg"], "reward.scorer: jpeg takes images, and WanPipeline generates videos;"),
+        (
+            "WanPipeline",
+            [SEVERAL, "reward.reward_functions={text: {path: verl_omni/utils/reward_score/genrm_ocr.py}}"],
+            "reward.reward_functions.text: genrm_ocr takes images",
+        ),
+        ("StableDiffusion3Pipeline", ["reward.scorer=jpeg"], None),
+        ("MyPipeline", ["reward.scorer=jpeg"], None),
         ("MyPipeline", ["reward.scorer=clap"], None),
     ],
 )
-def test_a_scorer_of_audio_is_for_models_that_generate_audio(
+def test_a_scorer_is_for_models_that_generate_what_it_takes(
     architecture: str, overrides: list[str], wrong: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from verl_omni.pipelines.registry import FAMILIES, Family
 
     monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": Family("mine:Pipeline", "mine:Training")})
     config = settings.load([*REQUIRED, f"actor_rollout_ref.model.architecture={architecture}", *overrides])
-    found = list(reward_settings.audio_problems(config))
+    found = list(reward_settings.sample_problems(config))
     assert len(found) == (wrong is not None) and all(each.startswith(str(wrong)) for each in found)
 
 

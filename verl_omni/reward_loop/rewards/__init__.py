@@ -4,8 +4,7 @@ Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
 returns a list. `http_batch` and those with a model are such, and a user's function may be.
-`latent_http` takes latents, `clap` the audio of a sample. `genrm_ocr`, `jpeg`, `shapes` and `unified_reward` refuse
-videos [T, 3, H, W].
+`latent_http` takes latents, `clap` the audio of a sample. Those of `OF_IMAGES` refuse videos [T, 3, H, W].
 A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
 docs/rewards.md lists what each needs and returns.
 """
@@ -26,6 +25,7 @@ _OWN = (
     "aesthetic", "brightness", "clap", "clip_score", "color", "genrm_ocr", "hpsv3", "http", "http_batch",
     "jpeg", "jpeg_compressibility", "latent_http", "pickscore", "python", "shapes", "unified_reward",
 )  # fmt: skip
+OF_IMAGES = ("genrm_ocr", "jpeg", "jpeg_compressibility", "shapes", "unified_reward")
 # Import paths; users add theirs with `verl_omni.extensions`.
 SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
 # Scorers of the reference that do not exist here, and why.
