@@ -119,8 +119,8 @@ class DiffusionTrainer:
             self._train_from(step)
         except BaseException as error:
             try:
-                if is_loss_of_replicas(error) and self._complete not in (0, self.saver.newest):
-                    self._save_complete()
+                if is_loss_of_replicas(error) and self._complete != 0:
+                    self._save_unless_saved()
             finally:
                 self.saver.drop()
                 if self._ahead is not None:
@@ -147,9 +147,7 @@ class DiffusionTrainer:
             self._step(step)
         if self._seconds and not self._optimizer_steps:
             raise FloatingPointError("no optimizer step of this run was taken: none of its gradients was finite")
-        self.saver.wait()
-        if step != self.saver.newest:
-            self._save_and_wait(step)
+        self._save_unless_saved()
 
     def _step(self, step: int) -> None:
         began = time.perf_counter()
@@ -361,9 +359,14 @@ class DiffusionTrainer:
         return wanted
 
     def _stop(self) -> NoReturn:
+        self._save_unless_saved()
+        raise Interrupted(f"stopped after step {self._complete} of {self.total}")
+
+    def _save_unless_saved(self) -> None:
+        """Save the last complete step, unless its checkpoint is there, or is being written."""
+        self.saver.wait()
         if self.saver.newest != self._complete:
             self._save_complete()
-        raise Interrupted(f"stopped after step {self._complete} of {self.total}")
 
     def _save_complete(self) -> None:
         """Record and save the last complete step, so that a resumed run continues after it."""

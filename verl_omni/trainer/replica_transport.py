@@ -8,7 +8,6 @@ from typing import Any
 
 from verl_omni.utils.root_cause import describe_error
 
-ROUTER_SECONDS = 120.0
 REASON_SECONDS = 2.0  # for the own error of a replica that the trainer has waited for already
 
 
@@ -80,22 +79,21 @@ class RayTransport:
         self._routed(self.router.remove_servers.remote([each.server_address for each in replicas]))
 
     def _routed(self, answer: Any) -> Any:
-        """The router's answer. Its process may still import when it is asked for the first time.
+        """The router's answer.
 
         Raises:
-            ReplicaCallFailed: it did not answer within `ROUTER_SECONDS`.
+            ReplicaCallFailed: it is gone, or did not answer within `replica_calls.ROUTER_SECONDS`.
         """
         import ray
 
-        try:
-            return ray.get(answer, timeout=ROUTER_SECONDS)
-        except ray.exceptions.GetTimeoutError:
-            from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed
+        from verl_omni.workers.rollout import replica_calls
 
-            raise ReplicaCallFailed(
-                f"the router of the rollout replicas, an actor on the trainer's nodes, did not answer within "
-                f"{ROUTER_SECONDS:g} s"
-            ) from None
+        try:
+            return ray.get(answer, timeout=replica_calls.ROUTER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise replica_calls.silent_router() from None
+        except ray.exceptions.RayActorError as error:
+            raise replica_calls.lost_router(error) from error
 
     def _errors(self, answers: list[Any], seconds: float | None = None) -> dict[int, str]:
         """Why the answers that failed, or did not arrive within the deadline, did; by their place.

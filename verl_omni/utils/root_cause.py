@@ -8,6 +8,10 @@ import re
 _LOST_RANK = re.compile(
     r"gloo/transport/.*(Connection closed by peer|Connection reset by peer|Broken pipe)|ncclRemoteError", re.DOTALL
 )
+# What Ray lists of an actor that has died, and what it adds that may have nothing to do with it: memory, `ray stop`.
+_FIELD = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): (.*)$")
+_SHOWN = ("class_name", "pid", "ip")
+_ADVICE = " Some common causes include:"
 # A frame of a traceback and its source line are indented; the error that ended it is not.
 _FRAME = re.compile(r'^\s+File ".*", line \d+', re.MULTILINE)
 
@@ -49,10 +53,14 @@ def is_lost_process(error: BaseException | None) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """Return `Type: message` of the root cause; where Ray kept only the text of a traceback, its last line."""
+    from ray.exceptions import RayActorError
+
     cause = root_cause(error)
     text = str(cause).strip()
     if _FRAME.search(text):
         return after_traceback(text)
+    if isinstance(cause, RayActorError):
+        text = lost_actor(text)
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
@@ -61,3 +69,14 @@ def after_traceback(text: str) -> str:
     lines = text.splitlines()
     last_indented = max((place for place, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return "\n".join(lines[last_indented + 1 :]).strip() or text
+
+
+def lost_actor(text: str) -> str:
+    """PURE: Ray's text about an actor that is gone, on one line: which process it was, and how it ended."""
+    lines = text.splitlines()
+    fields = {found[1]: found[2] for line in lines if (found := _FIELD.match(line))}
+    first, *others = [line.partition(_ADVICE)[0].strip() for line in lines if not _FIELD.match(line)] or [""]
+    process = [fields[name] if name == "class_name" else f"{name} {fields[name]}" for name in _SHOWN if name in fields]
+    if process:
+        first = f"{first.removesuffix('.')} ({', '.join(process)})."
+    return " ".join(line for line in (first, *others) if line)

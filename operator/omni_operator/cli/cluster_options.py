@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from omni_operator.plan.entrypoint import LOG
 
 from . import console
 
@@ -28,13 +31,20 @@ Kubeconfig = Annotated[
         metavar="FILE",
     ),
 ]
+RUNS = "runs"  # the default of `drl run --runs`
 LACKS_RIGHT = " cannot "  # User "x" cannot list resource "pods" in ...
 RIGHTS = "ask for this right: docs/cli.md has those of each command (Rights)"
 
 
 @contextmanager
-def cluster_client(namespace: str | None, context: str | None, kubeconfig: str | None) -> Iterator[Client]:
-    """A client of the cluster; its errors are printed and end the command."""
+def cluster_client(
+    namespace: str | None, context: str | None, kubeconfig: str | None, name: str | None = None
+) -> Iterator[Client]:
+    """A client of the cluster; its errors are printed and end the command.
+
+    Args:
+        name: of the job that the command is about, which may have been run on this machine instead.
+    """
     try:
         from omni_operator.client import (
             Client,
@@ -50,7 +60,9 @@ def cluster_client(namespace: str | None, context: str | None, kubeconfig: str |
         console.refuse(f"not installed: {error.name}; install omni-operator[operator]")
     try:
         yield Client.from_kubeconfig(kubeconfig, context, namespace)
-    except (UnusableKubeconfig, InvalidName, JobNotFound, JobExists, JobFinished, NotScalable, KindAbsent) as error:
+    except (UnusableKubeconfig, JobNotFound) as error:
+        console.refuse(f"{error}{_local_run(name)}")
+    except (InvalidName, JobExists, JobFinished, NotScalable, KindAbsent) as error:
         console.refuse(str(error))
     except Forbidden as error:
         # Webhooks and Pod Security forbid too, and say what they want.
@@ -58,3 +70,13 @@ def cluster_client(namespace: str | None, context: str | None, kubeconfig: str |
         console.refuse(f"{error}{told}", console.FAILED)
     except ClusterError as error:
         console.refuse(str(error), console.FAILED)
+
+
+def _local_run(name: str | None) -> str:
+    """What to read of a run of that name on this machine, if there is one."""
+    folder = Path(RUNS) / (name or "")
+    if name is None or not (folder / LOG).is_file():
+        return ""
+    return (
+        f". The run of that name on this machine is no job on a cluster: read {folder / LOG}, or run drl report {name}"
+    )

@@ -48,7 +48,7 @@ def get(
 
     With --json, prints the whole object.
     """
-    with cluster_client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig, name) as client:
         job = client.get(name)
         if as_json:
             _say_json(job.body)
@@ -68,7 +68,7 @@ def why(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Say what holds a job on a cluster, since when, and what to do."""
-    with cluster_client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig, name) as client:
         from omni_operator.client.explanation import explain
         from omni_operator.client.surroundings import read_surroundings
 

@@ -59,7 +59,7 @@ def logs(
     train.log from the job's claim, by a pod that mounts it and is deleted at the end. With --json, prints an object for
     each line: its pod, which is null for train.log, and its text.
     """
-    with cluster_client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig, name) as client:
         from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
 
         job = client.get(name)

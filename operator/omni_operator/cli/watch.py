@@ -39,7 +39,7 @@ def watch(
     The exit code is 1 if the job fails. With --json, prints a line for each change. Ctrl-C stops watching; the job
     goes on.
     """
-    with cluster_client(namespace, context, kubeconfig) as client:
+    with cluster_client(namespace, context, kubeconfig, name) as client:
         watch_job(client, name, plain=plain, as_json=as_json)
 
 

@@ -36,6 +36,21 @@ def test_a_wrong_value_is_named_with_what_is_expected(arguments: tuple[str, ...]
     assert "Value error" not in refused.stderr and "Input should" not in refused.stderr
 
 
+@pytest.mark.parametrize("command", ["logs", "watch", "get", "why"])
+def test_a_command_for_a_cluster_names_the_log_of_a_run_on_this_machine(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "train.log").touch()
+    none = f"--kubeconfig={tmp_path / 'none'}"
+    refused = [CliRunner().invoke(app, [command, name, none]) for name in ("mine", "other")]
+    assert [each.exit_code for each in refused] == [2, 2]
+    assert "cannot use the kubeconfig" in refused[0].stderr
+    assert "read runs/mine/train.log, or run drl report mine" in refused[0].stderr
+    assert "on this machine" not in refused[1].stderr
+
+
 def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

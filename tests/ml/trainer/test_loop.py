@@ -300,14 +300,19 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
     assert why == "stop_requested" or seen[2] == [2], "complete before the next step"
 
 
-def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "trainer.save_freq=1", "trainer.total_training_steps=3")
+@pytest.mark.parametrize("background", ["false", "true"], ids=["written", "being written"])
+def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, background: str) -> None:
+    made = trainer(
+        tmp_path, "trainer.save_freq=1", "trainer.total_training_steps=3", "data.val_files=null",
+        f"actor_rollout_ref.actor.checkpoint.async_save={background}",
+    )  # fmt: skip
     saved: list[int] = []
     made.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
-    made.stop_requested = lambda: len(saved) == 2
+    made.stop_requested = lambda: made._complete == 2
     with pytest.raises(Interrupted):
         made.fit(None)
     assert saved == [1, 2]
+    assert made.stack.workers.started == (2 if background == "true" else 0)
 
 
 def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that_step(tmp_path: Path) -> None:

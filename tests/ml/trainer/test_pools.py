@@ -185,6 +185,9 @@ class FakeRay:
         class RayError(Exception):
             pass
 
+        class RayActorError(RayError):
+            pass
+
         class GetTimeoutError(Exception):
             pass
 
@@ -317,6 +320,9 @@ def test_a_router_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     updates = manager(monkeypatch, ("ok", "ok"))
     updates.transport.router.get_all_servers.value = None
     with pytest.raises(ReplicaCallFailed, match=r"the router of the rollout replicas.* did not answer within 120 s"):
+        updates.update_weights(4)
+    updates.transport.router.get_all_servers.value = FakeRay.exceptions.RayActorError("no process")
+    with pytest.raises(ReplicaCallFailed, match=r"^the router of the rollout replicas.* is gone: .*no process"):
         updates.update_weights(4)
 
 

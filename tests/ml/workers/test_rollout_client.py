@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.utils.root_cause import describe_error
+from verl_omni.utils.root_cause import describe_error, is_lost_process
 from verl_omni.weight_sync.errors import TooFewReplicas
+from verl_omni.workers.rollout import replica_calls
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaError, ReplicaLost
 from verl_omni.workers.rollout.vllm_rollout.driver import rollout_client
@@ -258,6 +259,25 @@ async def test_another_error_of_the_router_is_raised() -> None:
     pool = Pool()
     with pytest.raises(RuntimeError, match="No available servers"):
         await ask(of_pool(pool, least=None))
+
+
+@pytest.mark.parametrize("method", ["acquire_server", "get_all_servers", "remove_servers"])
+async def test_a_router_that_is_gone_is_named(method: str) -> None:
+    from ray.exceptions import ActorDiedError
+
+    pool = Pool(a=ActorDiedError(), b=sample(4))
+    setattr(pool, method, Call(lambda *_, **__: ActorDiedError()))
+    with pytest.raises(ReplicaCallFailed, match=r"^the router of the rollout replicas, .* is gone: Ac") as lost:
+        await ask(of_pool(pool, least=1))
+    assert is_lost_process(lost.value), "the reason of the failure is WorkerLost"
+
+
+async def test_a_router_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_calls, "ROUTER_SECONDS", 0.01)
+    pool = Pool(a=sample(4))
+    pool.acquire_server = SimpleNamespace(remote=lambda request_id: asyncio.get_running_loop().create_future())
+    with pytest.raises(ReplicaCallFailed, match=r"^the router of the rollout replicas.* did not answer within 0\.01 s"):
+        await ask(of_pool(pool, least=1))
 
 
 async def test_a_lost_replica_on_the_trainers_accelerators_ends_the_run() -> None:

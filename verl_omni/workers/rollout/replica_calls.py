@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from verl_omni.utils.root_cause import describe_error
 
 T = TypeVar("T")
+ROUTER_SECONDS = 120.0  # its process may still import when it is asked for the first time
+ROUTER = "the router of the rollout replicas, an actor on the trainer's nodes,"
 
 
 class ReplicaError(RuntimeError):
@@ -74,3 +76,29 @@ async def await_reply(reply: Awaitable[T], *, replica: object, call: str, deadli
     except (TimeoutError, RayError) as error:  # a TimeoutError may be the replica's own
         reason = f"no reply within {deadline:g} s" if waiting.expired() else describe_error(error)
         raise ReplicaCallFailed(f"replica {replica}, {call}: {reason}") from error
+
+
+async def await_router(reply: Awaitable[T]) -> T:
+    """Wait for the answer of the router, which chooses a replica for each request.
+
+    Raises:
+        ReplicaCallFailed: it is gone, or did not answer within `ROUTER_SECONDS`.
+    """
+    waiting = asyncio.timeout(ROUTER_SECONDS)
+    try:
+        async with waiting:
+            return await reply
+    except TimeoutError as error:
+        raise silent_router() from error
+    except RayActorError as error:
+        raise lost_router(error) from error
+
+
+def silent_router() -> ReplicaCallFailed:
+    """PURE: the error of a router that does not answer."""
+    return ReplicaCallFailed(f"{ROUTER} did not answer within {ROUTER_SECONDS:g} s")
+
+
+def lost_router(error: BaseException) -> ReplicaCallFailed:
+    """PURE: the error of a router whose process has ended."""
+    return ReplicaCallFailed(f"{ROUTER} is gone: {describe_error(error)}")

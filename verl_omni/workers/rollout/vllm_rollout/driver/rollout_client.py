@@ -21,7 +21,13 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.config.diffusion.rollout import REPLICA_DEADLINE_SECONDS
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.replica_calls import EngineDead, ReplicaCallFailed, ReplicaError, ReplicaLost
+from verl_omni.workers.rollout.replica_calls import (
+    EngineDead,
+    ReplicaCallFailed,
+    ReplicaError,
+    ReplicaLost,
+    await_router,
+)
 
 logger = logging.getLogger(__name__)
 NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
@@ -68,12 +74,13 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
 
         Raises:
             TooFewReplicas: the router has none, and none can join, or none did within `rollout.deadline_seconds`.
+            ReplicaCallFailed: as `await_router`.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + self._deadline
         while True:
             try:
-                acquired: tuple[str, Any] = await super()._acquire_server(request_id, **extra)
+                acquired: tuple[str, Any] = await await_router(super()._acquire_server(request_id, **extra))
                 return acquired
             except RuntimeError as error:  # as Ray raises the router's own
                 if not self._standalone or NO_SERVER not in str(error):
@@ -117,11 +124,12 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
 
         Raises:
             ReplicaLost: the replicas share the trainer's accelerators, and the next weight update needs all of them.
+            ReplicaCallFailed: as `await_router`.
         """
         if not self._standalone:
             raise lost
-        if lost.replica in await self._load_balancer.get_all_servers.remote():
-            await self._load_balancer.remove_servers.remote([lost.replica])
+        if lost.replica in await await_router(self._load_balancer.get_all_servers.remote()):
+            await await_router(self._load_balancer.remove_servers.remote([lost.replica]))
             logger.warning("%s; it serves no more, and others generate its samples again", lost)
 
     async def _generate_once(self, request_id: str, **kwargs: Any) -> DiffusionOutput:
