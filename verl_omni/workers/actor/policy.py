@@ -106,6 +106,9 @@ class Policy:
             self.module = self.base
         elif self.lora:
             module.disable_adapters()
+            # peft freezes the adapter with it, and FSDP2 notes at the first pass of all which weights get gradients.
+            for parameter in self.trained.values():
+                parameter.requires_grad_(True)
         else:
             raise ValueError("a comparison with the base model needs LoRA: with full weights the base is not kept")
         try:
