@@ -22,6 +22,7 @@ SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 MIXED = torch.tensor([[950.0, 900.0], [940.0, 880.0], [870.0, 600.0], [800.0, 500.0]])
 HIGH = torch.tensor([[950.0, 900.0], [940.0, 880.0], [930.0, 890.0], [950.0, 875.0]])
 CROSSING = torch.tensor([[950.0, 600.0]] * ROWS)  # no rank needs the first one in the last pass
+ALL, FIRST_HALF = (-1.0, 1.0, 1.0, -1.0), (-1.0, 1.0, 0.0, 0.0)  # advantages
 
 
 class Scaled(nn.Module):
@@ -62,24 +63,24 @@ def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
     return DiffusionActor(model, config, 1, mesh=mesh)
 
 
-def batch(timesteps: Tensor) -> dict[str, Tensor]:
+def batch(timesteps: Tensor, advantages: tuple[float, ...] = ALL) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     levels = torch.cat([timesteps / 1000, timesteps[:, -1:] / 1000 - 0.1], dim=1)
     return {
         "all_latents": torch.randn(ROWS, 3, 4, 2, 8, 8, generator=generator), "all_timesteps": timesteps,
         "all_sigmas": levels, "sigma_max": torch.full((ROWS, 1), 0.96),
-        "prompt_embeds": torch.randn(ROWS, 8, 32, generator=generator), "advantages": torch.tensor([-1.0, 1, 1, -1]),
+        "prompt_embeds": torch.randn(ROWS, 8, 32, generator=generator), "advantages": torch.tensor(advantages),
         # So that the ratio is far inside the clip range, where the loss is smooth.
         "rollout_log_probs": torch.full((ROWS, 2), -10.0),
     }  # fmt: skip
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
-    """Updates with rows of both, whose steps cross the boundary, and with rows of high noise only."""
+    """Updates with rows of both, whose steps cross the boundary, of high noise only, and of which only those learn."""
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
     norms, weights = [], []
-    for times in (MIXED, CROSSING, HIGH):
-        rows = {name: tensor[share] for name, tensor in batch(times).items()}
+    for times, advantages in ((MIXED, ALL), (CROSSING, ALL), (HIGH, ALL), (MIXED, FIRST_HALF)):
+        rows = {name: tensor[share] for name, tensor in batch(times, advantages).items()}
         norms.append(actor.update(rows, **SAMPLER)["actor/grad_norm"])
         weights.append({name: tensor.clone() for name, tensor in actor.weights(kind)})
     return {"norms": norms, "weights": weights}

@@ -193,6 +193,15 @@ def test_gradients_in_bfloat16_are_those_of_float32(make: Make, architecture: st
     assert not torch.equal(exact, rounded)
 
 
+def test_a_first_pass_as_the_base_model_does_not_change_gradients(make: Make) -> None:
+    """Diffusion-DPO begins with one, and FSDP2 notes at its first pass which weights are trained."""
+    plain, other = make(SD3), make(SD3)
+    with other.policy.as_base():
+        velocity(other, SD3)
+    found = gradients(other, SD3)
+    assert all(torch.equal(found[name], each) for name, each in gradients(plain, SD3).items())
+
+
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
 def test_what_wan_keeps_in_float32_stays_in_float32(make: Make, rank: int) -> None:
     actor = make(WAN, rank=rank)

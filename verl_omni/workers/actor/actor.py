@@ -222,12 +222,15 @@ class DiffusionActor:
     def _take_step(self) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, or skip it if they are not finite.
 
-        All ranks have the same norm, so they skip the same steps. Weights without a gradient stay as they are: a
-        transformer that no rank had rows for is moved neither by earlier momentum nor by weight decay.
+        All ranks have the same norm, so they skip the same steps. Weights without a gradient stay as they are: of two
+        transformers, one that no rank had rows with a gradient for is moved neither by earlier momentum nor by weight
+        decay.
 
         Raises:
             FloatingPointError: too many steps in a row were skipped.
         """
+        if isinstance(self.module, experts.Experts):
+            self.module.drop_zero_gradients()
         norm = float(build.gather(torch.nn.utils.clip_grad_norm_(self.trained, self.config.grad_clip)))
         rate = self.scheduler.get_last_lr()[0]
         finite = math.isfinite(norm)

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from verl_omni.pipelines.registry import family
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio
+from verl_omni.workers.actor.build import gather
 
 HIGH_NOISE, LOW_NOISE = "transformer", SECOND_TRANSFORMER  # components of a diffusers pipeline
 
@@ -62,6 +63,17 @@ class Experts(nn.Module):
         if self._shared:
             torch.distributed.all_reduce(counts)
         return [count > 0 for count in counts.tolist()]
+
+    def drop_zero_gradients(self) -> None:
+        """Leave a transformer without any gradient but 0 out of the next optimizer step. A collective.
+
+        Its rows have no advantage. One process may not even compute them, and several ranks do.
+        """
+        for transformer in self.children():
+            given = [parameter for parameter in transformer.parameters() if parameter.grad is not None]
+            if given and float(gather(nn.utils.get_total_norm([parameter.grad for parameter in given]))) == 0:
+                for parameter in given:
+                    parameter.grad = None
 
     @property
     def peft_config(self) -> Any:

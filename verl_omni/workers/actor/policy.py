@@ -106,6 +106,9 @@ class Policy:
             self.module = self.base
         elif self.lora:
             module.disable_adapters()
+            # peft freezes the adapter with it, and FSDP2 notes at the first pass of all which weights get gradients.
+            for parameter in self.trained.values():
+                parameter.requires_grad_(True)
         else:
             raise ValueError("the base model is not kept: `compares_with_base` of the algorithm must be true")
         try:
