@@ -223,6 +223,10 @@ _RECIPES = (
         "trainer.resume_mode": "enable",
         "trainer.rollout_data_dir": "$HOME/rollouts", "trainer.rollout_data_save_freq": "10", "trainer.video_fps": "24",
     }),
+    Recipe("wan22_ocr_lora", "wan_5b", {
+        **WAN, **JUDGE, f"{ROLLOUT}.n": "8", f"{MODEL}.attn_backend": "native",
+        f"{ROLLOUT}.rollout_attn_backend": "TORCH_SDPA", "trainer.resume_mode": "disable",
+    }),
     Recipe("sd35_nft_lora", "sd3", {
         **SD35, **NFT, **PICKSCORE, f"{ROLLOUT}.seed": "42", "data.seed": "42", f"{ALGO}.sde_type": "cps",
         f"{ACTOR}.optim.betas": "[0.9,0.999]", f"{ACTOR}.optim.clip_grad": "1.0",
@@ -244,7 +248,10 @@ _RECIPES = (
         **SD35, **DPO, f"{MODEL}.external_lib": "verl_omni.pipelines.sd3_dpo", "algorithm.sample_source": "offline",
         f"{FUNCTION}.path": f"{SCORERS}/jpeg_compressibility.py", f"{FUNCTION}.name": "compute_score",
         f"{LOSS}.dpo_beta": "2000.0", f"{ACTOR}.optim.lr": "3e-5", f"{ACTOR}.strategy": "fsdp2",
-        "trainer.device": "gpu", "trainer.max_actor_ckpt_to_keep": "3",
+        "trainer.device": "gpu", "trainer.max_actor_ckpt_to_keep": "3", f"{MODEL}.attn_backend": "native",
+        f"{ROLLOUT}.rollout_attn_backend": "TORCH_SDPA", f"{MODEL}.enable_gradient_checkpointing": "True",
+        f"{MODEL}.pipeline.guidance_scale": "1.0", f"{ACTOR}.optim.clip_grad": "1.0", "data.seed": "42",
+        f"{ROLLOUT}.seed": "42", "data.truncation": "error", "trainer.resume_mode": "auto",
     }, without=(*_LORA, f"{LOSS}.clip_ratio", "algorithm.adv_estimator", f"{ROLLOUT}.n", *_WINDOW)),
     Recipe("qwen_image_nft", "qwen_image", {
         **QWEN, **NFT, **PICKSCORE, f"{ACTOR}.optim.lr": "3e-5", f"{FSDP}.ulysses_sequence_parallel_size": "2",

@@ -18,6 +18,7 @@ from verl_omni.reward_loop.http_answers import AGAIN, Answer, AskAgain, pause_be
 from verl_omni.reward_loop.judge_router import WAITING
 from verl_omni.reward_loop.rewards.http import png_base64
 from verl_omni.reward_loop.scorer_results import error_text
+from verl_omni.reward_loop.video_frames import chosen_frames
 
 PAUSES = wait_exponential(max=10)  # seconds between two attempts
 # What a scorer's settings need not have where the run serves a judge itself (reward.reward_model).
@@ -53,6 +54,19 @@ class Judge:
     def url(self) -> str:
         """Where a chat request goes."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
+
+    async def ask_about_frames(self, sample: Tensor, question: str, interval: int) -> list[judge_answers.JudgeAnswer]:
+        """The answers about an image [3, H, W], or about each `interval`-th frame of a video [T, 3, H, W], in order.
+
+        Raises:
+            JudgeError: as `ask`; the other questions are given up.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self.ask(each, question)) for each in chosen_frames(sample, interval)]
+        except* JudgeError as failed:
+            raise failed.exceptions[0] from None
+        return [each.result() for each in asked]
 
     async def ask(self, image: Tensor, question: str) -> judge_answers.JudgeAnswer:
         """The answer to a question about an image, at temperature 0.

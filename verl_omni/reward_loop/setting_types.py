@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 Seconds = Annotated[float, Field(gt=0)]
 Attempts = Annotated[int, Field(ge=1)]
 Tokens = Annotated[int, Field(ge=1)]
+Interval = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Retries = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

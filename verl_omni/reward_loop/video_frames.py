@@ -1,4 +1,4 @@
-"""Scores of videos by models that score images."""
+"""Scores of videos by what scores images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from torch import Tensor
 
 AT_ONCE = 32  # images in a call of the model, as many as `reward.batch_size` is unless given
 ScoreImages = Callable[[Sequence[Tensor], Sequence[str]], Tensor]
+
+
+def chosen_frames(sample: Tensor, interval: int) -> list[Tensor]:
+    """PURE: an image [3, H, W] itself; of a video [T, 3, H, W] its first frame, and every `interval`-th after it."""
+    return [sample] if sample.ndim == 3 else list(sample[::interval])
 
 
 def mean_over_frames(samples: Sequence[Tensor], prompts: Sequence[str], score: ScoreImages) -> list[float]:

@@ -84,6 +84,7 @@ class JudgeSettings(ScorerSettings):
     timeout: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the judge is unreachable or busy.")
     max_tokens: int = Field(default=256, ge=1, description="Upper limit of an answer.")
+    frame_interval: int = Field(default=4, ge=1, description="Of a video, the judge gets each frame of this distance.")
 
 
 class GenrmOcrSettings(JudgeSettings):

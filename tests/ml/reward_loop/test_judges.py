@@ -53,9 +53,16 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
         stop(*each)
 
 
-async def ask(name: str, server: Server, truth: str = "OPEN", **options: Any) -> Any:
+async def ask(name: str, server: Server, truth: str = "OPEN", sample: torch.Tensor = PICTURE, **options: Any) -> Any:
     options = {"base_url": f"http://{server.address}/v1/", "model": "vlm", **options}
-    return await rewards.get_scorer(name)("test", PICTURE, truth, {"prompt": "a sign with {braces}"}, **options)
+    return await rewards.get_scorer(name)("test", sample, truth, {"prompt": "a sign with {braces}"}, **options)
+
+
+def picture_of(body: dict[str, Any]) -> Any:
+    """The pixels [H, W, 3] that a request has."""
+    kind, _, data = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")
+    assert kind == "data:image/png;base64"
+    return np.array(Image.open(io.BytesIO(base64.b64decode(data))))
 
 
 async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +75,10 @@ async def test_the_judge_gets_the_image_and_the_question(serve: Serve, monkeypat
     }
     await ask("genrm_ocr", server, question="What does the sign say?")
     sent, other = server.received
-    picture, question = sent.pop("messages")[0]["content"]
+    assert (picture_of(sent) == PICTURE.permute(1, 2, 0).numpy()).all()
+    _, question = sent.pop("messages")[0]["content"]
     assert sent == {"model": "vlm", "temperature": 0, "max_tokens": 9}
     assert (server.paths[0], server.keys) == ("/v1/chat/completions", ["Bearer secret", None])
-    kind, _, data = picture["image_url"]["url"].partition(",")
-    assert kind == "data:image/png;base64"
-    assert (np.array(Image.open(io.BytesIO(base64.b64decode(data)))) == PICTURE.permute(1, 2, 0).numpy()).all()
     assert question["text"].startswith("Transcribe all text")
     assert other["messages"][0]["content"][1]["text"] == "What does the sign say?"
 
@@ -227,10 +232,34 @@ async def test_connections_are_kept(serve: Serve) -> None:
     assert (len(server.received), server.connections) == (5, 1)
 
 
-async def test_a_video_is_refused(serve: Serve) -> None:
-    for name in ("genrm_ocr", "unified_reward"):
-        with pytest.raises(ValueError, match=f"{name} takes images"):
-            await rewards.get_scorer(name)("t", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "x", {})
+VIDEO = torch.stack([PICTURE, PICTURE * 0, 255 - PICTURE, PICTURE, PICTURE])
+
+
+async def test_of_a_video_the_judge_gets_frames_at_the_interval(serve: Serve) -> None:
+    server = serve(*[says("Final Score: 2")] * 2, *[says("Final Score: 4")] * 3)
+    assert (await ask("unified_reward", server, sample=VIDEO))["rating"] == 2
+    assert await ask("unified_reward", server, sample=VIDEO, frame_interval=2) == {"score": 0.75, "rating": 4.0}
+    asked = [picture_of(body) for body in server.received]
+    for places, found in (((0, 4), asked[:2]), ((0, 2, 4), asked[2:])):
+        expected = [VIDEO[place].permute(1, 2, 0).numpy() for place in places]
+        assert all(any((image == each).all() for image in found) for each in expected) and len(found) == len(places)
+
+
+async def test_the_text_of_a_video_is_that_of_the_frames_that_show_some(serve: Serve) -> None:
+    server = serve(says("OPEN"), says(""), says("OPXX"), says(""))
+    found = await ask("genrm_ocr", server, sample=VIDEO[:4], frame_interval=1)
+    assert found == {"score": 0.75, "exact": 0.25, "cut": 0.0}
+    server = serve(says("nothing like it"), says(""))
+    assert (await ask("genrm_ocr", server, sample=VIDEO[:2], frame_interval=1))["score"] == 0
+
+
+async def test_a_video_has_no_score_if_a_frame_has_none(serve: Serve) -> None:
+    server = serve(says("Final Score: 2"), says("no idea"), says("Final Score: 2"))
+    with pytest.raises(JudgeError, match="no rating in the answer of vlm"):
+        await ask("unified_reward", server, sample=VIDEO, frame_interval=2)
+    server = serve(*[(400, "no images, please")] * 3)
+    with pytest.raises(JudgeError, match="no images, please"):
+        await ask("unified_reward", server, sample=VIDEO, frame_interval=2)
 
 
 @pytest.mark.parametrize("several", [False, True])

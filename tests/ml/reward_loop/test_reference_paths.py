@@ -84,8 +84,7 @@ def test_one_image_may_have_a_batch_dimension() -> None:
     assert default_compute_score_image("jpeg", IMAGE[None], "") == jpeg(IMAGE)
     several = torch.stack([IMAGE, torch.zeros_like(IMAGE)])
     assert default_compute_score_image("jpeg_compressibility", several, "") == jpeg(several) == jpeg(IMAGE)
-    with pytest.raises(ValueError, match="the scorer jpeg takes images"):
-        default_compute_score_image("jpeg", several, "")
+    assert default_compute_score_image("jpeg", several, "") == (jpeg(several[0]) + jpeg(several[1])) / 2
 
 
 @pytest.mark.parametrize(

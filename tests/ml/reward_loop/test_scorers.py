@@ -77,7 +77,8 @@ def test_a_video_is_scored_over_all_frames_or_refused() -> None:
     video[0, 0] = 255
     assert score("brightness", video) == pytest.approx(1 / 12)
     assert score("color", video, color="red") == pytest.approx(0.25)
-    for name in {*rewards.OF_IMAGES} - {"genrm_ocr", "unified_reward"}:  # judges: test_judges.py
+    assert score("jpeg", video) == pytest.approx((score("jpeg", video[0]) + 3 * score("jpeg", video[1])) / 4)
+    for name in rewards.OF_IMAGES:
         with pytest.raises(ValueError, match=r"takes images.*\[4, 3, 8, 8\]"):
             score(name, video)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
 from verl_omni.reward_loop import judge_answers
-from verl_omni.reward_loop.judge_client import JudgeError, connect, connection_problems
-from verl_omni.reward_loop.rewards import check_picture
-from verl_omni.reward_loop.setting_types import Attempts, Seconds, Tokens
+from verl_omni.reward_loop.judge_client import Judge, JudgeError, connect, connection_problems
+from verl_omni.reward_loop.setting_types import Attempts, Interval, Seconds, Tokens
 
 TEMPLATE = """\
 Here are a caption and an image that was generated from it. Rate the image by two criteria:
@@ -35,13 +35,15 @@ async def compute_score(
     template: str | None = None,
     lowest: float = 1.0,
     highest: float = 5.0,
+    frame_interval: Interval = 4,
     reward_router_address: str | None = None,
     model_name: str | None = None,
 ) -> dict[str, float]:
     """(rating - lowest) / (highest - lowest), in [0, 1].
 
     The judge rates one image at a time, as in UnifiedReward's pointwise scoring; any vision-language model can be
-    asked. The rating is the last number after "Final Score:" in its answer, or an answer that is only a number.
+    asked. Of a video it rates every `frame_interval`-th frame, and their mean counts. The rating is the last number
+    after "Final Score:" in its answer, or an answer that is only a number.
 
     Args:
         base_url, model, api_key_env, timeout, attempts, max_tokens: of the judge, see `judge_client`.
@@ -53,9 +55,8 @@ async def compute_score(
 
     Raises:
         JudgeError: the judge did not answer, or its answer has no rating from `lowest` to `highest`.
-        ValueError: `solution_image` is a video, or a setting is missing or invalid.
+        ValueError: a setting is missing or invalid.
     """
-    check_picture(solution_image, "unified_reward")
     if problems := _template_problems({"template": template, "lowest": lowest, "highest": highest}):
         raise ValueError("; ".join(problems))
     judge = connect(
@@ -63,15 +64,20 @@ async def compute_score(
         timeout=timeout, attempts=attempts, max_tokens=max_tokens,
     )  # fmt: skip
     question = fill(template or TEMPLATE, str(extra_info.get("prompt")), lowest, highest)
-    answer = await judge.ask(solution_image, question)
+    answers = await judge.ask_about_frames(solution_image, question, frame_interval)
+    rating = fmean(_rating(answer, judge, lowest, highest) for answer in answers)
+    return {"score": (rating - lowest) / (highest - lowest), "rating": rating}
+
+
+def _rating(answer: judge_answers.JudgeAnswer, judge: Judge, lowest: float, highest: float) -> float:
     rating = judge_answers.rating(answer, highest)
     if rating is None or not lowest <= rating <= highest:
         found = "no rating" if rating is None else f"the rating {rating:g}"
         raise JudgeError(
             f"{judge.url}: {found} in the answer of {judge.model}, expected 'Final Score: N' from {lowest:g} to "
-            f"{highest:g} within {max_tokens} tokens: {answer.text[-200:]!r}"
+            f"{highest:g} within {judge.max_tokens} tokens: {answer.text[-200:]!r}"
         )
-    return {"score": (rating - lowest) / (highest - lowest), "rating": rating}
+    return rating
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
