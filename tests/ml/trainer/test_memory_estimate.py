@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -112,9 +113,16 @@ def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabili
 
 
 @pytest.mark.slow
-def test_ranks_share_the_copy_of_all_weights_that_is_made_to_run_as_the_old_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transformers", [1, 2])
+def test_ranks_share_the_copy_of_all_weights_that_is_made_to_run_as_the_old_policy(
+    tmp_path: Path, transformers: int
+) -> None:
     """With images so small that the copy is larger than what the passes keep."""
-    measured_update.make_model("sd3", tmp_path / "model")
+    measured_update.make_model("sd3" if transformers == 1 else "wan", tmp_path / "model")
+    if transformers == 2:
+        index = tmp_path / "model" / "model_index.json"
+        parts = json.loads(index.read_text())
+        index.write_text(json.dumps({**parts, "transformer_2": parts["transformer"], "boundary_ratio": 0.875}))
     more = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", NFT, *SMALL_IMAGES]
     found = []
     for ranks in (1, 8):

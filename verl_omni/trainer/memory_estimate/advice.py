@@ -119,7 +119,7 @@ def changes(config: DictConfig) -> Iterator[Change]:
         yield Change("trainer.n_gpus_per_node", count, costs)
     for side in ("height", "width"):
         if rollout.pipeline[side] > SMALLEST_SIDE:
-            half = rollout.pipeline[side] // 2 // SIDE_STEP * SIDE_STEP
+            half = max(SMALLEST_SIDE, rollout.pipeline[side] // 2 // SIDE_STEP * SIDE_STEP)
             yield Change(f"{ROLLOUT}.pipeline.{side}", half, "smaller samples")
 
 

@@ -68,7 +68,8 @@ def run(
         base=base,
     )  # fmt: skip
     # Ranks that share a sequence divide what this counts, except for this copy.
-    policy.tracker, policy.copied = tracker, sharding.sequence * _float32_shards(policy.trained.values(), sharding)
+    trained, policy.tracker = [*policy.trained.values()], tracker
+    policy.copied = sharding.sequence * _float32_shards(model.transformers * trained, sharding)
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
     rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)
     samples = actor.ppo_micro_batch_size_per_gpu
@@ -87,7 +88,6 @@ def run(
 
     for each in modules:
         each.register_forward_pre_hook(count)
-    trained = [p for p in module.parameters() if p.requires_grad]
     appears = passes == 1 and not sharding.wrapped
     # The accumulated gradients are counted elsewhere, and here only each new one, until it is added.
     for parameter in () if appears else trained:
