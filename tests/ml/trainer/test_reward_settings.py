@@ -206,6 +206,12 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
             [SEVERAL, "reward.reward_functions={text: {path: verl_omni/utils/reward_score/genrm_ocr.py}}"],
             "reward.reward_functions.text: genrm_ocr takes images",
         ),
+        (
+            "WanPipeline",
+            [SEVERAL, "reward.reward_functions={a: {path: verl_omni/utils/reward_score/http_scorer_client.py}}"],
+            "reward.reward_functions.a: http with protocol=pickle takes images",
+        ),
+        ("WanPipeline", [SEVERAL, "reward.reward_functions={a: {name: http, url: 'http://a'}}"], None),
         ("StableDiffusion3Pipeline", ["reward.scorer=jpeg"], None),
         ("MyPipeline", ["reward.scorer=jpeg"], None),
         ("MyPipeline", ["reward.scorer=clap"], None),
