@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from contract.recipes import ALGO, COMMON, RECIPES, ROLLOUT, Recipe
+from contract.recipes import ALGO, COMMON, LOSS, MODEL, RECIPES, ROLLOUT, Recipe
 from omni_operator import plan
-from omni_operator.api import load_job
+from omni_operator.api import load_job, read_job
 from omni_operator.cli.main import app
-from omni_operator.recipes import read_script
+from omni_operator.recipes import convert, read_script
 
 EACH = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
@@ -25,6 +26,8 @@ def without(name: str, *settings: str) -> Recipe:
     return Recipe(f"{name}_open", recipe.family, recipe.settings, recipe.module, (*recipe.without, *settings))
 
 
+# Settings that may name the algorithm.
+NAMING = (f"{MODEL}.algorithm", f"{LOSS}.loss_mode", "algorithm.adv_estimator")
 NOISE = f"{ALGO}.noise_level"
 OPEN = (
     without("sd35_nft_lora", NOISE),
@@ -107,6 +110,36 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
         for name in ours | theirs
         if ours.get(name) != theirs.get(name) and not f"{name}.".startswith(tuple(f"{each}." for each in expected))
     } == {}
+
+
+@pytest.mark.slow
+def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None:
+    """The advantages and the sampler, with each combination of the settings that may name an algorithm."""
+    from verl_omni.trainer import settings
+
+    required = [
+        "data.train_files=t.parquet", "actor_rollout_ref.model.path=a/model", "reward.custom_reward_function.path=s.py",
+        f"{ALGO}.sde_window_size=2", "trainer.total_training_steps=1", "trainer.n_gpus_per_node=2",
+        f"{ROLLOUT}.n=8",
+    ]  # fmt: skip
+    names, found = (None, "flow_grpo", "dance_grpo", "mix_grpo"), {}
+    for named in itertools.product(names, repeat=len(NAMING)):
+        if {*named[:2]} == {"dance_grpo", "mix_grpo"}:
+            continue  # two algorithms
+        given = [*required, *(f"{name}={each}" for name, each in zip(NAMING, named, strict=True) if each)]
+        made = convert(given)
+        assert made.refused == ()
+        job = read_job(plan.dump_yaml(made.document), "job").job
+        both = (settings.load(given), settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))))
+        found[named] = [_advantages_and_sampler(config) for config in both]
+    assert {named: each for named, each in found.items() if each[0] != each[1]} == {}
+
+
+def _advantages_and_sampler(config: Any) -> tuple[bool, str]:
+    """Whether advantages are divided by the deviation of all, and the sampler's type."""
+    algorithm = config.algorithm
+    global_std = algorithm.adv_estimator != "dance_grpo" if algorithm.global_std is None else algorithm.global_std
+    return bool(global_std), config.actor_rollout_ref.rollout.algo.sde_type
 
 
 def _values(config: Any) -> dict[str, object]:

@@ -68,22 +68,24 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
     from verl_omni.pipelines.registry import FAMILIES, family
 
     reward, architecture = config.reward, config.actor_rollout_ref.model.architecture
-    named = {"reward.scorer": reward.scorer}
+    named = {"reward.scorer": (reward.scorer, reward.scorer_kwargs)}
     named |= {
-        f"reward.reward_functions.{key}": part.get("name") or key
+        f"reward.reward_functions.{key}": (part.get("name") or key, part)
         for key, part in reward.reward_functions.items()
         if not part.get("path")
     }
-    for where, name in named.items():
+    for where, (name, given) in named.items():
         if name == "clap" and architecture not in FAMILIES.registered:
             yield (
                 f"{where}: {name} compares audio with the prompt, and {architecture} generates none; a model family of "
                 "your own may (docs/extensions.md)"
             )
-        if name in OF_IMAGES and family(architecture).videos:
+        pickled = name in ("http", "http_batch") and given.get("protocol") == "pickle"
+        if (name in OF_IMAGES or pickled) and family(architecture).videos:
+            protocol = " with protocol=pickle" if pickled else ""
             yield (
-                f"{where}: {name} takes images, and {architecture} generates videos; write a scorer of videos, or a "
-                "function of your own (docs/rewards.md)"
+                f"{where}: {name}{protocol} takes images, and {architecture} generates videos; write a scorer of "
+                "videos, or a function of your own (docs/rewards.md)"
             )
 
 

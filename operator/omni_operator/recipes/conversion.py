@@ -16,7 +16,6 @@ from omni_operator.api.training import ESTIMATORS, LOSSES
 
 from .fields import (
     ACTOR,
-    ALGO,
     ALGORITHM_NAMES,
     ARGUMENTS,
     BUILTIN,
@@ -37,10 +36,12 @@ from .fields import (
     V1,
     WINDOW,
     Refusal,
+    algorithm_of,
     defaults,
     interval,
     job_name,
     joined_options,
+    named_algorithm,
     number,
     settings_in,
     texts,
@@ -144,7 +145,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
         )
     made.offline = own.get(SOURCE) == "offline"
     made.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
-    algorithm = _algorithm(own)
+    algorithm = algorithm_of(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: value_of(name, texts_given) for name in texts_given}
@@ -252,27 +253,10 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
         made.overrides.append(f"{name}={in_one_line(text) if chr(10) in text else text}")
 
 
-def _named(values: Mapping[str, Any]) -> str | None:
-    """The algorithm that the script names; None if it does not exist."""
-    return ALGORITHM_NAMES.get(values.get(LOSS, values.get(f"{MODEL}.algorithm", "flow_grpo")))
-
-
-def _algorithm(values: Mapping[str, Any]) -> str | None:
-    """The job's algorithm: the one that the script names, or that its estimator and sampler make of Flow-GRPO."""
-    named, estimator, sampler = _named(values), values.get(ESTIMATOR), values.get(f"{ALGO}.sde_type")
-    if named == "DanceGRPO" and sampler not in (None, "dance_sde"):
-        return "FlowGRPO"
-    if named == "FlowGRPO" and (estimator, sampler) == ("dance_grpo", "dance_sde"):
-        return "DanceGRPO"
-    if named == "FlowGRPO" and estimator == "mix_grpo":
-        return "MixGRPO"
-    return named
-
-
 def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
     """Advantages other than those of the job's algorithm are a setting of their standard deviation."""
     algorithm = made.spec["algorithm"]["name"]
-    default = "dance_grpo" if _named(values) == "DanceGRPO" else ESTIMATORS.get(algorithm, "flow_grpo")
+    default = "dance_grpo" if named_algorithm(values) == "DanceGRPO" else ESTIMATORS.get(algorithm, "flow_grpo")
     estimator = values.get(ESTIMATOR, default)
     if estimator not in ESTIMATORS.values():
         raise Refusal(f"{estimator} is not supported; write {' or '.join(dict.fromkeys(ESTIMATORS.values()))}")

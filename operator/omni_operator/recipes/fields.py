@@ -47,6 +47,28 @@ IMPLIED: dict[str, tuple[Any, ...]] = {
 }
 
 
+def named_algorithm(values: Mapping[str, Any]) -> str | None:
+    """The algorithm that a script names; None if it does not exist.
+
+    DanceGRPO and MixGRPO have the loss of Flow-GRPO, so that a script may name them as what samples are for only.
+    """
+    sampled = values.get(f"{MODEL}.algorithm", "flow_grpo")
+    loss = values.get(LOSS, sampled)
+    return ALGORITHM_NAMES.get(sampled if loss == "flow_grpo" and sampled in ("dance_grpo", "mix_grpo") else loss)
+
+
+def algorithm_of(values: Mapping[str, Any]) -> str | None:
+    """The job's algorithm: the one that the script names, or that its estimator and sampler make of Flow-GRPO."""
+    named, estimator, sampler = named_algorithm(values), values.get(ESTIMATOR), values.get(f"{ALGO}.sde_type")
+    if named == "DanceGRPO" and sampler not in (None, "dance_sde"):
+        return "FlowGRPO"
+    if named == "FlowGRPO" and (estimator, sampler) == ("dance_grpo", "dance_sde"):
+        return "DanceGRPO"
+    if named == "FlowGRPO" and estimator == "mix_grpo":
+        return "MixGRPO"
+    return named
+
+
 class Refusal(ValueError):
     """A value for which there is no field, and why.
 

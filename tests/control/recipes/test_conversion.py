@@ -218,6 +218,7 @@ def test_windows(arguments: tuple[str, ...], window: dict[str, Any]) -> None:
 
 FLOW, DANCE, MIX = (f"algorithm.adv_estimator={name}_grpo" for name in ("flow", "dance", "mix"))
 DANCE_SDE, LOSS_MODE = f"{ROLLOUT}.algo.sde_type=dance_sde", f"{ACTOR}.diffusion_loss.loss_mode"
+SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
 SIZE = f"{ROLLOUT}.algo.sde_window_size=2"
 BY_GROUP = ["algorithm.global_std=false"]
 
@@ -236,6 +237,8 @@ BY_GROUP = ["algorithm.global_std=false"]
         ([MIX, SIZE, f"{ROLLOUT}.algo.sample_strategy=progressive"], "MixGRPO", "Progressive", []),
         ([f"{LOSS_MODE}=flow_grpo", DANCE, DANCE_SDE], "DanceGRPO", None, []),
         ([f"{LOSS_MODE}=grpo_guard", DANCE, DANCE_SDE], "GRPOGuard", None, BY_GROUP),
+        ([f"{LOSS_MODE}=flow_grpo", f"{SAMPLED_FOR}=dance_grpo"], "DanceGRPO", None, []),
+        ([f"{LOSS_MODE}=flow_grpo", f"{SAMPLED_FOR}=mix_grpo", SIZE], "MixGRPO", "Random", []),
     ],
 )  # fmt: skip
 def test_names_of_algorithms(arguments: list[str], name: str, placement: str | None, std: list[str]) -> None:

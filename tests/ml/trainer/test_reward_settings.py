@@ -210,6 +210,12 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
             [SEVERAL, "reward.reward_functions={own: {name: shapes}}"],
             "reward.reward_functions.own: shapes takes images",
         ),
+        (
+            "WanPipeline",
+            [SEVERAL, "reward.reward_functions={a: {path: verl_omni/utils/reward_score/http_scorer_client.py}}"],
+            "reward.reward_functions.a: http with protocol=pickle takes images",
+        ),
+        ("WanPipeline", [SEVERAL, "reward.reward_functions={a: {name: http, url: 'http://a'}}"], None),
         ("WanPipeline", ["reward.scorer=jpeg"], None),
         ("StableDiffusion3Pipeline", ["reward.scorer=shapes"], None),
         ("MyPipeline", ["reward.scorer=shapes"], None),
