@@ -52,8 +52,8 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
 
     Raises:
         ValueError: the window does not fit into `steps`, `sample_strategy` or `sde_type` is unknown, the noise level is
-            not finite or above `MOST_NOISE`, a progressive window is not contiguous, or a window of `cps` holds the
-            last step, where it adds no noise.
+            not finite or above `MOST_NOISE`, a progressive window is not contiguous, or log-probabilities are wanted of
+            a window of `cps` that holds the last step, where it adds no noise.
     """
     noise_level, kind = float(extra.get("noise_level") or 0.0), str(extra.get("sde_type") or "sde")
     if not abs(noise_level) <= MOST_NOISE:
@@ -74,7 +74,7 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         iters_per_group=int(extra.get("iters_per_group") or 1),
         contiguous=contiguous,
     )
-    if kind == "cps" and chosen[-1] == steps - 1:
+    if kind == "cps" and chosen[-1] == steps - 1 and requested_fields(extra).steps:
         raise ValueError(f"an SDE window of cps must not hold the last of {steps} steps, where it adds no noise")
     return Window(chosen, noise_level, kind, contiguous)
 

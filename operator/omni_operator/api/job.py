@@ -135,7 +135,7 @@ class Spec(StrictModel):
             ".rollout.sampler.type",
         ),
         Cel(
-            "self.algorithm.name == 'Custom' || self.rollout.sampler.noiseLevel == 0.0 || "
+            f"!(self.algorithm.name in {list(ESTIMATORS)}) || self.rollout.sampler.noiseLevel == 0.0 || "
             "!has(self.rollout.sampler.type) || self.rollout.sampler.type != 'cps' || "
             "!has(self.rollout.sampler.window) || self.rollout.sampler.window.end < self.rollout.pipeline.steps",
             CPS_AT_END,
@@ -227,7 +227,7 @@ class Spec(StrictModel):
         if name == "GRPOGuard" and sampler.type == "cps":
             yield Violation(("rollout", "sampler", "type"), GUARD_CPS)
         at_end = sampler.window is not None and sampler.window.end == self.rollout.pipeline.steps
-        if name != "Custom" and sampler.noise_level > 0 and sampler.type == "cps" and at_end:
+        if name in ESTIMATORS and sampler.noise_level > 0 and sampler.type == "cps" and at_end:
             yield Violation(("rollout", "sampler", "window", "end"), CPS_AT_END)
         if name == "DiffusionDPO" and self.trainer.batch.prompts % self.trainer.accelerators:
             yield Violation(("trainer", "batch", "prompts"), PAIRS)

@@ -140,6 +140,12 @@ def test_a_violated_rule_names_a_field(assignments: list[str], at: str, said: st
     assert said in found
 
 
+def test_without_log_probabilities_a_window_of_cps_may_hold_the_last_step() -> None:
+    window = "spec.rollout.sampler={type: cps, noiseLevel: 0.7, window: {size: 2, start: 0, end: 10}}"
+    job = read_job(GOOD, "job.yaml", ["spec.algorithm.name=DiffusionNFT", window]).job
+    assert job.spec.rollout.sampler.window
+
+
 def test_assignments_replace_values_and_are_named_in_errors() -> None:
     loaded = read_job(GOOD, "job.yaml", ["spec.trainer.totalSteps=9", "spec.rollout.pipeline.steps=4"])
     assert (loaded.job.spec.trainer.total_steps, loaded.job.spec.rollout.pipeline.steps) == (9, 4)

@@ -125,8 +125,11 @@ def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of
     assert not {row["seed"] for row in rows} & set(own)
 
 
-def test_a_window_of_cps_that_holds_the_last_step_is_refused() -> None:
+def test_a_window_of_cps_that_holds_the_last_step_is_refused_if_log_probabilities_are_wanted() -> None:
     (row,) = params(0, sde_type="cps", noise_level=0.7, sde_window_size=1, sde_window_range=[STEPS - 1, STEPS])
+    assert row["logprobs"]
+    found = sde_window({**row, "logprobs": False}, STEPS, seed=1)
+    assert found is not None and found.steps == (STEPS - 1,)
     with pytest.raises(ValueError, match="must not hold the last of 6 steps"):
         sde_window(row, STEPS, seed=1)
 

@@ -161,6 +161,12 @@ def test_a_window_of_cps_before_the_last_step_is_accepted() -> None:
     assert load("actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,9]")
 
 
+@pytest.mark.parametrize("algorithm", [NFT, DPO])
+def test_without_log_probabilities_a_window_of_cps_may_hold_the_last_step(algorithm: str) -> None:
+    algo = "actor_rollout_ref.rollout.algo"
+    assert load(algorithm, f"{algo}.sde_type=cps", f"{algo}.noise_level=0.7", f"{algo}.sde_window_range=[0,10]")
+
+
 @pytest.mark.parametrize(
     "wrong", ["draws=0", "mix_beta=-1", "adaptive_weight_min=0", "ref_kl_coef=-1", "old_decay_max=1"]
 )

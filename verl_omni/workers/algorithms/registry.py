@@ -161,7 +161,7 @@ def _noise_conflicts(config: DictConfig) -> Sequence[str]:
     return found
 
 
-def _window_conflicts(config: DictConfig) -> Sequence[str]:
+def _window_conflicts(config: DictConfig, *, on_recorded_steps: bool) -> Sequence[str]:
     algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
     if algo.noise_level <= 0:
         return []  # no step has noise
@@ -177,7 +177,8 @@ def _window_conflicts(config: DictConfig) -> Sequence[str]:
         window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
     except ValueError as error:
         return [f"{ROLLOUT}.algo.sde_window_size: {error}"]
-    if algo.sde_type == "cps" and algo.sde_window_range is not None and algo.sde_window_range[1] == steps:
+    at_end = algo.sde_window_range is not None and algo.sde_window_range[1] == steps
+    if on_recorded_steps and algo.sde_type == "cps" and at_end:
         return [
             f"{ROLLOUT}.algo.sde_window_range: {list(algo.sde_window_range)} contains the last of {steps} steps, where "
             "cps adds no noise; end the range before it"
@@ -296,5 +297,6 @@ def setting_conflicts(config: DictConfig) -> list[str]:
         plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         if text := required.conflict(plain, name):
             found.append(text)
-    shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config), *_window_conflicts(config))
-    return [*found, *shared, *entry.conflicts(config)]
+    shared = (*_rank_conflicts(config, entry), *_noise_conflicts(config))
+    window = _window_conflicts(config, on_recorded_steps=entry.on_recorded_steps)
+    return [*found, *shared, *window, *entry.conflicts(config)]
