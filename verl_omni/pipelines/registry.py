@@ -35,6 +35,8 @@ class Family:
         experts: whether a model may have a second transformer for low noise levels. The first argument of `velocity`
             is then `workers.actor.experts.Experts`, and the engine's pipeline calls the transformer of each step.
         videos: whether its samples are videos [T, 3, H, W], which scorers of images refuse.
+        stepwise: whether the engine can run its steps one at a time (`rollout.step_execution`); None: the pipeline's
+            `supports_step_execution` says it when the engine starts.
     """
 
     pipeline: str
@@ -45,6 +47,7 @@ class Family:
     images: str | None = None
     experts: bool = False
     videos: bool = False
+    stepwise: bool | None = None
 
     @property
     def folder(self) -> str:
@@ -70,6 +73,7 @@ def _own(folder: str, pipeline: str, pre_process: str | None = None, encoder: st
         pre_process,
         f"{package}.encoding:{encoder}" if encoder else None,
         f"{package}.shapes",
+        stepwise=folder in ("qwen_image", "sd3"),
     )
 
 
@@ -99,8 +103,9 @@ class TrainingAdapter(Protocol):
         CHAT_TEMPLATE: Jinja chat template of prompts; None for the tokenizer's own, or for plain text.
 
     It may have `NOT_ADAPTED`, a regular expression of the linear layers that the engine's LoRA does not reach:
-    `target_modules=all-linear` leaves them out. And `LONGEST_TOKENIZER`, the folder of the tokenizer whose text encoder
-    reads the first `max_sequence_length` tokens of a prompt, where the engine cuts longer ones off.
+    `target_modules=all-linear` leaves them out. `LONGEST_TOKENIZER` is the folder of the tokenizer whose text encoder
+    reads the first `max_sequence_length` tokens of a prompt, where the engine cuts longer ones off. `PADS_PROMPTS` is
+    true if every prompt has `prompt_rows` rows.
     """
 
     CONDITIONS: tuple[str, ...]

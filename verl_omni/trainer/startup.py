@@ -139,7 +139,7 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches, or the model has two transformers, and its family does not support that.
+        ValueError: no model family matches, or the family does not support what the model or the settings have.
     """
     from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, training_adapter
 
@@ -160,6 +160,11 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
+    if rollout.step_execution and family(model.architecture).stepwise is False:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.step_execution: {model.architecture} is generated as whole requests only; "
+            "write false"
+        )
     if model.extra_tokenizers and not reads_extra_ids(model.architecture):
         model.extra_tokenizers = {}
     if model.tokenizer_path is None:
@@ -174,9 +179,16 @@ def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
         model.exclude_modules = getattr(adapter, "NOT_ADAPTED", None)
     if model.fsdp_layer_prefixes is None:
         model.fsdp_layer_prefixes = list(adapter.LAYERS)
+    length = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
+    rows = adapter.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
     if rollout.max_prompt_embed_length is None:
-        length = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
-        rollout.max_prompt_embed_length = adapter.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
+        rollout.max_prompt_embed_length = rows
+    elif rollout.max_prompt_embed_length != rows and getattr(adapter, "PADS_PROMPTS", False):
+        raise ValueError(
+            f"actor_rollout_ref.rollout.max_prompt_embed_length: every prompt of {model.architecture} has {rows} rows "
+            f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, not "
+            f"{rollout.max_prompt_embed_length}; write {rows}, or leave it out"
+        )
 
 
 def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:

@@ -236,10 +236,15 @@ def architecture_of(model: Path) -> str:
 
 
 def test_a_family_that_is_generated_as_whole_requests_refuses_step_execution() -> None:
+    from verl_omni.pipelines.registry import FAMILIES
+    from verl_omni.utils.registry import load
     from verl_omni.workers.config import DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    for architecture in ("QwenImageEditPlusPipeline", "WanPipeline"):
+    for architecture, each in FAMILIES.items():
+        assert each.stepwise == getattr(load(each.pipeline), "supports_step_execution", False)
+        if each.stepwise:
+            continue
         with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only"):
             DiffusionMode().complete_engine_args(
                 {}, DiffusionRolloutConfig(step_execution=True), SimpleNamespace(architecture=architecture)

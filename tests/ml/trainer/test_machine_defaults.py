@@ -235,6 +235,24 @@ def test_the_executor_mp_is_allowed_with_step_execution(tmp_path: Path) -> None:
     assert made.rollout.engine_kwargs.vllm_omni.distributed_executor_backend == "mp"
 
 
+@pytest.mark.parametrize("architecture", ["WanPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
+def test_step_execution_is_refused_for_a_family_of_whole_requests(tmp_path: Path, architecture: str) -> None:
+    with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only; write"):
+        fitted(tmp_path, architecture, "actor_rollout_ref.rollout.step_execution=true")
+
+
+@pytest.mark.parametrize(("architecture", "rows"), [("StableDiffusion3Pipeline", 177), ("WanPipeline", 100)])
+def test_a_family_that_pads_prompts_has_one_length_of_embeddings(tmp_path: Path, architecture: str, rows: int) -> None:
+    length = "actor_rollout_ref.rollout.max_prompt_embed_length"
+    for wrong in (rows - 1, rows + 1):
+        with pytest.raises(
+            ValueError, match=rf"{length}: every prompt of {architecture} has {rows} rows with .*=100, "
+        ):
+            fitted(tmp_path, architecture, f"{length}={wrong}")
+    assert fitted(tmp_path, architecture, f"{length}={rows}").rollout.max_prompt_embed_length == rows
+    assert fitted(tmp_path, "QwenImagePipeline", f"{length}=60").rollout.max_prompt_embed_length == 60
+
+
 def test_numbers_of_workers_follow_from_accelerators_and_cpus(tmp_path: Path) -> None:
     made = fitted(tmp_path, "WanPipeline", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.max_num_seqs=3")
     assert (made.rollout.agent.num_workers, made.rollout.max_concurrent_requests) == (1, 12)

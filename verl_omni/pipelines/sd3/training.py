@@ -23,6 +23,9 @@ def guidance(pipeline: Any) -> float:
     return float(pipeline.guidance_scale or 1.0)
 
 
+PADS_PROMPTS = True
+
+
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
     """CLIP and T5 tokens: without an attention mask, more rows would be attended to."""
     return tokenizer_length + max_sequence_length

@@ -26,6 +26,9 @@ def guidance(pipeline: Any) -> float:
     return ENGINE_GUIDANCE if pipeline.guidance_scale is None else float(pipeline.guidance_scale)
 
 
+PADS_PROMPTS = True
+
+
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
     """The engine pads every prompt to `max_sequence_length`, and the model attends to the padding."""
     return max_sequence_length
