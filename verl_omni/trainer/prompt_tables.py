@@ -6,6 +6,7 @@ columns there are, and reads rows from its cache again if a file has the name an
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +38,7 @@ def _parquet_table(file: str) -> Dataset:
     stat = Path(file).stat()
     # Part of the name in the cache, which otherwise has path and time of the change, as copies of other files can.
     content = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_ctime_ns}"
-    return load_dataset("parquet", data_files=file, description=content)["train"]
+    return load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
 
 
 def _json_table(files: Iterable[str]) -> Dataset:

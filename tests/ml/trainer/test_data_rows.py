@@ -108,8 +108,9 @@ def test_columns_of_several_files_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
 def test_a_copy_of_another_file_with_the_time_of_the_first_is_read(tmp_path: Path, name: str) -> None:
     """As `cp -p`, `rsync -a` and archives write it, and a cache must not have the first."""
+    path = tmp_path / "sets[1]*" / name  # no pattern
+    path.parent.mkdir()
     for text in ("one", "two"):
-        path = tmp_path / name
         if name.endswith(".parquet"):
             parquet.write_table(pa.table({"prompt": [text]}), path)
         else:
