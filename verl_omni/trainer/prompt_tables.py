@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_dataset
+from pyarrow import ArrowException, unify_schemas
 
 from verl_omni.trainer import prompt_files
 
@@ -30,7 +31,38 @@ def read(files: Sequence[str]) -> Dataset:
     for parquet, group in groupby(files, key=lambda file: Path(file).suffix == PARQUET):
         paths = list(group)
         parts += map(_parquet_table, paths) if parquet else [_json_table(paths)]
-    return concatenate_datasets(parts)
+    return concatenate_datasets(_aligned(parts))
+
+
+def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
+    """The parts, with columns of the same types as far as one can hold the values of all."""
+    made = list(parts)
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        types = [part.features[name] for part in parts if name in part.column_names]
+        types = [each for each in types if each != Value("null")]
+        if all(each == types[0] for each in types):
+            continue
+        if any(isinstance(each, Json) for each in types):
+            made = [_with_json(part, name) if name in part.column_names else part for part in made]
+        elif (common := _common_type(types)) is not None:
+            made = [part.cast_column(name, common) if name in part.column_names else part for part in made]
+    return made
+
+
+def _common_type(types: Iterable[Any]) -> Any | None:
+    """A type with the values of all, such as a struct with the fields of each; None if there is none. PURE."""
+    schemas = [Features({"": each}).arrow_schema.remove_metadata() for each in types]
+    try:
+        return Features.from_arrow_schema(unify_schemas(schemas, promote_options="permissive"))[""]
+    except ArrowException:
+        return None
+
+
+def _with_json(part: Dataset, name: str) -> Dataset:
+    """A part whose column `name` may hold any values of JSON."""
+    column = Dataset.from_dict({name: list(part[name])}, features=Features({name: Json()}))
+    rest = part.remove_columns(name)
+    return concatenate_datasets([rest, column], axis=1) if rest.column_names else column
 
 
 def _parquet_table(file: str) -> Dataset:

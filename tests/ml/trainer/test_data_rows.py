@@ -105,6 +105,24 @@ def test_columns_of_several_files_are_joined(tmp_path: Path) -> None:
     assert rows[0]["extra_info"] == {"a": 1, "prompt": "a", "index": 0} and rows[1]["extra_info"]["b"] == "2"
 
 
+def test_columns_of_parquet_files_that_differ_are_joined_where_a_type_holds_both(tmp_path: Path) -> None:
+    """As pandas and polars write texts, and data sets their `extra_info`."""
+    tables = [
+        pa.table({"prompt": ["a"], "extra_info": [{"a": 1}], "n": pa.array([1], pa.int32()), "x": [None]}),
+        pa.table({"prompt": pa.array(["b"], pa.large_string()), "extra_info": [{"b": "2", "a": 3}], "n": [2]}),
+        pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "extra_info": pa.nulls(1), "x": [b"c"]}),
+    ]
+    files = [str(tmp_path / f"{number}.parquet") for number in range(len(tables))]
+    for table, file in zip(tables, files, strict=True):
+        parquet.write_table(table, file)
+    (tmp_path / "d.jsonl").write_text('{"prompt": "d"}\n{"prompt": [{"role": "user", "content": "e"}]}\n')
+    rows = data.load([*files, str(tmp_path / "d.jsonl")], config(tmp_path), None)
+    assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c", "d", "e"]
+    assert [row["extra_info"].get("a") for row in rows] == [1, 3, None, None, None]
+    assert [row["extra_info"].get("b") for row in rows] == [None, "2", None, None, None]
+    assert [row["n"] for row in rows] == [1, 2, None, None, None] and rows[2]["x"] == b"c"
+
+
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
 def test_a_copy_of_another_file_with_the_time_of_the_first_is_read(tmp_path: Path, name: str) -> None:
     """As `cp -p`, `rsync -a` and archives write it, and a cache must not have the first."""
