@@ -6,14 +6,16 @@ columns there are, and reads rows from its cache again if a file has the name an
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_dataset
-from pyarrow import ArrowException, unify_schemas
 
 from verl_omni.trainer import prompt_files
 
@@ -35,17 +37,16 @@ def read(files: Sequence[str]) -> Dataset:
 
 
 def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
-    """The parts, with columns of the same types as far as one can hold the values of all."""
+    """The parts, with columns of the same types: one with the values of all, otherwise JSON."""
     made = list(parts)
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
         types = [part.features[name] for part in parts if name in part.column_names]
         types = [each for each in types if each != Value("null")]
         if all(each == types[0] for each in types):
             continue
-        if any(isinstance(each, Json) for each in types):
-            made = [_with_json(part, name) if name in part.column_names else part for part in made]
-        elif (common := _common_type(types)) is not None:
-            made = [part.cast_column(name, common) if name in part.column_names else part for part in made]
+        common = None if any(map(_has_json, types)) else _common_type(types)
+        with contextlib.suppress(TypeError):  # values that JSON does not have: joining the parts names the column
+            made = [_converted(part, name, common) if name in part.column_names else part for part in made]
     return made
 
 
@@ -53,14 +54,16 @@ def _common_type(types: Iterable[Any]) -> Any | None:
     """A type with the values of all, such as a struct with the fields of each; None if there is none. PURE."""
     schemas = [Features({"": each}).arrow_schema.remove_metadata() for each in types]
     try:
-        return Features.from_arrow_schema(unify_schemas(schemas, promote_options="permissive"))[""]
-    except ArrowException:
+        return Features.from_arrow_schema(pa.unify_schemas(schemas, promote_options="permissive"))[""]
+    except pa.ArrowException:
         return None
 
 
-def _with_json(part: Dataset, name: str) -> Dataset:
-    """A part whose column `name` may hold any values of JSON."""
-    column = Dataset.from_dict({name: list(part[name])}, features=Features({name: Json()}))
+def _converted(part: Dataset, name: str, common: Any | None) -> Dataset:
+    """A part whose column `name` has a type; None: JSON, which may hold any values that JSON has."""
+    if common is not None:
+        return part.cast_column(name, common)
+    column = _json_column(name, part[name])
     rest = part.remove_columns(name)
     return concatenate_datasets([rest, column], axis=1) if rest.column_names else column
 
@@ -88,4 +91,22 @@ def _json_table(files: Iterable[str]) -> Dataset:
             number += 1
     for column in columns.values():
         column += [None] * (number - len(column))
-    return Dataset.from_dict(columns, on_mixed_types="use_json")
+    made = [_column(name, values) for name, values in columns.items()]
+    return concatenate_datasets(made, axis=1) if made else Dataset.from_dict({})
+
+
+def _column(name: str, values: list[Any]) -> Dataset:
+    """A column; JSON if its values have several types."""
+    made = Dataset.from_dict({name: values}, on_mixed_types="use_json")
+    return _json_column(name, values) if _has_json(made.features[name]) else made
+
+
+def _has_json(feature: Any) -> bool:
+    parts = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
+    return isinstance(feature, Json) or any(_has_json(part) for part in parts if part is not None)
+
+
+def _json_column(name: str, values: Iterable[Any]) -> Dataset:
+    """A column of JSON. Hugging Face's `datasets` would take texts such as `1` and `[]` as JSON already."""
+    texts = [None if value is None else json.dumps(value) for value in values]
+    return Dataset(pa.table({name: pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))}))

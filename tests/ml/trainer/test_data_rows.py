@@ -105,22 +105,34 @@ def test_columns_of_several_files_are_joined(tmp_path: Path) -> None:
     assert rows[0]["extra_info"] == {"a": 1, "prompt": "a", "index": 0} and rows[1]["extra_info"]["b"] == "2"
 
 
+def test_texts_that_look_like_json_stay_texts_between_other_types(tmp_path: Path) -> None:
+    texts = ["1", "true", "null", "[]", "{}", '"a"', "NaN", ""]
+    values = [*texts, 0.1 + 0.2, 2**63 - 1, True, ["1"], {"a": "2"}]
+    chat = [{"role": "user", "content": "b"}]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in [*texts, chat]))
+    rows = load(tmp_path, [{"prompt": "a", "x": each, "extra_info": {"x": each}} for each in values])
+    assert [row["x"] for row in rows] == [row["extra_info"]["x"] for row in rows] == values
+    rows = data.load([str(tmp_path / name) for name in ("train.jsonl", "p.jsonl")], config(tmp_path), None)
+    assert [row["extra_info"]["prompt"] for row in rows] == ["a"] * len(values) + [*texts, "b"]
+
+
 def test_columns_of_parquet_files_that_differ_are_joined_where_a_type_holds_both(tmp_path: Path) -> None:
     """As pandas and polars write texts, and data sets their `extra_info`."""
     tables = [
         pa.table({"prompt": ["a"], "extra_info": [{"a": 1}], "n": pa.array([1], pa.int32()), "x": [None]}),
         pa.table({"prompt": pa.array(["b"], pa.large_string()), "extra_info": [{"b": "2", "a": 3}], "n": [2]}),
         pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "extra_info": pa.nulls(1), "x": [b"c"]}),
+        pa.table({"prompt": [[{"role": "user", "content": "d"}]], "n": ["3"]}),
     ]
     files = [str(tmp_path / f"{number}.parquet") for number in range(len(tables))]
     for table, file in zip(tables, files, strict=True):
         parquet.write_table(table, file)
-    (tmp_path / "d.jsonl").write_text('{"prompt": "d"}\n{"prompt": [{"role": "user", "content": "e"}]}\n')
+    (tmp_path / "d.jsonl").write_text('{"prompt": "e"}\n')
     rows = data.load([*files, str(tmp_path / "d.jsonl")], config(tmp_path), None)
     assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c", "d", "e"]
     assert [row["extra_info"].get("a") for row in rows] == [1, 3, None, None, None]
     assert [row["extra_info"].get("b") for row in rows] == [None, "2", None, None, None]
-    assert [row["n"] for row in rows] == [1, 2, None, None, None] and rows[2]["x"] == b"c"
+    assert [row["n"] for row in rows] == [1, 2, None, "3", None] and rows[2]["x"] == b"c"
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])

@@ -165,7 +165,7 @@ def test_seeds_of_held_out_prompts_are_whole_numbers(tmp_path: Path, name: str) 
 
 
 def test_files_whose_columns_have_other_types_are_named(tmp_path: Path) -> None:
-    for name, value in (("a", "s"), ("b", 1)):
+    for name, value in (("a", b"s"), ("b", 1)):
         parquet.write_table(pa.table({"prompt": ["red"], "x": [value]}), tmp_path / f"{name}.parquet")
     files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
     config = settings.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
