@@ -16,7 +16,7 @@ from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
-from verl_omni.trainer import prompt_images
+from verl_omni.trainer import prompt_images, prompt_tables
 from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.postscript import forbid_programs
@@ -35,6 +35,13 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
     row's number), and `raw_negative_prompt` if any row has a negative prompt. The row's other columns are unchanged,
     e.g. `agent_name`, which chooses the agent loop; None where a row has no value.
     """
+
+    @override
+    def _read_files_and_tokenize(self) -> None:
+        self.dataframe = prompt_tables.read(self.data_files)
+        if 0 < self.max_samples < len(self.dataframe):
+            self.dataframe = self.dataframe.select(range(self.max_samples))
+        self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
 
     @override
     def _build_messages(self, example: dict[str, Any], key: str) -> list[dict[str, Any]]:
@@ -122,6 +129,8 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     settings = OmegaConf.merge(config, {"shuffle": False, "cache_dir": config.cache_dir or "~/.cache/verl/rlhf"})
     try:
         dataset = get_dataset_class(settings)(paths, tokenizer, settings, processor, max_samples)
+    except InvalidPromptFile:
+        raise
     except (DatasetsError, ArrowException, ValueError) as error:
         cause = error.__cause__ or error
         raise InvalidPromptFile(f"{', '.join(paths)} cannot be read: {cause}") from error

@@ -14,6 +14,7 @@ SAMPLED = (f"{ROLLOUT}.", f"{ROLLOUT}.val_kwargs.")  # samples of training and o
 # The engine takes 0 for "not set", and would use a default of its own.
 SIZES = ("height", "width", "num_frames", "num_inference_steps", "max_sequence_length")
 POSITIVE = (
+    "data.max_prompt_length",
     "data.train_batch_size",
     f"{ACTOR}.diffusion_loss.adv_clip_max",
     f"{ACTOR}.diffusion_loss.clip_ratio",
@@ -35,6 +36,13 @@ NOT_NEGATIVE = (
     *(f"{group}pipeline.{name}" for group in SAMPLED for name in ("guidance_scale", "true_cfg_scale")),
     "trainer.max_log_prob_difference",
 )
+WHOLE = (
+    "data.max_prompt_length",
+    "data.seed",
+    "data.train_batch_size",
+    "data.train_max_samples",
+    "data.val_max_samples",
+)
 # What to write instead.
 ADVICE = {
     f"{ACTOR}.grad_clip": "; for gradients that are not clipped, write inf",
@@ -49,6 +57,10 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             value = OmegaConf.select(config, name)
             if is_number(value) and not (value > 0 or (least and value == 0)):
                 yield f"{name}: {range_}: {value}{ADVICE.get(name, '')}"
+    for name in WHOLE:
+        value = OmegaConf.select(config, name)
+        if isinstance(value, float) and not value.is_integer():
+            yield f"{name}: must be a whole number: {value}"
     algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"

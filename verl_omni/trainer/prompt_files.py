@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from verl_omni.utils.seeds import SEED_RANGE
 
 NEGATIVE_PROMPT, SEED = "negative_prompt", "seed"
 MAPPINGS = ("extra_info", "reward_model")
+SUFFIXES = (".jsonl", ".json", ".parquet")
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # an escape in JSON, of which a pair is a character
+WHOLE_NUMBERS, LONGEST_NUMBER = range(-(2**63), 2**63), 20  # characters, with its sign
 
 
 class InvalidPromptFile(ValueError):
@@ -50,6 +54,8 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False) -> None:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
+    if path.suffix not in SUFFIXES:
+        raise InvalidPromptFile(f"{path}: the name of a file of prompts must end in {', '.join(SUFFIXES)}")
     found = False
     for place, row in rows(path, prompt_key, *([SEED] if held_out else [])):
         found = True
@@ -177,8 +183,19 @@ def _parse(text: str, path: Path, line: int | None = None) -> Any:
             raise InvalidPromptFile(f"{place}: {twice!r} is given twice")
         return made
 
+    def whole_number(digits: str) -> int:
+        if len(digits) > LONGEST_NUMBER or (number := int(digits)) not in WHOLE_NUMBERS:
+            raise InvalidPromptFile(f"{place}: the number {digits[:40]} has more than 64 bits: write it as text")
+        return number
+
     try:
-        return json.loads(text, object_pairs_hook=refuse_twice)
+        value = json.loads(text, object_pairs_hook=refuse_twice, parse_int=whole_number)
+        if HALF_CHARACTER.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise InvalidPromptFile(f"{place}: {half} is half of a character: it lacks the other half") from error
     except json.JSONDecodeError as error:
         where = f"{path}:{line or error.lineno}"
         raise InvalidPromptFile(f"{where}: not valid JSON: {error.msg}, column {error.colno}") from error
@@ -187,7 +204,7 @@ def _parse(text: str, path: Path, line: int | None = None) -> Any:
 
 
 def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, JsonType
     from pyarrow.parquet import ParquetFile
 
     try:
@@ -199,9 +216,11 @@ def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[
                 raise InvalidPromptFile(f"{path}: {_lacks_prompt(prompt_key, names)}")
             number = 0
             checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS, *also) if name in names]
+            # Hugging Face's datasets write values of several types as JSON, and read them from it.
+            encoded = [name for name in checked if isinstance(file.schema_arrow.field(name).type, JsonType)]
             for batch in file.iter_batches(columns=checked):
                 for row in batch.to_pylist():
-                    yield f"{path}: row {number}", row
+                    yield f"{path}: row {number}", row | {name: json.loads(row[name] or "null") for name in encoded}
                     number += 1
     except (ArrowException, OSError) as error:
         raise InvalidPromptFile(f"{path} cannot be read as a Parquet file: {error}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+
+from verl_omni.trainer import prompt_files
 
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 
@@ -68,10 +69,4 @@ def _rows_of(path: Path) -> int:
             return int(ParquetFile(path).metadata.num_rows)
         except ArrowInvalid as error:
             raise ValueError(f"{path} is not a Parquet file: {error}") from error
-    text = path.read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith("["):
-        try:
-            return len(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
-    return sum(1 for line in text.split("\n") if line.strip())  # JSON allows other separators of lines in its text
+    return sum(1 for _ in prompt_files.rows(path, ""))

@@ -95,6 +95,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
+        _fit_data(config)
         _fit_to_model(model, rollout)
         if config.algorithm.sample_source == "offline":
             from verl_omni.pipelines.registry import check_encoder
@@ -132,6 +133,14 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
             rollout.enable_sleep_mode = has_accelerator
         judges.fill_in(config, has_accelerator=has_accelerator)
     process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)
+
+
+def _fit_data(config: DictConfig) -> None:
+    """Numbers of `data` that are null: the order depends on the run's seed, and all rows are used."""
+    data = config.data
+    data.seed = int(config.trainer.seed if data.seed is None else data.seed)
+    for name in ("train_max_samples", "val_max_samples"):
+        data[name] = -1 if data[name] is None else int(data[name])
 
 
 def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:

@@ -349,6 +349,7 @@ POSITIVE = {
     "actor_rollout_ref.rollout.val_kwargs.pipeline.num_frames": "",
     "actor_rollout_ref.rollout.val_kwargs.pipeline.num_inference_steps": "",
     "actor_rollout_ref.rollout.val_kwargs.pipeline.width": "",
+    "data.max_prompt_length": "",
     "data.train_batch_size": "",
 }
 NOT_NEGATIVE = {

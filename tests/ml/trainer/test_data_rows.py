@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from verl_omni.trainer import data, settings
 from verl_omni.trainer.sample_generation import evaluation_prompts, training_prompts
@@ -20,15 +23,22 @@ ROW = {
 DOG = {"prompt": [{"role": "user", "content": "a dog"}]}
 
 
-def load(folder: Path, rows: list[dict[str, Any]]) -> Any:
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = settings.load(
+def config(folder: Path) -> Any:
+    return settings.load(
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1",
             f"data.cache_dir='{folder}'",
         ]
     ).data  # fmt: skip
-    return data.load(str(folder / "train.jsonl"), config, None)
+
+
+def load_text(path: Path, text: str) -> Any:
+    path.write_text(text)
+    return data.load(str(path), config(path.parent), None)
+
+
+def load(folder: Path, rows: list[dict[str, Any]]) -> Any:
+    return load_text(folder / "train.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def test_an_item_has_the_columns_of_its_row(tmp_path: Path) -> None:
@@ -61,3 +71,80 @@ def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     evaluated = evaluation_prompts(rows, seed=40, version=3)
     assert list(evaluated.non_tensor_batch["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"
     assert evaluated.meta_info == {"validate": True, "global_steps": 3}
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json"])
+def test_values_of_json_stay_what_they_are(tmp_path: Path, name: str) -> None:
+    """The reader of Hugging Face's datasets makes dates of texts, which OCR's prompts can be."""
+    rows = [
+        {"prompt": "2024-01-01", "ground_truth": "2024-05-01 10:00:00", "id": 2**53 + 1, "weight": 0.1 + 0.2},
+        {"prompt": "2024-01-02", "ground_truth": "2024-05-02", "extra_info": {"made": "2024-01-01"}},
+    ]
+    text = json.dumps(rows, indent=1) if name.endswith(".json") else "\n".join(map(json.dumps, rows))
+    first, second = load_text(tmp_path / name, " " * 200 + text)
+    assert first["raw_prompt"] == [{"role": "user", "content": "2024-01-01"}]
+    assert first["reward_model"]["ground_truth"] == "2024-05-01 10:00:00"
+    assert (first["id"], second["id"], first["weight"]) == (2**53 + 1, None, 0.1 + 0.2)
+    assert second["extra_info"]["made"] == "2024-01-01"
+
+
+def test_a_column_may_begin_after_ten_megabytes(tmp_path: Path) -> None:
+    long = [{"prompt": "a" * 2**20, "tags": []} for _ in range(11)]
+    rows = load(tmp_path, [*long, {"prompt": "b", "tags": ["x"], "late": {"a": 1}}, {"prompt": "c", "tags": "y"}])
+    assert [row["tags"] for row in rows] == [[]] * 11 + [["x"], "y"]
+    assert [row["late"] for row in rows] == [None] * 11 + [{"a": 1}, None]
+
+
+def test_columns_of_several_files_are_joined(tmp_path: Path) -> None:
+    for name, row in (("a", {"x": "s", "extra_info": {"a": 1}}), ("b", {"x": 1, "extra_info": {"b": "2"}})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name, **row}))
+    parquet.write_table(pa.table({"prompt": ["c"], "y": [2]}), tmp_path / "c.parquet")
+    rows = data.load([str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.parquet")], config(tmp_path), None)
+    assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c"]
+    assert [row["x"] for row in rows] == ["s", 1, None] and [row["y"] for row in rows] == [None, None, 2]
+    assert rows[0]["extra_info"] == {"a": 1, "prompt": "a", "index": 0} and rows[1]["extra_info"]["b"] == "2"
+
+
+def test_texts_that_look_like_json_stay_texts_between_other_types(tmp_path: Path) -> None:
+    texts = ["1", "true", "null", "[]", "{}", '"a"', "NaN", ""]
+    values = [*texts, 0.1 + 0.2, 2**63 - 1, True, ["1"], {"a": "2"}]
+    chat = [{"role": "user", "content": "b"}]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in [*texts, chat]))
+    rows = load(tmp_path, [{"prompt": "a", "x": each, "extra_info": {"x": each}} for each in values])
+    assert [row["x"] for row in rows] == [row["extra_info"]["x"] for row in rows] == values
+    rows = data.load([str(tmp_path / name) for name in ("train.jsonl", "p.jsonl")], config(tmp_path), None)
+    assert [row["extra_info"]["prompt"] for row in rows] == ["a"] * len(values) + [*texts, "b"]
+
+
+def test_columns_of_parquet_files_that_differ_are_joined_where_a_type_holds_both(tmp_path: Path) -> None:
+    """As pandas and polars write texts, and data sets their `extra_info`."""
+    tables = [
+        pa.table({"prompt": ["a"], "extra_info": [{"a": 1}], "n": pa.array([1], pa.int32()), "x": [None]}),
+        pa.table({"prompt": pa.array(["b"], pa.large_string()), "extra_info": [{"b": "2", "a": 3}], "n": [2]}),
+        pa.table({"prompt": pa.array(["c"]).dictionary_encode(), "extra_info": pa.nulls(1), "x": [b"c"]}),
+        pa.table({"prompt": [[{"role": "user", "content": "d"}]], "n": ["3"]}),
+    ]
+    files = [str(tmp_path / f"{number}.parquet") for number in range(len(tables))]
+    for table, file in zip(tables, files, strict=True):
+        parquet.write_table(table, file)
+    (tmp_path / "d.jsonl").write_text('{"prompt": "e"}\n')
+    rows = data.load([*files, str(tmp_path / "d.jsonl")], config(tmp_path), None)
+    assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c", "d", "e"]
+    assert [row["extra_info"].get("a") for row in rows] == [1, 3, None, None, None]
+    assert [row["extra_info"].get("b") for row in rows] == [None, "2", None, None, None]
+    assert [row["n"] for row in rows] == [1, 2, None, "3", None] and rows[2]["x"] == b"c"
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+def test_a_copy_of_another_file_with_the_time_of_the_first_is_read(tmp_path: Path, name: str) -> None:
+    """As `cp -p`, `rsync -a` and archives write it, and a cache must not have the first."""
+    path = tmp_path / "sets[1]*" / name  # no pattern
+    path.parent.mkdir()
+    for text in ("one", "two"):
+        if name.endswith(".parquet"):
+            parquet.write_table(pa.table({"prompt": [text]}), path)
+        else:
+            path.write_text(json.dumps({"prompt": text}))
+        os.utime(path, (1e9, 1e9))
+        (row,) = data.load(str(path), config(tmp_path), None)
+        assert row["extra_info"]["prompt"] == text

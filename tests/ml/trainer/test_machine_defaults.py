@@ -278,3 +278,17 @@ def test_the_trainer_lists_the_families_when_a_model_has_none(tmp_path: Path) ->
 def test_workers_on_other_nodes_do_not_get_the_address_of_the_drivers_node() -> None:
     environment = {"HCCL_IF_IP": "10.0.0.1", "HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models", "HOME": "/root"}
     assert startup.passed_variables(environment) == {"HCCL_CONNECT_TIMEOUT": "7200", "HF_HOME": "/models"}
+
+
+def test_numbers_of_the_data_may_be_null_as_in_scripts_for_verl(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n' * 5)
+    made = settings.load(
+        [
+            f"actor_rollout_ref.model.path='{ROOT}/examples/shapes-sd3'", f"data.train_files='{tmp_path}/p.jsonl'",
+            "trainer.total_epochs=2", "data.train_batch_size=2", "trainer.seed=7", "data.seed=null",
+            "data.train_max_samples=null", "data.val_max_samples=null",
+        ]
+    )  # fmt: skip
+    startup.fit_to_machine(made, has_accelerator=False)
+    assert (made.data.seed, made.data.train_max_samples, made.data.val_max_samples) == (7, -1, -1)
+    assert made.trainer.total_training_steps == 4

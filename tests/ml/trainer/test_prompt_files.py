@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -82,6 +83,19 @@ def test_usable_files_are_accepted(tmp_path: Path, text: str) -> None:
         ('["red"]', ": row 0: a row must be a mapping of columns, not text"),
         ('[{"prompt": "red"},\n{"prompt": }]', ":2: not valid JSON: Expecting value, column 12"),
         ('{"prompt": ' + "[" * 200_000, ":1: nested too deeply"),
+        ('{"prompt": "a"}\n{"prompt": "\\ud800"}\n', ":2: \\ud800 is half of a character: it lacks the other half"),
+        (
+            '{"prompt": "\\uD83D\\uDE00"}\n{"x": "\\uDE00"}',
+            ":2: \\ude00 is half of a character: it lacks the other half",
+        ),
+        (
+            '{"prompt": "a", "x": 9223372036854775808}',
+            f":1: the number {2**63} has more than 64 bits: write it as text",
+        ),
+        (
+            '{"prompt": "a", "x": ' + "9" * 5000 + "}",
+            f":1: the number {'9' * 40} has more than 64 bits: write it as text",
+        ),
         ("", " has no rows"),
         ("\n \n", " has no rows"),
         ("[]", " has no rows"),
@@ -151,18 +165,36 @@ def test_seeds_of_held_out_prompts_are_whole_numbers(tmp_path: Path, name: str) 
 
 
 def test_files_whose_columns_have_other_types_are_named(tmp_path: Path) -> None:
-    for name, value in (("a", "s"), ("b", 1)):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": "red", "x": value}))
-    files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    for name, value in (("a", b"s"), ("b", 1)):
+        parquet.write_table(pa.table({"prompt": ["red"], "x": [value]}), tmp_path / f"{name}.parquet")
+    files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
     config = settings.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
-    with pytest.raises(prompt_files.InvalidPromptFile, match=r"a.jsonl, .*b.jsonl cannot be read: .*the key x of"):
+    with pytest.raises(prompt_files.InvalidPromptFile, match=r"a.parquet, .*b.parquet cannot be read: .*the key x of"):
         data.load(files, config, None)
+
+
+def test_columns_that_datasets_write_as_json_are_read_from_it(tmp_path: Path) -> None:
+    rows: dict[str, list[Any]] = {"prompt": ["a", MESSAGES, "c"], "extra_info": [{"a": 1}, {"a": "x"}, None]}
+    path = tmp_path / "p.parquet"
+    datasets.Dataset.from_dict(rows, on_mixed_types="use_json").to_parquet(path)
+    prompt_files.check_file(path, "prompt")
+    config = settings.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
+    assert [row["extra_info"].get("a") for row in data.load(str(path), config, None)] == [1, "x", None]
+    datasets.Dataset.from_dict({"prompt": ["a", 3]}, on_mixed_types="use_json").to_parquet(path)
+    assert problem(path) == f"{path}: row 1: {WRONG_PROMPT}a number"
+
+
+def test_the_name_of_a_file_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text(GOOD)
+    said = "the name of a file of prompts must end in .jsonl, .json, .parquet"
+    assert problem(tmp_path / "p.txt") == f"{tmp_path / 'p.txt'}: {said}"
 
 
 def test_separators_of_lines_inside_of_a_prompt_do_not_count_as_rows(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(GOOD.replace("red", "one\u2028two\x85three") + GOOD)
     (tmp_path / "p.json").write_text("\ufeff[" + GOOD + "]")
-    assert run_length.count_rows([str(tmp_path / "p.jsonl"), str(tmp_path / "p.json")]) == 3
+    (tmp_path / "one.json").write_text(json.dumps(json.loads(GOOD), indent=1))
+    assert run_length.count_rows([str(tmp_path / name) for name in ("p.jsonl", "p.json", "one.json")]) == 4
 
 
 @pytest.mark.slow

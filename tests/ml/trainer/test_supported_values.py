@@ -84,6 +84,13 @@ def test_one_sample_of_a_prompt_has_nothing_to_be_compared_with(loss: str, refus
         settings.load([*REQUIRED, *given, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
 
 
+@pytest.mark.parametrize("setting", ["max_prompt_length", "seed", "train_batch_size", "train_max_samples"])
+def test_numbers_of_rows_and_tokens_are_whole_and_of_tokens_positive(setting: str) -> None:
+    assert refusal(f"data.{setting}=2.5") == f"data.{setting}: must be a whole number: 2.5"
+    settings.load([*REQUIRED, f"data.{setting}=2.0"])
+    assert "data.max_prompt_length: must be positive: 0" in refusal("data.max_prompt_length=0")
+
+
 def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -> None:
     given = ["actor_rollout_ref.model.lora_alpha=0", "actor_rollout_ref.actor.grad_clip=inf"]
     found = settings.load([*REQUIRED, *given])
