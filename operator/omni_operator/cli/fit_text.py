@@ -101,20 +101,24 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         yield "no setting known to drl fit makes it smaller"
         return
     yield "change, one after the other:"
+    before = found["peak"]
     for each in advice:
         reached = f"{_gib(each['peak'])} GiB{', fits' if each['fits'] else ''}"
-        yield f"  {change_text(each['setting'], each['value']):64} {reached} ({each['costs']})"
+        # Of a phase that does not fit either, and is not the largest yet.
+        other = f"; lowers the phase {each['phase']}" if each["peak"] >= before else ""
+        yield f"  {change_text(each['setting'], each['value']):64} {reached} ({each['costs']}{other})"
+        before = each["peak"]
     if not advice[-1]["fits"]:
         yield "even then it does not fit"
 
 
 def change_text(setting: str, value: Any) -> str:
-    """A setting of the trainer as the user of a job writes it: its field, or an override."""
+    """A setting of the trainer as the user of a job writes it: its field, or an override next to those of the job."""
     shown = str(value).lower() if isinstance(value, bool) else value
     owner = owner_of(setting)
     if owner == "spec.model.lora":
-        return f"spec.model.lora.enabled: true, rank: {shown}"
-    return f"{owner}: {shown}" if owner else f"spec.algorithm.overrides: [{setting}={shown}]"
+        return f"spec.model.lora: {{enabled: true, rank: {shown}}}"
+    return f"{owner}: {shown}" if owner else f"add to spec.algorithm.overrides: {setting}={shown}"
 
 
 def _gib(size: int) -> str:

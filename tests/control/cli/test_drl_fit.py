@@ -349,8 +349,8 @@ def test_advice_is_in_the_words_of_a_job() -> None:
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
     offload = "actor_rollout_ref.actor.fsdp_config.param_offload"
     advice = [
-        {"setting": micro, "value": 1, "costs": "time", "peak": 9 * GIB, "fits": False},
-        {"setting": offload, "value": True, "costs": "copies", "peak": 7 * GIB, "fits": True},
+        {"setting": micro, "value": 1, "costs": "time", "phase": "update", "peak": 9 * GIB, "fits": False},
+        {"setting": offload, "value": True, "costs": "copies", "phase": "update", "peak": 7 * GIB, "fits": True},
     ]
     found = {
         **estimate(fits=False, advice=advice),
@@ -363,7 +363,9 @@ def test_advice_is_in_the_words_of_a_job() -> None:
     one = fit_text.Pods(hosts=1, devices=1)
     text = fit_text.render(found, one, one)
     assert "spec.trainer.batch.microBatchSamples: 1" in text
-    assert f"spec.algorithm.overrides: [{offload}=true]" in text and "7.00 GiB, fits" in text
+    assert f"add to spec.algorithm.overrides: {offload}=true" in text and "7.00 GiB, fits" in text
+    assert "lowers the phase" not in fit_text.render({**found, "peak": 10 * GIB}, one, one)
+    assert "9.00 GiB (time; lowers the phase update)" in fit_text.render({**found, "peak": 9 * GIB}, one, one)
     assert "even then" not in text
     assert "even then it does not fit" in fit_text.render({**found, "advice": advice[:1]}, one, one)
     assert "no setting known" in fit_text.render({**found, "advice": []}, one, one)

@@ -64,18 +64,61 @@ def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
             settings.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
 
 
+MICRO, BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.max_num_seqs"
+SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
 def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
     config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED])
 
-    def peak_of(changed: Any) -> int:
-        return 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"update": 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60}
 
-    found = advice.advise(config, 100, peak_of, lambda peak: peak < 70)
-    assert [(each.change.setting, each.peak, each.fits) for each in found] == [
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 60, True)
-    ]
-    assert advice.advise(config, 100, lambda _: 100, lambda _: False) == ()
-    assert advice.advise(config, 100, peak_of, lambda _: True) == ()
+    before = {"update": 100}
+    found = advice.advise(config, before, phases_of, lambda peak: peak < 70)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [(MICRO, "update", 60, True)]
+    assert advice.advise(config, before, lambda _: before, lambda _: False) == ()
+    assert advice.advise(config, before, phases_of, lambda _: True) == ()
+
+
+@pytest.mark.parametrize("update", [80, 99])
+def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=32"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        micro, batch = (OmegaConf.select(changed, name) for name in (MICRO, BATCH))
+        return {"generation": 100 if batch > 16 else 50, "update": update if micro > 1 else 40}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [
+        (MICRO, "update", 100, False), (BATCH, "generation", 50, True)
+    ]  # fmt: skip
+
+
+def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        lower = OmegaConf.select(changed, MICRO) == 1
+        return {"generation": 90 if lower else 50, "update": 60 if lower else 100}
+
+    assert advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 70) == ()
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "size", "heads", "said"),
+    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, None, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
+)
+def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
+    accelerators: int, size: int, heads: int | None, said: int | None
+) -> None:
+    config = settings.load(
+        ["actor_rollout_ref.model.path=m", *REQUIRED, f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}"]
+    )
+    found = [change for change in advice.changes(config, heads) if change.setting == SPLIT]
+    assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
+        [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
+    )
 
 
 @pytest.mark.parametrize(
