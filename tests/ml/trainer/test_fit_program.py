@@ -32,9 +32,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(folder: Path, *overrides: str) -> Any:
+def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
     config = settings.load([f"actor_rollout_ref.model.path={folder}", *REQUIRED, *SMALL, *overrides])
-    startup.fit_to_machine(config, True)
+    startup.fit_to_machine(config, accelerator)
     return config
 
 
@@ -95,6 +95,16 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
     ]  # fmt: skip
 
 
+def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{BATCH}=32"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"generation": 10 * OmegaConf.select(changed, BATCH)}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
+    assert [(each.change.setting, each.change.value, each.peak) for each in found] == [(BATCH, 1, 10)]
+
+
 def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
     config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8"])
 
@@ -143,6 +153,13 @@ def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsy
     (tmp_path / "model_index.json").write_text((tiny / "model_index.json").read_text())
     assert program.main(["--", f"actor_rollout_ref.model.path={tmp_path}", *REQUIRED]) == 2
     assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_accelerators_one_machine_needs_memory_for_all_pods(tiny: Path) -> None:
+    config = job(tiny, "trainer.nnodes=2", "trainer.n_gpus_per_node=1", accelerator=False)
+    document = program.describe(config, 1 << 50, accelerator=False)
+    assert document["peak"] == 2 * max(phase["bytes"] for phase in document["host"])
 
 
 @pytest.mark.slow

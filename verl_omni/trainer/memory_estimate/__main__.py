@@ -156,14 +156,19 @@ def _verdict(
 
 
 def _sizes(found: JobEstimate) -> dict[str, int]:
-    """Phases of a device; without accelerators of the host, or of one machine that has the hosts of both pools."""
-    phases = found.estimate.device or found.estimate.host
-    if found.standalone is None or found.pool is None:
-        return _totals(phases)
+    """Phases of a device; without accelerators of one machine that has all hosts, of both pools if there are two."""
     own, standalone = found.estimate, found.standalone
-    peaks = found.setup.nodes * own.host_peak.total, found.pool.nodes * standalone.host_peak.total
-    trainer = {f"{p.name} of the trainer": found.setup.nodes * p.total + peaks[1] for p in own.host}
-    return trainer | {f"{p.name} of the engines": peaks[0] + found.pool.nodes * p.total for p in standalone.host}
+    if own.device:
+        return _totals(own.device)
+    trainer = {phase.name: found.setup.nodes * phase.total for phase in own.host}
+    if standalone is None or found.pool is None:
+        return trainer
+    rollout = {phase.name: found.pool.nodes * phase.total for phase in standalone.host}
+    peaks = max(trainer.values()), max(rollout.values())
+    return {
+        **{f"{name} of the trainer": size + peaks[1] for name, size in trainer.items()},
+        **{f"{name} of the engines": peaks[0] + size for name, size in rollout.items()},
+    }
 
 
 def _trainer_sizes(found: JobEstimate) -> dict[str, int]:

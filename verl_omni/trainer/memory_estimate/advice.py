@@ -81,6 +81,8 @@ def advise(
         after = phases_of(changed)
         if (phase := _lowered(phases, after, fits)) is not None:
             config, phases, peak = changed, after, max(after.values())
+            if found and found[-1].change.setting == change.setting:
+                found.pop()  # the new value replaces it
             found.append(Advice(change, phase, peak, fits(peak)))
     return tuple(found)
 
