@@ -105,6 +105,39 @@ def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
     assert [(each.change.setting, each.change.value, each.peak) for each in found] == [(BATCH, 1, 10)]
 
 
+def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
+    names = (MICRO, BATCH, "actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.model.lora_rank")
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=16"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        micro, batch, offload, rank = (OmegaConf.select(changed, name) for name in names)
+        weights = 10 if rank else 50
+        return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
+    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
+        (MICRO, 1, 82, False), ("actor_rollout_ref.model.lora_rank", 32, 42, True)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("helps", "advised"),
+    [("trainer.n_gpus_per_node", [(2, "1"), (4, "2")]), (f"{PIPELINE}.height", [(256, "")])],
+    ids=["more accelerators count on larger engines", "smaller samples do not"],
+)
+def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: list[tuple[int, str]]) -> None:
+    sizes = [f"{PIPELINE}.{side}=512" for side in ("height", "width")]
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, *sizes, "trainer.n_gpus_per_node=2"])
+    start = OmegaConf.select(config, helps)
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        split, helped = OmegaConf.select(changed, SPLIT) > 1, OmegaConf.select(changed, helps) != start
+        return {"generation": 100 - 30 * split - 60 * helped}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
+    assert [(each.change.value, each.change.costs.partition(advice.ENGINES)[2]) for each in found] == advised
+
+
 def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
     config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8"])
 

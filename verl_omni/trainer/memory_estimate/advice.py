@@ -16,6 +16,7 @@ LORA_RANK, HALF = 32, "bfloat16"
 MOST_ACCELERATORS = 8  # of a node
 # Samples are not made smaller than this. Sides that are multiples of the step suit every model family.
 SMALLEST_SIDE, SIDE_STEP = 256, 32
+ENGINES = "; needs spec.rollout.replicas: "
 NOTICEABLE = 0.98  # a change that leaves more of a phase is no advice
 
 
@@ -68,7 +69,7 @@ def advise(
         concerns: whether a setting is to be tried.
         heads: attention heads of the model; None: unknown.
     """
-    found: list[Advice] = []
+    job, first, found = config, phases, list[Advice]()
     tried: set[tuple[str, Any]] = set()
     while not fits(max(phases.values())):
         left = (each for each in changes(config, heads) if (each.setting, each.value) not in tried)
@@ -76,15 +77,54 @@ def advise(
         if change is None:
             break
         tried.add((change.setting, change.value))
-        changed = config.copy()
-        OmegaConf.update(changed, change.setting, change.value)
+        changed = _with(config, [change])
         after = phases_of(changed)
         if (phase := _lowered(phases, after, fits)) is not None:
             config, phases, peak = changed, after, max(after.values())
             if found and found[-1].change.setting == change.setting:
                 found.pop()  # the new value replaces it
             found.append(Advice(change, phase, peak, fits(peak)))
-    return tuple(found)
+    needed = _needed(job, found, phases_of, fits)
+    return tuple(found if len(needed) == len(found) else _replay(job, needed, first, phases_of, fits))
+
+
+def _needed(
+    config: DictConfig, found: list[Advice], phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+) -> list[Change]:  # fmt: skip
+    """The changes without those that a later one makes needless; of these, the ones that cost most go first.
+
+    Of two changes that say how many engines the job needs, both stay, because the later one counts on the other.
+    """
+    kept = [each.change for each in found]
+    if not found or not found[-1].fits:
+        return kept
+    counted = sum(ENGINES in each.costs for each in kept) > 1
+    for change in [each for each in reversed(kept[:-1]) if not (counted and ENGINES in each.costs)]:
+        fewer = [each for each in kept if each is not change]
+        if fits(max(phases_of(_with(config, fewer)).values())):
+            kept = fewer
+    return kept
+
+
+def _replay(
+    config: DictConfig, needed: list[Change], phases: Mapping[str, int],
+    phases_of: Callable[[DictConfig], Mapping[str, int]], fits: Callable[[int], bool],
+) -> Iterator[Advice]:  # fmt: skip
+    """The same changes with the peaks that they lead to one after the other."""
+    for change in needed:
+        config = _with(config, [change])
+        after = phases_of(config)
+        peak = max(after.values())
+        yield Advice(change, _lowered(phases, after, fits) or max(phases, key=phases.__getitem__), peak, fits(peak))
+        phases = after
+
+
+def _with(config: DictConfig, changed: list[Change]) -> DictConfig:
+    copy = config.copy()
+    for each in changed:
+        OmegaConf.update(copy, each.setting, each.value)
+    return copy
 
 
 def _lowered(before: Mapping[str, int], after: Mapping[str, int], fits: Callable[[int], bool]) -> str | None:
@@ -161,7 +201,7 @@ def _engines(config: DictConfig, accelerators: int, times: int = 1) -> str:
     if rollout.nnodes > 0:
         return ""
     engines = config.trainer.nnodes * accelerators // (times * pools.replica_size(rollout))
-    return f"; needs spec.rollout.replicas: {engines}"
+    return f"{ENGINES}{engines}"
 
 
 def _can_be_split(config: DictConfig, heads: int | None) -> bool:
