@@ -109,7 +109,10 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
     names = (MICRO, BATCH, "actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.model.lora_rank")
     config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=16"])
 
+    estimated: list[str] = []
+
     def phases_of(changed: Any) -> dict[str, int]:
+        estimated.append(OmegaConf.to_yaml(changed))
         micro, batch, offload, rank = (OmegaConf.select(changed, name) for name in names)
         weights = 10 if rank else 50
         return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
@@ -118,6 +121,7 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
     assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
         (MICRO, 1, 82, False), ("actor_rollout_ref.model.lora_rank", 32, 42, True)
     ]  # fmt: skip
+    assert len(estimated) == 1 + len(set(estimated[1:])), "each is estimated once; the first is of this test"
 
 
 @pytest.mark.parametrize(

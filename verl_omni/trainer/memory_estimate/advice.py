@@ -69,6 +69,7 @@ def advise(
         concerns: whether a setting is to be tried.
         heads: attention heads of the model; None: unknown.
     """
+    phases_of = _remembered(phases_of)  # an estimate of a large model takes seconds
     job, first, found = config, phases, list[Advice]()
     tried: set[tuple[str, Any]] = set()
     while not fits(max(phases.values())):
@@ -118,6 +119,18 @@ def _replay(
         peak = max(after.values())
         yield Advice(change, _lowered(phases, after, fits) or max(phases, key=phases.__getitem__), peak, fits(peak))
         phases = after
+
+
+def _remembered(phases_of: Callable[[DictConfig], Mapping[str, int]]) -> Callable[[DictConfig], Mapping[str, int]]:
+    known: dict[str, Mapping[str, int]] = {}
+
+    def remembered(config: DictConfig) -> Mapping[str, int]:
+        key = OmegaConf.to_yaml(config)
+        if key not in known:
+            known[key] = phases_of(config)
+        return known[key]
+
+    return remembered
 
 
 def _with(config: DictConfig, changed: list[Change]) -> DictConfig:
