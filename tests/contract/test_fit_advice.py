@@ -37,11 +37,12 @@ def trainer_settings(path: Path, assignments: list[str]) -> DictConfig:
     return config
 
 
-def in_a_job(change: advice.Change) -> list[str]:
-    text = change_text(change.setting, change.value)
-    if text.startswith("spec.model.lora."):
-        return ["spec.model.lora.enabled=true", f"spec.model.lora.rank={change.value}"]
-    field, _, value = text.partition(": ")
+def in_a_job(change: advice.Change, overrides: list[str]) -> list[str]:
+    """What is printed, as a user writes it to a job that has these overrides, which the change completes."""
+    field, _, value = change_text(change.setting, change.value).partition(": ")
+    if field == "add to spec.algorithm.overrides":
+        overrides.append(value)
+        field, value = "spec.algorithm.overrides", f"[{', '.join(overrides)}]"
     _, _, needed = change.costs.partition("; needs ")
     return [f"{field}={value}", *([needed.replace(": ", "=")] if needed else [])]
 
@@ -50,25 +51,27 @@ def in_a_job(change: advice.Change) -> list[str]:
 @pytest.mark.parametrize(
     "assignments",
     [
-        [*SIDES, "spec.model.lora.enabled=false"],
+        [*SIDES, "spec.model.lora={enabled: false}"],
         ["spec.trainer.batch.prompts=6", "spec.rollout.samplesPerPrompt=3", "spec.trainer.accelerator.count=2",
          "spec.rollout.replicas=2"],
         ["spec.algorithm.name=DiffusionDPO", "spec.trainer.batch.prompts=4", "spec.rollout.samplesPerPrompt=4"],
+        ["spec.trainer.accelerator.count=4", "spec.rollout.replicas=4"],
         [SEPARATE, "spec.trainer.accelerator.count=4"],
         ["spec.trainer.accelerator.vendor=CPU", *SIDES],
     ],
-    ids=["all weights", "odd batch", "preferences", "separate", "CPU"],
+    ids=["all weights", "odd batch", "preferences", "shared", "separate", "CPU"],
 )  # fmt: skip
 def test_a_job_that_follows_the_advice_has_the_settings_that_were_estimated(
     tmp_path: Path, assignments: list[str]
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    config, tried = trainer_settings(path, assignments), set[str]()
+    config, tried, overrides = trainer_settings(path, assignments), set[str](), list[str]()
+    followed = {text.partition("=")[0]: text for text in assignments}
     while change := next((each for each in advice.changes(config) if str(each) not in tried), None):
         tried.add(str(change))
         OmegaConf.update(config, change.setting, change.value)
-        followed = {text.partition("=")[0]: text for text in [*assignments, *in_a_job(change)]}
+        followed |= {text.partition("=")[0]: text for text in in_a_job(change, overrides)}
         found = OmegaConf.select(trainer_settings(path, list(followed.values())), change.setting)
         assert found == change.value, change
         assert not change.setting.endswith(("height", "width")) or change.value >= advice.SMALLEST_SIDE

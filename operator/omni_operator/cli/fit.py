@@ -94,7 +94,7 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
     here = () if vendor in ("CPU", "Mock") else machine.find_accelerators()
     mine = next((found for found in here if vendor in (None, found.vendor)), None)
     if mine is None and vendor not in ANY_DEVICE:
-        known = ", ".join(each.value for each in Device)
+        known = _devices_of(vendor)
         console.refuse(f"this machine has no {vendor} accelerator: name the one to check for with --device ({known})")
     if mine is None:
         return Target("this machine", None, machine.inspect_machine(Path()).memory)
@@ -106,7 +106,10 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
     own = job.spec.rollout_accelerator.vendor
     if device is None:
         if job.spec.rollout.separate and trainer.vendor and own not in (*ANY_DEVICE, trainer.vendor):
-            console.refuse(f"the rollout pods have accelerators of {own}: name the one to check for: --rollout-device")
+            console.refuse(
+                f"the rollout pods have accelerators of {own}: name the one to check for with --rollout-device "
+                f"({_devices_of(own)})"
+            )
         return trainer
     if not job.spec.rollout.separate:
         console.refuse(
@@ -119,14 +122,18 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
     return Target(device.value, devices.vendor(device), devices.memory(device))
 
 
+def _devices_of(vendor: str | None) -> str:
+    """Devices of a vendor, for a message."""
+    return ", ".join(each.value for each in Device if devices.vendor(each) == vendor)
+
+
 def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -> None:
     """Refuse a device of another vendor than that of the job's pods."""
     vendor = devices.vendor(device)
     if wanted not in (*ANY_DEVICE, vendor):
-        known = ", ".join(each.value for each in Device if devices.vendor(each) == wanted)
         console.refuse(
-            f"{option}: {device.value} is of {vendor}, and {field} is {wanted}: name one of {known}, or change the "
-            f"job (--set {field}={vendor})"
+            f"{option}: {device.value} is of {vendor}, and {field} is {wanted}: name one of "
+            f"{_devices_of(wanted)}, or change the job (--set {field}={vendor})"
         )
 
 

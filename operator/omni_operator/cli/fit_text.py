@@ -37,7 +37,7 @@ def render(found: Mapping[str, Any], trainer: Pods, rollout: Pods) -> str:
     else:
         lines += _tables(found, trainer, "", "host of the driver")
     moved = (f"  {name:{NAME + 8}}{_size(size):>10}" for name, size in found["moved"].items())
-    return "\n".join([*lines, "", "moved in one step", *moved, "", *_verdicts(found)])
+    return "\n".join([*lines, "", "moved in one step", *moved, "", *_verdicts(found, trainer)])
 
 
 def _tables(found: Mapping[str, Any], pods: Pods, pool: str, host: str) -> Iterator[str]:
@@ -60,10 +60,10 @@ def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"  {'total':{name}}" + "".join(f"{_gib(phase['bytes']):>{width}}" for phase in phases)
 
 
-def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
+def _verdicts(found: Mapping[str, Any], trainer: Pods) -> Iterator[str]:
     pools, job, reserve = found.get("pools", {}), found["job"], found["reserve"]
     if "peak" in found:
-        yield from _verdict(found, job, reserve, both=bool(pools))
+        yield from _verdict(found, job, reserve, _on_one_machine(found, trainer))
         yield from _advice(found)
     for name, pool in pools.items():
         if "peak" in pool:
@@ -80,15 +80,22 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"not estimated: {field}, which uses the same accelerators"
 
 
-def _verdict(found: Mapping[str, Any], subject: str, reserve: float, *, both: bool = False) -> Iterator[str]:
-    """Whether a pool fits, or the job, of which one machine may have both pools."""
+def _on_one_machine(found: Mapping[str, Any], trainer: Pods) -> str:
+    """What one machine has of a job without accelerators; empty if that is one host."""
+    if found.get("pools"):
+        return ", with both pools"
+    return f", with all {trainer.hosts} pods" if trainer.hosts > 1 and not found["device"] else ""
+
+
+def _verdict(found: Mapping[str, Any], subject: str, reserve: float, whole: str = "") -> Iterator[str]:
+    """Whether a pool fits, or the job; `whole`: what of it one machine has."""
     peak, capacity, target = found["peak"], found["capacity"], found["target"]
     if capacity is None:
         yield f"{subject}: the memory of {target} is unknown: needs {_gib(peak)} GiB and {reserve:.0%} of it"
         return
     verb = "fits" if found["fits"] else "does not fit"
     yield (
-        f"{subject} {verb} on {target}{', with both pools' if both else ''}: {_gib(peak)} of {_gib(capacity)} GiB at "
+        f"{subject} {verb} on {target}{whole}: {_gib(peak)} of {_gib(capacity)} GiB at "
         f"the peak, of which {reserve:.0%} should stay free"
     )
 
@@ -101,20 +108,24 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         yield "no setting known to drl fit makes it smaller"
         return
     yield "change, one after the other:"
+    before = found["peak"]
     for each in advice:
         reached = f"{_gib(each['peak'])} GiB{', fits' if each['fits'] else ''}"
-        yield f"  {change_text(each['setting'], each['value']):64} {reached} ({each['costs']})"
+        # Of a phase that does not fit either, and is not the largest yet.
+        other = f"; lowers the phase {each['phase']}" if each["peak"] >= before else ""
+        yield f"  {change_text(each['setting'], each['value']):64} {reached} ({each['costs']}{other})"
+        before = each["peak"]
     if not advice[-1]["fits"]:
         yield "even then it does not fit"
 
 
 def change_text(setting: str, value: Any) -> str:
-    """A setting of the trainer as the user of a job writes it: its field, or an override."""
+    """A setting of the trainer as the user of a job writes it: its field, or an override next to those of the job."""
     shown = str(value).lower() if isinstance(value, bool) else value
     owner = owner_of(setting)
     if owner == "spec.model.lora":
-        return f"spec.model.lora.enabled: true, rank: {shown}"
-    return f"{owner}: {shown}" if owner else f"spec.algorithm.overrides: [{setting}={shown}]"
+        return f"spec.model.lora: {{enabled: true, rank: {shown}}}"
+    return f"{owner}: {shown}" if owner else f"add to spec.algorithm.overrides: {setting}={shown}"
 
 
 def _gib(size: int) -> str:

@@ -140,7 +140,8 @@ def test_rollout_pods_have_the_device_of_the_trainer_by_default(job: Path, two_p
         ),
         (
             ("--device", "h100-80g", "--set", "spec.rollout.accelerator.vendor=Ascend", *SEPARATE),
-            "the rollout pods have accelerators of Ascend: name the one to check for: --rollout-device",
+            "the rollout pods have accelerators of Ascend: name the one to check for with --rollout-device "
+            "(910b-32g, 910b-64g)",
         ),
     ],
 )
@@ -242,6 +243,7 @@ def test_without_the_accelerator_of_the_job_the_device_must_be_named(job: Path) 
     result = drl_fit(job)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "this machine has no NVIDIA accelerator" in result.stderr and "h100-80g" in result.stderr
+    assert "910b" not in result.stderr, "a device of another vendor is refused"
 
 
 def test_the_estimate_gets_the_memory_of_the_device_and_the_settings_of_the_job(
@@ -341,6 +343,7 @@ def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     assert any(line.split() == ["weights", "1.50", "TiB"] for line in lines)
     large = {**found, "parameters": 20_600_000_000, "trained_parameters": 188_700_000}
     assert ", 20.6 billion parameters, 189 million of them trained" in fit_text.render(large, one, one)
+    assert "a-job fits on x, with all 2 pods: 5.00" in fit_text.render({**found, "device": []}, two_of_four, one)
     unknown = fit_text.render({**found, "capacity": None, "fits": None}, one, one)
     assert "the memory of x is unknown" in unknown
 
@@ -349,8 +352,8 @@ def test_advice_is_in_the_words_of_a_job() -> None:
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
     offload = "actor_rollout_ref.actor.fsdp_config.param_offload"
     advice = [
-        {"setting": micro, "value": 1, "costs": "time", "peak": 9 * GIB, "fits": False},
-        {"setting": offload, "value": True, "costs": "copies", "peak": 7 * GIB, "fits": True},
+        {"setting": micro, "value": 1, "costs": "time", "phase": "update", "peak": 9 * GIB, "fits": False},
+        {"setting": offload, "value": True, "costs": "copies", "phase": "update", "peak": 7 * GIB, "fits": True},
     ]
     found = {
         **estimate(fits=False, advice=advice),
@@ -363,7 +366,9 @@ def test_advice_is_in_the_words_of_a_job() -> None:
     one = fit_text.Pods(hosts=1, devices=1)
     text = fit_text.render(found, one, one)
     assert "spec.trainer.batch.microBatchSamples: 1" in text
-    assert f"spec.algorithm.overrides: [{offload}=true]" in text and "7.00 GiB, fits" in text
+    assert f"add to spec.algorithm.overrides: {offload}=true" in text and "7.00 GiB, fits" in text
+    assert "lowers the phase" not in fit_text.render({**found, "peak": 10 * GIB}, one, one)
+    assert "9.00 GiB (time; lowers the phase update)" in fit_text.render({**found, "peak": 9 * GIB}, one, one)
     assert "even then" not in text
     assert "even then it does not fit" in fit_text.render({**found, "advice": advice[:1]}, one, one)
     assert "no setting known" in fit_text.render({**found, "advice": []}, one, one)

@@ -32,9 +32,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(folder: Path, *overrides: str) -> Any:
+def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
     config = settings.load([f"actor_rollout_ref.model.path={folder}", *REQUIRED, *SMALL, *overrides])
-    startup.fit_to_machine(config, True)
+    startup.fit_to_machine(config, accelerator)
     return config
 
 
@@ -64,18 +64,108 @@ def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
             settings.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
 
 
+MICRO, BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.max_num_seqs"
+SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+
+
 def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
     config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED])
 
-    def peak_of(changed: Any) -> int:
-        return 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"update": 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60}
 
-    found = advice.advise(config, 100, peak_of, lambda peak: peak < 70)
-    assert [(each.change.setting, each.peak, each.fits) for each in found] == [
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 60, True)
-    ]
-    assert advice.advise(config, 100, lambda _: 100, lambda _: False) == ()
-    assert advice.advise(config, 100, peak_of, lambda _: True) == ()
+    before = {"update": 100}
+    found = advice.advise(config, before, phases_of, lambda peak: peak < 70)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [(MICRO, "update", 60, True)]
+    assert advice.advise(config, before, lambda _: before, lambda _: False) == ()
+    assert advice.advise(config, before, phases_of, lambda _: True) == ()
+
+
+@pytest.mark.parametrize("update", [80, 99])
+def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=32"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        micro, batch = (OmegaConf.select(changed, name) for name in (MICRO, BATCH))
+        return {"generation": 100 if batch > 16 else 50, "update": update if micro > 1 else 40}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
+    assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [
+        (MICRO, "update", 100, False), (BATCH, "generation", 50, True)
+    ]  # fmt: skip
+
+
+def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{BATCH}=32"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        return {"generation": 10 * OmegaConf.select(changed, BATCH)}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 10)
+    assert [(each.change.setting, each.change.value, each.peak) for each in found] == [(BATCH, 1, 10)]
+
+
+def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
+    names = (MICRO, BATCH, "actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.model.lora_rank")
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=16"])
+
+    estimated: list[str] = []
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        estimated.append(OmegaConf.to_yaml(changed))
+        micro, batch, offload, rank = (OmegaConf.select(changed, name) for name in names)
+        weights = 10 if rank else 50
+        return {"generation": weights + 2 * batch - 20 * offload, "update": weights + 10 * micro}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
+    assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
+        (MICRO, 1, 82, False), ("actor_rollout_ref.model.lora_rank", 32, 42, True)
+    ]  # fmt: skip
+    assert len(estimated) == 1 + len(set(estimated[1:])), "each is estimated once; the first is of this test"
+
+
+@pytest.mark.parametrize(
+    ("helps", "advised"),
+    [("trainer.n_gpus_per_node", [(2, "1"), (4, "2")]), (f"{PIPELINE}.height", [(256, "")])],
+    ids=["more accelerators count on larger engines", "smaller samples do not"],
+)
+def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: list[tuple[int, str]]) -> None:
+    sizes = [f"{PIPELINE}.{side}=512" for side in ("height", "width")]
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, *sizes, "trainer.n_gpus_per_node=2"])
+    start = OmegaConf.select(config, helps)
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        split, helped = OmegaConf.select(changed, SPLIT) > 1, OmegaConf.select(changed, helps) != start
+        return {"generation": 100 - 30 * split - 60 * helped}
+
+    found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)
+    assert [(each.change.value, each.change.costs.partition(advice.ENGINES)[2]) for each in found] == advised
+
+
+def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
+    config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8"])
+
+    def phases_of(changed: Any) -> dict[str, int]:
+        lower = OmegaConf.select(changed, MICRO) == 1
+        return {"generation": 90 if lower else 50, "update": 60 if lower else 100}
+
+    assert advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 70) == ()
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "size", "heads", "said"),
+    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, None, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
+)
+def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
+    accelerators: int, size: int, heads: int | None, said: int | None
+) -> None:
+    config = settings.load(
+        ["actor_rollout_ref.model.path=m", *REQUIRED, f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}"]
+    )
+    found = [change for change in advice.changes(config, heads) if change.setting == SPLIT]
+    assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
+        [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,6 +190,13 @@ def test_a_missing_configuration_file_is_named(tiny: Path, tmp_path: Path, capsy
     (tmp_path / "model_index.json").write_text((tiny / "model_index.json").read_text())
     assert program.main(["--", f"actor_rollout_ref.model.path={tmp_path}", *REQUIRED]) == 2
     assert f"{tmp_path}/text_encoder/config.json does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_accelerators_one_machine_needs_memory_for_all_pods(tiny: Path) -> None:
+    config = job(tiny, "trainer.nnodes=2", "trainer.n_gpus_per_node=1", accelerator=False)
+    document = program.describe(config, 1 << 50, accelerator=False)
+    assert document["peak"] == 2 * max(phase["bytes"] for phase in document["host"])
 
 
 @pytest.mark.slow

@@ -198,14 +198,14 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
     )
     tried: list[dict[str, Any]] = []
 
-    def peak_of(other: Any) -> int:
+    def phases_of(other: Any) -> dict[str, int]:
         tried.append({
             change.setting: change.value for change in advice.changes(config) if not concerns(change.setting)
             and OmegaConf.select(other, change.setting) == change.value
         })  # fmt: skip
-        return 100 - len(tried) * 5
+        return {"update": 100 - len(tried) * 5}
 
-    found = advice.advise(config, 100, peak_of, lambda _: False, concerns)
+    found = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
     assert len(found) > 1 and all(concerns(each.change.setting) for each in found)
     assert tried == [{}] * len(tried), "settings of the other pool stay"
 

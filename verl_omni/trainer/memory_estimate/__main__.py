@@ -109,71 +109,79 @@ def describe(
         "reserve": RESERVE,
     }
     if found.standalone is None:
-        return {**document, **_phases(found.estimate), **_verdict(config, found, estimated, _peak, capacity)}
+        return {**document, **_phases(found.estimate), **_verdict(config, found, estimated, _sizes, capacity)}
     own, standalone = _phases(found.estimate), _phases(found.standalone)
     if not accelerator:
-        together = _verdict(config, found, estimated, _peak, capacity)
+        together = _verdict(config, found, estimated, _sizes, capacity)
         return {**document, "pools": {"trainer": own, "rollout": standalone}, **together}
-    own |= _verdict(config, found, estimated, _trainer_peak, capacity, advice.of_trainer)
-    standalone |= _verdict(config, found, estimated, _rollout_peak, rollout_capacity, advice.of_rollout)
+    own |= _verdict(config, found, estimated, _trainer_sizes, capacity, advice.of_trainer)
+    standalone |= _verdict(config, found, estimated, _rollout_sizes, rollout_capacity, advice.of_rollout)
     return {**document, "pools": {"trainer": own, "rollout": standalone}}
 
 
 def _verdict(
     config: DictConfig, found: JobEstimate, estimate: Callable[[DictConfig], JobEstimate],
-    peak_of: Callable[[JobEstimate], int], capacity: int | None, concerns: Callable[[str], bool] = lambda _: True,
+    sizes_of: Callable[[JobEstimate], dict[str, int]], capacity: int | None,
+    concerns: Callable[[str], bool] = lambda _: True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Whether a device, or a host without accelerators, holds a peak, and what to change if not.
+    """Whether a device, or a host without accelerators, holds all phases, and what to change if not.
 
     Args:
-        concerns: whether a setting may lower this peak.
+        sizes_of: bytes of each phase.
+        concerns: whether a setting may lower these phases.
     """
     from verl_omni.trainer.memory_estimate import advice
     from verl_omni.trainer.memory_estimate.estimate import fits
 
-    peak = peak_of(found)
-    verdict = None if capacity is None else fits(peak, capacity)
+    sizes = sizes_of(found)
+    verdict = None if capacity is None else fits(max(sizes.values()), capacity)
     advised: tuple[advice.Advice, ...] = ()
     if capacity is not None and not verdict:
         advised = advice.advise(
-            config, peak, lambda other: peak_of(estimate(other)), lambda size: fits(size, capacity), concerns
-        )
+            config, sizes, lambda other: sizes_of(estimate(other)), lambda size: fits(size, capacity), concerns,
+            found.heads,
+        )  # fmt: skip
     return {
         "capacity": capacity,
-        "peak": peak,
+        "peak": max(sizes.values()),
         "fits": verdict,
         "advice": [
             {
                 "setting": each.change.setting, "value": each.change.value, "costs": each.change.costs,
-                "peak": each.peak, "fits": each.fits,
+                "phase": each.phase, "peak": each.peak, "fits": each.fits,
             }
             for each in advised
         ],
     }  # fmt: skip
 
 
-def _peak(found: JobEstimate) -> int:
-    """Peak of a device; without accelerators that of the host, or of one machine that has the hosts of both pools."""
-    if found.estimate.device_peak:
-        return found.estimate.device_peak.total
-    if found.standalone is None or found.pool is None:
-        return found.estimate.host_peak.total
-    own, standalone = found.estimate.host_peak.total, found.standalone.host_peak.total
-    return found.setup.nodes * own + found.pool.nodes * standalone
+def _sizes(found: JobEstimate) -> dict[str, int]:
+    """Phases of a device; without accelerators of one machine that has all hosts, of both pools if there are two."""
+    own, standalone = found.estimate, found.standalone
+    if own.device:
+        return _totals(own.device)
+    trainer = {phase.name: found.setup.nodes * phase.total for phase in own.host}
+    if standalone is None or found.pool is None:
+        return trainer
+    rollout = {phase.name: found.pool.nodes * phase.total for phase in standalone.host}
+    peaks = max(trainer.values()), max(rollout.values())
+    return {
+        **{f"{name} of the trainer": size + peaks[1] for name, size in trainer.items()},
+        **{f"{name} of the engines": peaks[0] + size for name, size in rollout.items()},
+    }
 
 
-def _trainer_peak(found: JobEstimate) -> int:
-    return _device_peak(found.estimate)
+def _trainer_sizes(found: JobEstimate) -> dict[str, int]:
+    return _totals(found.estimate.device)
 
 
-def _rollout_peak(found: JobEstimate) -> int:
+def _rollout_sizes(found: JobEstimate) -> dict[str, int]:
     assert found.standalone is not None
-    return _device_peak(found.standalone)
+    return _totals(found.standalone.device)
 
 
-def _device_peak(found: Estimate) -> int:
-    assert found.device_peak is not None  # both are asked for on accelerators only
-    return found.device_peak.total
+def _totals(phases: Sequence[Phase]) -> dict[str, int]:
+    return {phase.name: phase.total for phase in phases}
 
 
 def _phases(found: Estimate) -> dict[str, Any]:

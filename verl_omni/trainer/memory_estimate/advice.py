@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ LORA_RANK, HALF = 32, "bfloat16"
 MOST_ACCELERATORS = 8  # of a node
 # Samples are not made smaller than this. Sides that are multiples of the step suit every model family.
 SMALLEST_SIDE, SIDE_STEP = 256, 32
-NOTICEABLE = 0.98  # a change that leaves more of the peak is no advice
+ENGINES = "; needs spec.rollout.replicas: "
+NOTICEABLE = 0.98  # a change that leaves more of a phase is no advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change, and the peak with it and all changes before it, in bytes."""
+    """A change, and the peak with it and all changes before it, in bytes.
+
+    Attributes:
+        phase: the phase that the change lowers the most, of those that do not fit.
+    """
 
     change: Change
+    phase: str
     peak: int
     fits: bool
 
@@ -52,34 +58,106 @@ def of_trainer(setting: str) -> bool:
 
 
 def advise(
-    config: DictConfig, peak: int, peak_of: Callable[[DictConfig], int], fits: Callable[[int], bool],
-    concerns: Callable[[str], bool] = lambda _: True,
+    config: DictConfig, phases: Mapping[str, int], phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool], concerns: Callable[[str], bool] = lambda _: True, heads: int | None = None,
 ) -> tuple[Advice, ...]:  # fmt: skip
-    """Changes that lower the peak, one after the other until the job fits or none is left.
+    """Changes that lower the phases that do not fit, one after the other until all fit or no change is left.
 
     Args:
-        peak: of `config`.
-        peak_of: the peak with other settings.
+        phases: bytes of each phase of `config`.
+        phases_of: the same with other settings.
         concerns: whether a setting is to be tried.
+        heads: attention heads of the model; None: unknown.
     """
-    found: list[Advice] = []
+    phases_of = _remembered(phases_of)  # an estimate of a large model takes seconds
+    job, first, found = config, phases, list[Advice]()
     tried: set[tuple[str, Any]] = set()
-    while not fits(peak):
-        left = (each for each in changes(config) if (each.setting, each.value) not in tried)
+    while not fits(max(phases.values())):
+        left = (each for each in changes(config, heads) if (each.setting, each.value) not in tried)
         change = next((each for each in left if concerns(each.setting)), None)
         if change is None:
             break
         tried.add((change.setting, change.value))
-        changed = config.copy()
-        OmegaConf.update(changed, change.setting, change.value)
-        if (lower := peak_of(changed)) < NOTICEABLE * peak:
-            config, peak = changed, lower
-            found.append(Advice(change, peak, fits(peak)))
-    return tuple(found)
+        changed = _with(config, [change])
+        after = phases_of(changed)
+        if (phase := _lowered(phases, after, fits)) is not None:
+            config, phases, peak = changed, after, max(after.values())
+            if found and found[-1].change.setting == change.setting:
+                found.pop()  # the new value replaces it
+            found.append(Advice(change, phase, peak, fits(peak)))
+    needed = _needed(job, found, phases_of, fits)
+    return tuple(found if len(needed) == len(found) else _replay(job, needed, first, phases_of, fits))
 
 
-def changes(config: DictConfig) -> Iterator[Change]:
-    """Changes that may lower the peak of these settings, those that cost least first."""
+def _needed(
+    config: DictConfig, found: list[Advice], phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+) -> list[Change]:  # fmt: skip
+    """The changes without those that a later one makes needless; of these, the ones that cost most go first.
+
+    Of two changes that say how many engines the job needs, both stay, because the later one counts on the other.
+    """
+    kept = [each.change for each in found]
+    if not found or not found[-1].fits:
+        return kept
+    counted = sum(ENGINES in each.costs for each in kept) > 1
+    for change in [each for each in reversed(kept[:-1]) if not (counted and ENGINES in each.costs)]:
+        fewer = [each for each in kept if each is not change]
+        if fits(max(phases_of(_with(config, fewer)).values())):
+            kept = fewer
+    return kept
+
+
+def _replay(
+    config: DictConfig, needed: list[Change], phases: Mapping[str, int],
+    phases_of: Callable[[DictConfig], Mapping[str, int]], fits: Callable[[int], bool],
+) -> Iterator[Advice]:  # fmt: skip
+    """The same changes with the peaks that they lead to one after the other."""
+    for change in needed:
+        config = _with(config, [change])
+        after = phases_of(config)
+        peak = max(after.values())
+        yield Advice(change, _lowered(phases, after, fits) or max(phases, key=phases.__getitem__), peak, fits(peak))
+        phases = after
+
+
+def _remembered(phases_of: Callable[[DictConfig], Mapping[str, int]]) -> Callable[[DictConfig], Mapping[str, int]]:
+    known: dict[str, Mapping[str, int]] = {}
+
+    def remembered(config: DictConfig) -> Mapping[str, int]:
+        key = OmegaConf.to_yaml(config)
+        if key not in known:
+            known[key] = phases_of(config)
+        return known[key]
+
+    return remembered
+
+
+def _with(config: DictConfig, changed: list[Change]) -> DictConfig:
+    copy = config.copy()
+    for each in changed:
+        OmegaConf.update(copy, each.setting, each.value)
+    return copy
+
+
+def _lowered(before: Mapping[str, int], after: Mapping[str, int], fits: Callable[[int], bool]) -> str | None:
+    """The phase that a change lowers the most, of those that do not fit; None if it lowers none, or if it raises one.
+
+    The peak alone does not tell: a change that lowers another phase is needed too, if that phase does not fit.
+    """
+    if any(size > before.get(name, 0) and not fits(size) for name, size in after.items()):
+        return None
+    saved = {name: size - after.get(name, 0) for name, size in before.items() if not fits(size)}
+    noticeable = [name for name in saved if after.get(name, 0) < NOTICEABLE * before[name]]
+    return max(noticeable, key=saved.__getitem__, default=None)
+
+
+def changes(config: DictConfig, heads: int | None = None) -> Iterator[Change]:
+    """Changes that may lower the peak of these settings, those that cost least first.
+
+    Args:
+        heads: attention heads of the model; None: unknown.
+    """
     settings = config.actor_rollout_ref
     model, actor, rollout = settings.model, settings.actor, settings.rollout
     for name in ("free_cache_engine", "enable_sleep_mode"):
@@ -99,9 +177,10 @@ def changes(config: DictConfig) -> Iterator[Change]:
         yield Change(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", HALF, "the model computes in bfloat16")
     if rollout.dtype != HALF:
         yield Change(f"{ROLLOUT}.dtype", HALF, "the engine computes in bfloat16")
-    if _can_be_split(rollout):
+    if _can_be_split(config, heads):
         size = 2 * rollout.tensor_model_parallel_size
-        yield Change(f"{ROLLOUT}.tensor_model_parallel_size", size, "fewer engines, each of more accelerators")
+        costs = f"fewer engines, each of more accelerators{_engines(config, config.trainer.n_gpus_per_node, 2)}"
+        yield Change(f"{ROLLOUT}.tensor_model_parallel_size", size, costs)
     if actor.fsdp_config.use_no_sync_for_gradient_accumulation and model.lora_rank == 0:
         name = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
         yield Change(name, False, "gradients are reduced after each micro-batch")
@@ -112,11 +191,7 @@ def changes(config: DictConfig) -> Iterator[Change]:
         yield Change(f"{MODEL}.lora_rank", LORA_RANK, "an adapter is trained instead of all weights")
     count = 2 * config.trainer.n_gpus_per_node
     if count <= MOST_ACCELERATORS and _divides_batch(config, config.trainer.nnodes * count):
-        costs = "accelerators"
-        if rollout.nnodes == 0:  # a job names the engines that share them
-            engines = config.trainer.nnodes * count // pools.replica_size(rollout)
-            costs = f"accelerators; needs spec.rollout.replicas: {engines}"
-        yield Change("trainer.n_gpus_per_node", count, costs)
+        yield Change("trainer.n_gpus_per_node", count, f"accelerators{_engines(config, count)}")
     for side in ("height", "width"):
         if rollout.pipeline[side] > SMALLEST_SIDE:
             half = max(SMALLEST_SIDE, rollout.pipeline[side] // 2 // SIDE_STEP * SIDE_STEP)
@@ -128,10 +203,26 @@ def _on_accelerators(rollout: DictConfig) -> bool:
     return bool(rollout.engine_kwargs.vllm_omni.distributed_executor_backend != "uni")
 
 
-def _can_be_split(rollout: DictConfig) -> bool:
-    """Whether engines can have twice as many accelerators each, which must be of one node."""
-    size = pools.replica_size(rollout)
-    return bool(_on_accelerators(rollout) and rollout.nnodes > 0 and rollout.n_gpus_per_node % (2 * size) == 0)
+def _engines(config: DictConfig, accelerators: int, times: int = 1) -> str:
+    """The number of engines that a job must name, which share the trainer's accelerators; empty with their own.
+
+    Args:
+        accelerators: of a node of the trainer.
+        times: how many times as many accelerators an engine gets.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.nnodes > 0:
+        return ""
+    engines = config.trainer.nnodes * accelerators // (times * pools.replica_size(rollout))
+    return f"{ENGINES}{engines}"
+
+
+def _can_be_split(config: DictConfig, heads: int | None) -> bool:
+    """Whether engines can have twice as many accelerators each, which must be of one node and divide the heads."""
+    rollout = config.actor_rollout_ref.rollout
+    count = rollout.n_gpus_per_node if rollout.nnodes > 0 else config.trainer.n_gpus_per_node
+    whole = heads is None or heads % (2 * rollout.tensor_model_parallel_size) == 0
+    return bool(_on_accelerators(rollout) and whole and count % (2 * pools.replica_size(rollout)) == 0)
 
 
 def _divides_batch(config: DictConfig, ranks: int) -> bool:

@@ -15,7 +15,7 @@ from verl_omni.trainer import generation_ahead, judges, pools
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
-from verl_omni.trainer.memory_estimate.model_shapes import ModelShapes, read
+from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, ModelShapes, read
 from verl_omni.trainer.memory_estimate.pair_encoder import CHANNELS, IMAGES
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools
 from verl_omni.trainer.memory_estimate.sample_tensors import (
@@ -36,6 +36,7 @@ class JobEstimate:
 
     Attributes:
         estimate: of the trainer's devices and hosts. standalone: of those of engines that do not share them.
+        heads: attention heads of the transformer; None: unknown.
     """
 
     setup: Setup
@@ -44,6 +45,7 @@ class JobEstimate:
     estimate: Estimate
     pool: RolloutPool | None = None
     standalone: Estimate | None = None
+    heads: int | None = None
 
 
 def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
@@ -62,13 +64,14 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     setup = _setup(config, stored, accelerator=accelerator)
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
     engine, samples = _engine(config, model, sample, setup)
+    heads = model.configs[TRANSFORMER].get("num_attention_heads")
     if rollout.nnodes == 0:
-        return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine))
+        return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), heads=heads)
     in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
     each = stored.total(1, 1) + setup.pixels
     pool = RolloutPool(rollout.nnodes, rollout.n_gpus_per_node, pools.replica_size(rollout), in_flight * each)
     own, standalone = estimate_pools(setup, pool, trainer, engine)
-    return JobEstimate(setup, trainer, engine, own, pool, standalone)
+    return JobEstimate(setup, trainer, engine, own, pool, standalone, heads)
 
 
 def _engine(
