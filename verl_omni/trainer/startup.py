@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import random
 import sys
@@ -18,6 +17,7 @@ from verl_omni.trainer import (
     cpu_values,
     judges,
     machine,
+    model_settings,
     pools,
     process_counts,
     run_length,
@@ -31,7 +31,6 @@ from verl_omni.trainer.replica_pool import ReplicaPool
 from verl_omni.trainer.replica_updates import ReplicaUpdates
 from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
 from verl_omni.utils import rendezvous_ports
-from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
@@ -96,7 +95,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     with open_dict(config):
         _fit_data(config)
-        _fit_to_model(model, rollout)
+        model_settings.fill_in(model, rollout)
         if config.algorithm.sample_source == "offline":
             from verl_omni.pipelines.registry import check_encoder
 
@@ -141,63 +140,6 @@ def _fit_data(config: DictConfig) -> None:
     data.seed = int(config.trainer.seed if data.seed is None else data.seed)
     for name in ("train_max_samples", "val_max_samples"):
         data[name] = -1 if data[name] is None else int(data[name])
-
-
-def _fit_to_model(model: DictConfig, rollout: DictConfig) -> None:
-    """Fill in settings from the model's folder and its family.
-
-    Raises:
-        FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches, or the family does not support what the model or the settings have.
-    """
-    from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, training_adapter
-
-    given, folder = model.path, model_folder(model.path, "actor_rollout_ref.model.path")
-    model.path = str(folder)
-    index, tokenizer = folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"
-    if not index.is_file():
-        raise FileNotFoundError(
-            f"actor_rollout_ref.model.path: {index} does not exist; write the folder of a model in diffusers' layout"
-        )
-    parts = json.loads(index.read_text())
-    if model.architecture is None:
-        model.architecture = parts["_class_name"]
-    adapter = training_adapter(model.architecture)
-    if boundary_ratio(folder) is not None and not family(model.architecture).experts:
-        supported = ", ".join(name for name, each in FAMILIES.items() if each.experts)
-        raise ValueError(
-            f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
-            f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
-        )
-    if rollout.step_execution and family(model.architecture).stepwise is False:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.step_execution: {model.architecture} is generated as whole requests only; "
-            "write false"
-        )
-    if model.extra_tokenizers and not reads_extra_ids(model.architecture):
-        model.extra_tokenizers = {}
-    if model.tokenizer_path is None:
-        model.tokenizer_path = f"{model.path}/tokenizer"
-    elif model.tokenizer_path.startswith(f"{given}/"):  # of a hub id, below which the hub has no names
-        model.tokenizer_path = str(folder / model.tokenizer_path.removeprefix(f"{given}/"))
-    if model.custom_chat_template is None:
-        model.custom_chat_template = adapter.CHAT_TEMPLATE
-    if model.target_modules is None:
-        model.target_modules = list(adapter.LORA_TARGETS)
-    if model.target_modules == "all-linear" and model.exclude_modules is None:
-        model.exclude_modules = getattr(adapter, "NOT_ADAPTED", None)
-    if model.fsdp_layer_prefixes is None:
-        model.fsdp_layer_prefixes = list(adapter.LAYERS)
-    length = json.loads(tokenizer.read_text())["model_max_length"] if tokenizer.is_file() else 0
-    rows = adapter.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
-    if rollout.max_prompt_embed_length is None:
-        rollout.max_prompt_embed_length = rows
-    elif rollout.max_prompt_embed_length != rows and getattr(adapter, "PADS_PROMPTS", False):
-        raise ValueError(
-            f"actor_rollout_ref.rollout.max_prompt_embed_length: every prompt of {model.architecture} has {rows} rows "
-            f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, not "
-            f"{rollout.max_prompt_embed_length}; write {rows}, or leave it out"
-        )
 
 
 def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
