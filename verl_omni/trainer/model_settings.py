@@ -58,9 +58,9 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
     rows = adapter.prompt_rows(rollout.pipeline.max_sequence_length, int(length))
     if rollout.max_prompt_embed_length is None:
         rollout.max_prompt_embed_length = rows
-    elif rollout.max_prompt_embed_length != rows and getattr(adapter, "PADS_PROMPTS", False):
+    elif rollout.max_prompt_embed_length < rows and getattr(adapter, "PADS_PROMPTS", False):
         raise ValueError(
             f"actor_rollout_ref.rollout.max_prompt_embed_length: every prompt of {model.architecture} has {rows} rows "
-            f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, not "
+            f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, more than "
             f"{rollout.max_prompt_embed_length}; write {rows}, or leave it out"
         )

@@ -242,14 +242,14 @@ def test_step_execution_is_refused_for_a_family_of_whole_requests(tmp_path: Path
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [("StableDiffusion3Pipeline", 177), ("WanPipeline", 100)])
-def test_a_family_that_pads_prompts_has_one_length_of_embeddings(tmp_path: Path, architecture: str, rows: int) -> None:
+def test_a_family_that_pads_prompts_needs_all_rows_of_embeddings(tmp_path: Path, architecture: str, rows: int) -> None:
     length = "actor_rollout_ref.rollout.max_prompt_embed_length"
-    for wrong in (rows - 1, rows + 1):
-        with pytest.raises(
-            ValueError, match=rf"{length}: every prompt of {architecture} has {rows} rows with .*=100, "
-        ):
-            fitted(tmp_path, architecture, f"{length}={wrong}")
-    assert fitted(tmp_path, architecture, f"{length}={rows}").rollout.max_prompt_embed_length == rows
+    with pytest.raises(
+        ValueError, match=rf"{length}: every prompt of {architecture} has {rows} rows with .*=100, more"
+    ):
+        fitted(tmp_path, architecture, f"{length}={rows - 1}")
+    for enough in (rows, rows + 1):
+        assert fitted(tmp_path, architecture, f"{length}={enough}").rollout.max_prompt_embed_length == enough
     assert fitted(tmp_path, "QwenImagePipeline", f"{length}=60").rollout.max_prompt_embed_length == 60
 
 
