@@ -24,7 +24,7 @@ def mean_over_frames(samples: Sequence[Tensor], prompts: Sequence[str], score: S
     """
     if all(sample.ndim == 3 for sample in samples):
         return [float(each) for each in score(samples, prompts)]
-    frames = [list(sample) if sample.ndim == 4 else [sample] for sample in samples]
+    frames = [chosen_frames(sample, 1) for sample in samples]
     images = [image for each in frames for image in each]
     texts = [prompt for prompt, each in zip(prompts, frames, strict=True) for _ in each]
     parts = [slice(start, start + AT_ONCE) for start in range(0, len(images), AT_ONCE)]
