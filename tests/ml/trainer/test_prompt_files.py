@@ -143,7 +143,11 @@ def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: P
     overrides.append(f"data.val_files=['{tmp_path}/good.jsonl','{tmp_path}/bad.jsonl']")
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"bad.jsonl:1: there is no column 'prompt'; .*: none"):
         prompt_files.check(settings.load(overrides))
-    prompt_files.check(settings.load([*overrides, "data.custom_cls.path=own.py", "data.custom_cls.name=Own"]))
+    (tmp_path / "own.py").write_text("class Own: ...\n")
+    own = [*overrides, f"data.custom_cls.path='{tmp_path}/own.py'", "data.custom_cls.name=Own"]
+    prompt_files.check(settings.load(own))
+    with pytest.raises(FileNotFoundError, match=r"no data file missing\.jsonl: correct data.train_files"):
+        prompt_files.check(settings.load([*own, "data.train_files=missing.jsonl"]))
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
