@@ -153,16 +153,16 @@ def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> 
 
 
 @pytest.mark.parametrize(
-    ("accelerators", "size", "heads", "said"),
-    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, None, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
+    ("accelerators", "size", "divisible", "said"),
+    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, 0, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
 )
 def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
-    accelerators: int, size: int, heads: int | None, said: int | None
+    accelerators: int, size: int, divisible: int, said: int | None
 ) -> None:
     config = settings.load(
         ["actor_rollout_ref.model.path=m", *REQUIRED, f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}"]
     )
-    found = [change for change in advice.changes(config, heads) if change.setting == SPLIT]
+    found = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
     assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
         [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
     )

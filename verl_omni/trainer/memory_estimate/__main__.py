@@ -139,7 +139,7 @@ def _verdict(
     if capacity is not None and not verdict:
         advised = advice.advise(
             config, sizes, lambda other: sizes_of(estimate(other)), lambda size: fits(size, capacity), concerns,
-            found.heads,
+            found.divisible,
         )  # fmt: skip
     return {
         "capacity": capacity,

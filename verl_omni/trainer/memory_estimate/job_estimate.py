@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import Tensor
 
-from verl_omni.trainer import generation_ahead, judges, pools
+from verl_omni.trainer import generation_ahead, judges, pools, tensor_split
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
@@ -36,7 +36,7 @@ class JobEstimate:
 
     Attributes:
         estimate: of the trainer's devices and hosts. standalone: of those of engines that do not share them.
-        heads: attention heads of the transformer; None: unknown.
+        divisible: what the tensor parallel size of an engine must divide; 0: unknown, so any size may do.
     """
 
     setup: Setup
@@ -45,7 +45,7 @@ class JobEstimate:
     estimate: Estimate
     pool: RolloutPool | None = None
     standalone: Estimate | None = None
-    heads: int | None = None
+    divisible: int = 0
 
 
 def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
@@ -64,14 +64,15 @@ def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
     setup = _setup(config, stored, accelerator=accelerator)
     trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
     engine, samples = _engine(config, model, sample, setup)
-    heads = model.configs[TRANSFORMER].get("num_attention_heads")
+    counts = tensor_split.divided_counts(config.actor_rollout_ref.model.architecture, model.configs[TRANSFORMER])
+    divisible = math.gcd(*counts.values())
     if rollout.nnodes == 0:
-        return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), heads=heads)
+        return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), divisible=divisible)
     in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
     each = stored.total(1, 1) + setup.pixels
     pool = RolloutPool(rollout.nnodes, rollout.n_gpus_per_node, pools.replica_size(rollout), in_flight * each)
     own, standalone = estimate_pools(setup, pool, trainer, engine)
-    return JobEstimate(setup, trainer, engine, own, pool, standalone, heads)
+    return JobEstimate(setup, trainer, engine, own, pool, standalone, divisible)
 
 
 def _engine(
