@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import dataset_class
+from verl_omni.trainer import dataset_class, parquet_types
 from verl_omni.trainer.reference_scorers import DATASET
 from verl_omni.utils.seeds import SEED_RANGE
 
@@ -223,6 +223,9 @@ def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[
                 raise InvalidPromptFile(f"{path}: column {twice!r} is given twice")
             if prompt_key not in names:
                 raise InvalidPromptFile(f"{path}: {_lacks_prompt(prompt_key, names)}")
+            for column in file.schema_arrow:
+                if problem := parquet_types.find_problem(column.type):
+                    raise InvalidPromptFile(f"{path}: column {column.name}: {problem}")
             number = 0
             checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS, *also) if name in names]
             # Hugging Face's datasets write values of several types as JSON, and read them from it.
