@@ -227,9 +227,8 @@ def _record_loss(folder: Any, begun: Path | None) -> int:
     from verl_omni.trainer import checkpoints
 
     steps = folder.metrics()
-    newest = checkpoints.latest(folder.path / "checkpoints")
-    saved, first = (path and checkpoints.step_of(path) for path in (newest, begun))
-    complete = int(steps[-1]["step"] or 0) if steps else 0
+    newest, complete = checkpoints.latest(folder.path / "checkpoints"), int(steps[-1]["step"] or 0) if steps else 0
+    saved, first = (None if path is None else checkpoints.step_of(path) for path in (newest, begun))
     folder.event("stopped", message=describe_loss(complete, saved, first or 0), kind="KeyboardInterrupt")
     return INTERRUPTED
 
