@@ -1,4 +1,4 @@
-"""Committed text is portable: no address of a package index, no path of a machine."""
+"""Committed text is portable, without an address of a package index or a path of a machine, and has short lines."""
 
 from __future__ import annotations
 
@@ -54,3 +54,8 @@ def test_every_ignored_rule_has_its_reason(root: Path) -> None:
     ignored = tomllib.loads(text)["tool"]["ruff"]["lint"]["ignore"]
     for rule in ignored:
         assert re.search(rf'^\s*"{rule}",\s+# \S+ \S+', text, re.MULTILINE), rule
+
+
+def test_lines_of_changelog_fragments_are_as_long_as_those_of_code(root: Path) -> None:
+    fragments = {path.name: path.read_text(encoding="utf-8") for path in (root / "changelog.d").glob("*.md")}
+    assert {name for name, text in fragments.items() if max(map(len, text.splitlines()), default=0) > 120} == set()

@@ -129,10 +129,16 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
     ]  # fmt: skip
     names, found = (None, "flow_grpo", "dance_grpo", "mix_grpo"), {}
     for named in itertools.product(names, repeat=len(NAMING)):
-        if {*named[:2]} == {"dance_grpo", "mix_grpo"}:
-            continue  # two algorithms
         given = [*required, *(f"{name}={each}" for name, each in zip(NAMING, named, strict=True) if each)]
         made = convert(given)
+        assert convert(given[::-1]).document["spec"]["algorithm"]["name"] == made.document["spec"]["algorithm"]["name"]
+        if {"dance_grpo", "mix_grpo"} <= {*named}:
+            for order in (given, given[::-1]):
+                with pytest.raises(settings.SettingsError, match="these are different algorithms; name one of them"):
+                    settings.load(order)
+                ((_, reason),) = convert(order).refused
+                assert reason.endswith(": these are different algorithms; name one of them")
+            continue
         assert made.refused == ()
         job = read_job(plan.dump_yaml(made.document), "job").job
         both = (settings.load(given), settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))))

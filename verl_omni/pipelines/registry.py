@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -154,6 +154,17 @@ def family(architecture: str | None) -> Family:
     if architecture is None or architecture not in FAMILIES:
         raise ValueError(f"No model family for architecture {architecture!r}; one of {sorted(FAMILIES)}")
     return FAMILIES[architecture]
+
+
+def refuse_steps(architecture: str | None) -> NoReturn:
+    """Refuse `rollout.step_execution` for a model whose pipeline generates whole requests.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"actor_rollout_ref.rollout.step_execution: {architecture} is generated as whole requests only; write false"
+    )
 
 
 def check_encoder(architecture: str | None) -> None:

@@ -41,6 +41,8 @@ class SampleShapes(Protocol):
     def decoder_input(self, configs: Configs, pipeline: Any) -> torch.Size:
         """Shape of the latents of one sample that the VAE decodes, without a batch dimension."""
 
+    # A family whose engine divides its transformer over accelerators also has `DIVIDED_BY_ENGINES`: the keys of the
+    # transformer's config.json whose numbers the tensor parallel size must divide, and what they count.
     # A family with input images also has `encoder_input(configs, pipeline) -> torch.Size`: the shape of the pixels of
     # one sample that the VAE encodes, without a batch dimension.
 

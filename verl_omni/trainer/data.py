@@ -16,7 +16,7 @@ from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
-from verl_omni.trainer import prompt_images, prompt_tables
+from verl_omni.trainer import dataset_class, prompt_images, prompt_tables
 from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
 from verl_omni.utils.messages import prompt_text
 from verl_omni.utils.postscript import forbid_programs
@@ -119,8 +119,6 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
         FileNotFoundError: one of `files` does not exist.
         ValueError: they cannot be read together, have no rows, or no column named `data.prompt_key`.
     """
-    from verl.utils.dataset.rl_dataset import get_dataset_class
-
     forbid_programs()  # Hugging Face's datasets open the images of rows
     paths = [files] if isinstance(files, str) else list(files)
     for path in paths:
@@ -128,8 +126,8 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
             raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
     settings = OmegaConf.merge(config, {"shuffle": False, "cache_dir": config.cache_dir or "~/.cache/verl/rlhf"})
     try:
-        dataset = get_dataset_class(settings)(paths, tokenizer, settings, processor, max_samples)
-    except InvalidPromptFile:
+        dataset = dataset_class.load(settings)(paths, tokenizer, settings, processor, max_samples)
+    except (InvalidPromptFile, dataset_class.DatasetClassNotUsable):
         raise
     except (DatasetsError, ArrowException, ValueError) as error:
         cause = error.__cause__ or error

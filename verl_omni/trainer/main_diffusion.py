@@ -16,7 +16,7 @@ from verl_omni.trainer import settings, startup
 from verl_omni.trainer.event_text import format_event
 from verl_omni.trainer.extension_settings import ExtensionFailed
 from verl_omni.trainer.stack import Cluster
-from verl_omni.trainer.stop_signal import StopOnSignal
+from verl_omni.trainer.stop_signal import StopOnSignal, describe_loss
 
 OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -42,6 +42,16 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a training job. Returns the exit code: 0 done, 1 failed, 2 invalid settings, 130 interrupted."""
+    try:
+        prepared = _prepare(arguments)
+    except KeyboardInterrupt:
+        print("stopped before the run began: nothing is lost", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    return prepared if isinstance(prepared, int) else _run(*prepared)
+
+
+def _prepare(arguments: Sequence[str] | None) -> tuple[Any, StopOnSignal, dict[str, str]] | int:
+    """Settings, signal handler and settings without effect of a run; the exit code if it cannot begin."""
     overrides = list(sys.argv[1:] if arguments is None else arguments)
     has_accelerator = startup.accelerator_present()
     variables = dict(os.environ)
@@ -61,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unused = _check_files(config)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    return _run(config, stop, settings.without_effect(overrides, config, has_accelerator=has_accelerator) | unused)
+    without_effect = settings.without_effect(overrides, config, has_accelerator=has_accelerator)
+    return config, stop, without_effect | unused
 
 
 def _refuse(message: str) -> int:
@@ -133,7 +144,8 @@ def run_training(
     """Run `train`, and record in the run folder how it ends. Returns the exit code.
 
     The last line on standard error is the error; its traceback is above, with what Ray prints while it stops. A run
-    whose folder another program has taken over ends as an interrupted one, and records nothing.
+    whose folder another program has taken over ends as an interrupted one, and records nothing. `KeyboardInterrupt`
+    ends it at once: it sends no results, and says what is lost.
 
     Args:
         train: gets the run, and the stack on which it puts what must be stopped.
@@ -146,6 +158,10 @@ def run_training(
         return _recorded(config, reporter, train, without_effect, cgroups)
     except TakenOver as error:
         print(error, file=sys.stderr, flush=True)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        text = "stopped while the run was ending: processes of Ray may be left, which `ray stop` ends"
+        print(text, file=sys.stderr, flush=True)
         return INTERRUPTED
 
 
@@ -182,23 +198,39 @@ def _recorded(
         return reporter.checkpoint_wanted() or saves.requested()
 
     run = Run(config, folder, checkpoint, wanted, saves, reporter.note)
-    code = FAILURE
+    code, at_once = FAILURE, False
     with contextlib.ExitStack() as resources:
         try:
             results.open(config, folder)
             train(run, resources)
             code = OK
+        except KeyboardInterrupt:
+            at_once, code = True, _record_loss(folder, checkpoint)
         except Exception as error:  # recorded for the user, then the exit code
             code = _record_failure(folder, error, killed=machine.killed_for_memory(cgroups) - killed_before)
         finally:
-            results.wait(complete=code == OK)
+            if not at_once:
+                results.wait(complete=code == OK)
             _report(folder)
+        if at_once:
+            return code
         code = _send_last(results, folder, checkpoints.latest(folder.path / "checkpoints"), code)
     if code == OK:
         folder.event("done", step=int(config.trainer.total_training_steps), report=str(folder.path / "report.html"))
     for line in errors:
         print(line, file=sys.stderr, flush=True)
     return code
+
+
+def _record_loss(folder: Any, begun: Path | None) -> int:
+    """Record that the run, which began at a checkpoint, stops in the middle of a step. Returns the exit code."""
+    from verl_omni.trainer import checkpoints
+
+    steps = folder.metrics()
+    newest, complete = checkpoints.latest(folder.path / "checkpoints"), int(steps[-1]["step"] or 0) if steps else 0
+    saved, first = (None if path is None else checkpoints.step_of(path) for path in (newest, begun))
+    folder.event("stopped", message=describe_loss(complete, saved, first or 0), kind="KeyboardInterrupt")
+    return INTERRUPTED
 
 
 def _send_last(results: Any, folder: Any, checkpoint: Path | None, code: int) -> int:

@@ -16,7 +16,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         FileNotFoundError: the folder is not in diffusers' layout.
         ValueError: no model family matches, or the family does not support what the model or the settings have.
     """
-    from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, training_adapter
+    from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, refuse_steps, training_adapter
 
     given, folder = model.path, model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
@@ -36,10 +36,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
     if rollout.step_execution and family(model.architecture).stepwise is False:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.step_execution: {model.architecture} is generated as whole requests only; "
-            "write false"
-        )
+        refuse_steps(model.architecture)
     if model.extra_tokenizers and not reads_extra_ids(model.architecture):
         model.extra_tokenizers = {}
     if model.tokenizer_path is None:

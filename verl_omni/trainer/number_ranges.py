@@ -36,9 +36,13 @@ NOT_NEGATIVE = (
     *(f"{group}pipeline.{name}" for group in SAMPLED for name in ("guidance_scale", "true_cfg_scale")),
     "trainer.max_log_prob_difference",
 )
+# Seeds of which torch's generator on a CPU uses 32 bits: larger ones would be the same as smaller ones.
+SEEDS, SEED_END = (f"{ACTOR}.seed", f"{ROLLOUT}.val_kwargs.seed", "data.seed", "trainer.seed"), 2**32
 WHOLE = (
+    *SEEDS,
+    f"{ROLLOUT}.algo.sde_window_seed",
+    f"{ROLLOUT}.seed",
     "data.max_prompt_length",
-    "data.seed",
     "data.train_batch_size",
     "data.train_max_samples",
     "data.val_max_samples",
@@ -59,8 +63,12 @@ def find_problems(config: DictConfig) -> Iterator[str]:
                 yield f"{name}: {range_}: {value}{ADVICE.get(name, '')}"
     for name in WHOLE:
         value = OmegaConf.select(config, name)
+        if _is_copy(config, name):
+            continue  # the setting that it copies is named
         if isinstance(value, float) and not value.is_integer():
             yield f"{name}: must be a whole number: {value}"
+        elif is_number(value) and name in SEEDS and not 0 <= value < SEED_END:
+            yield f"{name}: must be from 0 to {SEED_END - 1} (2^32 - 1), because a CPU uses 32 bits of a seed: {value}"
     algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
@@ -69,6 +77,11 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     model = config.actor_rollout_ref.model
     if is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
         yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
+
+
+def _is_copy(config: DictConfig, name: str) -> bool:
+    group, _, key = name.rpartition(".")
+    return OmegaConf.is_interpolation(OmegaConf.select(config, group), key)
 
 
 SEED = f"{ROLLOUT}.val_kwargs.seed"

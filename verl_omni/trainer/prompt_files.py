@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.trainer import dataset_class, parquet_types
 from verl_omni.trainer.reference_scorers import DATASET
 from verl_omni.utils.seeds import SEED_RANGE
 
@@ -25,21 +26,25 @@ class InvalidPromptFile(ValueError):
 
 
 def check(config: DictConfig) -> None:
-    """Check the prompts of a run. Files of another dataset class (`data.custom_cls`) are its own.
+    """Check the prompts of a run. What is in files of another dataset class (`data.custom_cls`) is its own.
 
     Args:
         config: settings of the trainer.
 
     Raises:
         FileNotFoundError: a file does not exist.
+        DatasetClassNotUsable: the dataset class does not exist.
         InvalidPromptFile: a file cannot be read, has no rows, or a row without a usable prompt.
     """
     data = config.data
-    if OmegaConf.select(data, "custom_cls.path") != DATASET["path"]:  # an override may have removed it
-        return
+    dataset_class.check(data)
+    own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
     for files, held_out in ((data.train_files, False), (data.val_files, True)):
-        for file in [files] if isinstance(files, str) else files or ():
-            check_file(Path(file), data.prompt_key, held_out=held_out)
+        for file in map(Path, [files] if isinstance(files, str) else files or ()):
+            if own:
+                check_file(file, data.prompt_key, held_out=held_out)
+            else:
+                _check_exists(file)
 
 
 def check_file(path: Path, prompt_key: str, *, held_out: bool = False) -> None:
@@ -52,8 +57,7 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False) -> None:
         FileNotFoundError: it does not exist.
         InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt or seed.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
+    _check_exists(path)
     if path.suffix not in SUFFIXES:
         raise InvalidPromptFile(f"{path}: the name of a file of prompts must end in {', '.join(SUFFIXES)}")
     found = False
@@ -63,6 +67,11 @@ def check_file(path: Path, prompt_key: str, *, held_out: bool = False) -> None:
             raise InvalidPromptFile(f"{place}: {problem}")
     if not found:
         raise InvalidPromptFile(f"{path} has no rows")
+
+
+def _check_exists(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"no data file {path}: correct data.train_files or data.val_files")
 
 
 def rows(path: Path, prompt_key: str, *also: str) -> Iterator[tuple[str, Any]]:
@@ -214,6 +223,9 @@ def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[
                 raise InvalidPromptFile(f"{path}: column {twice!r} is given twice")
             if prompt_key not in names:
                 raise InvalidPromptFile(f"{path}: {_lacks_prompt(prompt_key, names)}")
+            for column in file.schema_arrow:
+                if problem := parquet_types.find_problem(column.type):
+                    raise InvalidPromptFile(f"{path}: column {column.name}: {problem}")
             number = 0
             checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS, *also) if name in names]
             # Hugging Face's datasets write values of several types as JSON, and read them from it.

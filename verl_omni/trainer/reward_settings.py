@@ -5,9 +5,7 @@ A user's file is parsed and not run: it may load a model when it is imported, wh
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +20,7 @@ from verl_omni.reward_loop.scorer_signature import (
     signature_in_source,
     signature_of,
 )
+from verl_omni.trainer.module_source import SourceNotFound, find_source
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 FUNCTION = "reward.custom_reward_function"
@@ -31,7 +30,7 @@ OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's manager
 
 
 class ScorerNotFound(ValueError):
-    """A scorer does not exist; the message names the file or module."""
+    """A file has no such function."""
 
 
 def find_problems(reward: DictConfig) -> list[str]:
@@ -164,7 +163,7 @@ def _of_function(
 ) -> Iterator[str]:
     try:
         signature = _signature(path, name)
-    except (ScorerNotFound, SyntaxError) as error:
+    except (SourceNotFound, ScorerNotFound, SyntaxError) as error:
         yield f"{where}.{setting}: {error}"
         return
     if signature is not None:
@@ -175,23 +174,10 @@ def _signature(path: str, name: str) -> Signature | None:
     """Signature of a user's function; None where only running its module would show it.
 
     Raises:
-        ScorerNotFound: there is no such file or module. SyntaxError: it is not Python.
+        SourceNotFound, ScorerNotFound: there is no such file, module or function. SyntaxError: it is not Python.
     """
-    if path.startswith("pkg://"):
-        module = path.removeprefix("pkg://").replace("/", ".")  # verl takes both
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError) as error:
-            raise ScorerNotFound(f"no module {module}: {error}") from error
-        if spec is None:
-            raise ScorerNotFound(f"no module {module}; install it, or write the path of its file")
-        if not (path := spec.origin or "").endswith(".py"):
-            return None
-    file = Path(path.removeprefix("file://"))
-    if not file.is_file():
-        raise ScorerNotFound(f"no file {file}")
-    if file.suffix != ".py":
-        raise ScorerNotFound(f"{file} is not a Python file (.py)")
+    if (file := find_source(path)) is None:
+        return None
     text = file.read_text(encoding="utf-8")
     signature = signature_in_source(text, name)
     if signature is None and not may_define(text, name):

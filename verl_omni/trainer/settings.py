@@ -284,7 +284,10 @@ def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
         import_extensions(_external_lib(overrides))
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    loss, others = resolve(overrides, registry.DEFAULT, lambda text: registry.plain_value(_parsed(text)))
+    try:
+        loss, others = resolve(overrides, registry.DEFAULT, lambda text: registry.plain_value(_parsed(text)))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     try:
         registry.check_name(loss)
     except ValueError as error:

@@ -23,6 +23,7 @@ from verl_omni.trainer import (
     run_length,
     scorer_devices,
     sequence_split,
+    tensor_split,
 )
 from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.trainer.generation_ahead import batches_ahead
@@ -127,6 +128,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
             config.trainer.fork_workers = own_ray and not has_accelerator and can_fork_workers()
         if not has_accelerator:
             cpu_values.fill_in(config)
+        tensor_split.check(config)
         pools.fill_in(rollout)
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator

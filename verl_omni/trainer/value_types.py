@@ -27,7 +27,8 @@ NUMBERS = (
     "trainer.validation_data_max_samples",
 )
 PAIRS = {f"{ROLLOUT}.algo.sde_window_range": "[0,5]", "actor_rollout_ref.actor.optim.betas": "[0.9,0.999]"}
-NEEDED = ("actor_rollout_ref.model.path", "data.train_files")
+NEEDED = ("actor_rollout_ref.model.path",)
+FILES = ("data.train_files", "data.val_files")  # the first one is needed
 CHECKED_ELSEWHERE = "algorithm.rollout_correction."  # with advice of its own
 # Settings and groups whose default is a number or a switch, and which may be null.
 NULLABLE = (
@@ -40,6 +41,7 @@ NULLABLE = (
     "algorithm.",
     "data.seed",
     "data.train_max_samples",
+    "data.val_files",
     "data.val_max_samples",
     "ray_kwargs.",
     "reward.reward_model.",
@@ -51,8 +53,12 @@ NULLABLE = (
 
 
 def kinds(defaults: DictConfig, names: Iterable[str]) -> dict[str, type]:
-    """`bool`, `float` (any number), `tuple` (two numbers) or `str`, for each setting whose values are checked."""
-    found: dict[str, type] = dict.fromkeys(NUMBERS, float) | dict.fromkeys(PAIRS, tuple) | dict.fromkeys(NEEDED, str)
+    """The kind of each setting whose values are checked.
+
+    `bool`, `float` (any number), `tuple` (two numbers), `str` (a path) or `list` (paths of files).
+    """
+    found: dict[str, type] = dict.fromkeys(NUMBERS, float) | dict.fromkeys(PAIRS, tuple)
+    found |= dict.fromkeys(NEEDED, str) | dict.fromkeys(FILES, list)
     for name in names:
         if name.startswith(CHECKED_ELSEWHERE):
             continue
@@ -83,7 +89,10 @@ def find_problems(config: DictConfig, known: Mapping[str, type], given: Iterable
 
 def _fits(name: str, value: Any, kind: type) -> bool:
     if kind is str:
-        return bool(value)
+        return isinstance(value, str) and bool(value)
+    if kind is list:
+        files = list(value) if OmegaConf.is_list(value) else [] if value in (None, "") else [value]
+        return bool(files or name != FILES[0]) and all(isinstance(file, str) and file for file in files)
     if value is None:
         return may_be_null(name)
     if kind is bool:
@@ -106,11 +115,20 @@ def is_number(value: Any) -> bool:
 def _advice(name: str, kind: type) -> str:
     if kind is str:
         return "a path"
+    if kind is list:
+        return "a path, or a list of paths such as [first.jsonl,second.jsonl]"
     return f"two numbers, such as {PAIRS[name]}" if kind is tuple else "true or false" if kind is bool else "a number"
 
 
 def _text(value: Any, advice: str) -> str:
     if value == "":
         return f"has no value; write {advice}; a variable of the script may be empty"
-    shown = f"the text {value!r}" if isinstance(value, str) else "null" if value is None else value
+    shown = f"the text {value!r}" if isinstance(value, str) else "null" if value is None else _plain(value)
     return f"{shown} is not supported; write {advice}"
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is written in an override, if it is a list."""
+    if not OmegaConf.is_list(value):
+        return value
+    return f"[{', '.join('null' if each is None else str(each) for each in value)}]"

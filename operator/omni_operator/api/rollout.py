@@ -41,8 +41,10 @@ class Engine(StrictModel):
 
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Inference engine.")
     tensor_parallel_size: int = Field(
-        default=1, ge=1, le=64, description="Accelerators that share one copy of the model. They must be in one pod."
-    )
+        default=1, ge=1, le=64,
+        description="Accelerators that share one copy of the model. They must be in one pod, and their number must "
+        "divide the attention heads of the model's transformer, for Wan also its ffn_dim.",
+    )  # fmt: skip
     dtype: Literal["bfloat16", "float32"] | None = Field(
         default=None,
         description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without.",

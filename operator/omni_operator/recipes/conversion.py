@@ -37,6 +37,7 @@ from .fields import (
     WINDOW,
     Refusal,
     algorithm_of,
+    contradicting_names,
     defaults,
     interval,
     job_name,
@@ -260,6 +261,10 @@ def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
     estimator = values.get(ESTIMATOR, default)
     if estimator not in ESTIMATORS.values():
         raise Refusal(f"{estimator} is not supported; write {' or '.join(dict.fromkeys(ESTIMATORS.values()))}")
+    if found := contradicting_names(values):
+        raise Refusal(found[1], found[0])
+    if reason := describe_unsupported(ESTIMATOR, estimator, LOSSES.get(algorithm)):
+        raise Refusal(reason.removeprefix(f"{ESTIMATOR}: "))
     by_group = estimator == "dance_grpo"
     if by_group != (algorithm == "DanceGRPO") and GLOBAL_STD not in values:
         made.overrides.append(f"{GLOBAL_STD}={str(not by_group).lower()}")

@@ -69,6 +69,22 @@ def algorithm_of(values: Mapping[str, Any]) -> str | None:
     return named
 
 
+def contradicting_names(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A setting that names another algorithm than one before it, and why that is refused, as by the trainer.
+
+    DanceGRPO and MixGRPO are Flow-GRPO with other settings, which each of three settings may name.
+    """
+    named = [
+        (setting, values[setting])
+        for setting in (LOSS, f"{MODEL}.algorithm", ESTIMATOR)
+        if values.get(setting) in ("dance_grpo", "mix_grpo")
+    ]
+    for setting, value in named[1:]:
+        if value != named[0][1]:
+            return setting, f"contradicts {named[0][0]}={named[0][1]}: these are different algorithms; name one of them"
+    return None
+
+
 class Refusal(ValueError):
     """A value for which there is no field, and why.
 

@@ -36,6 +36,30 @@ def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: s
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
 
 
+LOSS_MODE, SAMPLED_FOR, ESTIMATOR = (
+    f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.algorithm", "algorithm.adv_estimator"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "at_fault", "said"),
+    [
+        ((f"{ESTIMATOR}=dance_grpo", f"{LOSS_MODE}=mix_grpo"), 0, f"contradicts {LOSS_MODE}=mix_grpo: "),
+        ((f"{LOSS_MODE}=dance_grpo", f"{ESTIMATOR}=mix_grpo"), 1, f"contradicts {LOSS_MODE}=dance_grpo: "),
+        ((f"{SAMPLED_FOR}=mix_grpo", f"{LOSS_MODE}=dance_grpo"), 0, f"contradicts {LOSS_MODE}=dance_grpo: "),
+        ((f"{ESTIMATOR}=mix_grpo", f"{SAMPLED_FOR}=dance_grpo"), 0, f"contradicts {SAMPLED_FOR}=dance_grpo: "),
+        ((f"{LOSS_MODE}=dpo", f"{ESTIMATOR}=dance_grpo"), 1, "dance_grpo does not go with diffusion_dpo: it orders "),
+    ],
+)
+def test_names_of_different_algorithms_are_one_error_in_any_order(
+    given: tuple[str, ...], at_fault: int, said: str
+) -> None:
+    for order in (given, given[::-1]):
+        ((argument, reason),) = convert([*REQUIRED, *order]).refused
+        assert argument == given[at_fault] and reason.startswith(said)
+    assert refused(f"{LOSS_MODE}=mix_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ESTIMATOR}=mix_grpo") == {}
+
+
 def test_names_that_are_not_registered_are_left_out_unless_a_module_of_the_users_may_have_them() -> None:
     names = (f"{MODEL}.architecture=MiniMaxH3Pipeline", f"{ROLLOUT}.agent.default_agent_loop=mine")
     for given in ((), (f"{MODEL}.external_lib=verl_omni.pipelines.sd3_dpo",)):

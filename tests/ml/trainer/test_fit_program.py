@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.trainer import settings, startup
 from verl_omni.trainer.memory_estimate import __main__ as program
-from verl_omni.trainer.memory_estimate import advice, estimate
+from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory
 from verl_omni.trainer.setting_names import setting_names
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
@@ -142,6 +142,41 @@ def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: lis
     assert [(each.change.value, each.change.costs.partition(advice.ENGINES)[2]) for each in found] == advised
 
 
+@pytest.mark.slow
+def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change of the advice has the estimate that it has alone, with fewer passes of fake tensors."""
+    sides = [f"{PIPELINE}.{side}=512" for side in ("height", "width")]
+    float32 = ["actor_rollout_ref.rollout.dtype=float32", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32"]
+    config = job(
+        tiny, *sides, *float32, f"{BATCH}=8", "trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0"
+    )
+    run = {"trainer": 0, "engine": 0}
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            run[name] += 1
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(trainer_memory, "measure", counted("trainer", trainer_memory.measure))
+    monkeypatch.setattr(engine_memory, "_run_passes", counted("engine", engine_memory._run_passes))
+    changed = [config, *(advice._with(config, [change]) for change in advice.changes(config))]
+    assert len(changed) > 10
+    estimator = job_estimate.JobEstimator(accelerator=True)
+    together = [estimator.estimate(each) for each in changed]
+    once = dict(run)
+    alone = [job_estimate.estimate_job(each, accelerator=True) for each in changed]
+    assert together == alone
+    assert {name: run[name] - once[name] for name in run} == dict.fromkeys(run, len(changed)), "each measures both"
+    concerns = {
+        change.setting.rpartition(".")[2]: (change.setting in job_estimate.NOT_OF_TRAINER)
+        for change in advice.changes(config)
+    }
+    assert once["trainer"] == 1 + list(concerns.values()).count(False)
+    assert once["engine"] < len(changed) - 5, "neither those of the trainer nor more accelerators of an engine"
+
+
 def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
     config = settings.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8"])
 
@@ -153,16 +188,16 @@ def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> 
 
 
 @pytest.mark.parametrize(
-    ("accelerators", "size", "heads", "said"),
-    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, None, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
+    ("accelerators", "size", "divisible", "said"),
+    [(8, 1, 24, 4), (8, 2, 24, 2), (8, 1, 0, 4), (8, 2, 38, None), (2, 2, 24, None), (1, 1, 24, None)],
 )
 def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
-    accelerators: int, size: int, heads: int | None, said: int | None
+    accelerators: int, size: int, divisible: int, said: int | None
 ) -> None:
     config = settings.load(
         ["actor_rollout_ref.model.path=m", *REQUIRED, f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}"]
     )
-    found = [change for change in advice.changes(config, heads) if change.setting == SPLIT]
+    found = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
     assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
         [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]
     )

@@ -33,6 +33,12 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     return made.actor_rollout_ref
 
 
+def write_part(folder: Path, name: str, config: dict[str, Any]) -> None:
+    """Write the configuration of a part of a model."""
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.slow
 def test_defaults_are_filled_in_without_ray_so_that_workers_can_be_forked() -> None:
     """Ray's name in `sys.modules` refuses forks, and each worker then imports the training stack for itself."""
@@ -157,6 +163,7 @@ def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path
         "tensor_model_parallel_size", "data_parallel_size", "rollout_attn_backend", "enable_sleep_mode"
     )
     assert read(fitted(tmp_path, "WanPipeline", *given).rollout) == (1, 1, "TORCH_SDPA", False)
+    write_part(tmp_path, "transformer", {"num_attention_heads": 2, "ffn_dim": 8})
     kept = fitted(tmp_path, "WanPipeline", *given, "trainer.n_gpus_per_node=4", has_accelerator=True).rollout
     assert read(kept) == (2, 2, "FLASH_ATTN", True)
 
@@ -183,14 +190,42 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
         ("transformer", {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8}),
         ("vae", {"z_dim": 4, "temperal_downsample": [False, True, True]}),
     ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        write_part(tmp_path, name, config)
     given = [
         "trainer.n_gpus_per_node=4", f"{FSDP}.ulysses_sequence_parallel_size={size}",
         *(f"actor_rollout_ref.rollout.pipeline.{each}" for each in overrides),
     ]  # fmt: skip
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         fitted(tmp_path, architecture, *given)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "parts", "size", "message"),
+    [
+        ("StableDiffusion3Pipeline", [{"num_attention_heads": 38}], 4,
+         "4 does not divide the 38 attention heads of the model's transformer; write 1, 2, 19 or 38"),
+        ("QwenImagePipeline", [{"num_attention_heads": 24}], 8, None),
+        ("QwenImageEditPlusPipeline", [{"num_attention_heads": 24}], 16, "write 1, 2, 3, 4, 6, 8, 12 or 24"),
+        ("WanPipeline", [{"num_attention_heads": 40, "ffn_dim": 13824}], 5,
+         "5 does not divide the 40 attention heads and 13824 columns of a feed-forward layer of the model's "
+         "transformer; write 1, 2, 4 or 8"),
+        ("WanPipeline", [{"num_attention_heads": 4, "ffn_dim": 8}, {"num_attention_heads": 2, "ffn_dim": 8}], 4,
+         "of the model's transformer_2; write 1 or 2"),
+        ("WanPipeline", [{"num_attention_heads": 5, "ffn_dim": 8}], 5, "; write 1"),
+    ],
+)  # fmt: skip
+def test_engines_that_cannot_divide_the_model_are_refused_before_anything_starts(
+    tmp_path: Path, architecture: str, parts: list[dict[str, int]], size: int, message: str | None
+) -> None:
+    for name, config in zip(("transformer", "transformer_2"), parts, strict=False):
+        write_part(tmp_path, name, config)
+    setting = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    batch = [f"{name}={size}" for name in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")]
+    given = [f"{setting}={size}", f"trainer.n_gpus_per_node={size}", *batch]
+    assert fitted(tmp_path, architecture, *given).rollout.tensor_model_parallel_size == 1, "on a CPU"
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext() as refused:
+        fitted(tmp_path, architecture, *given, has_accelerator=True)
+    assert refused is None or str(refused.value).startswith(f"{setting}: {size} does not divide the ")
 
 
 def test_compiled_layers_are_refused_with_sequence_parallelism(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from verl_omni.trainer import data, prompt_files, run_length, settings
+from verl_omni.trainer import data, prompt_files, prompt_tables, run_length, settings
 
 NEEDED = ["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GOOD = '{"prompt": "red"}\n'
@@ -127,6 +129,48 @@ def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, said: str
     assert problem(tmp_path / "p.parquet") == f"{tmp_path / 'p.parquet'}{said}"
 
 
+DIGITS, PAIRS = Decimal("1.00"), pa.map_(pa.string(), pa.int64())
+# A type, a value of it, and what to write instead; None where it is read.
+TYPES: dict[str, tuple[Any, Any, str | None]] = {
+    "map": (PAIRS, [("a", 1)], "not supported; write it as a struct, or a text of JSON"),
+    "map in a struct": (pa.struct([("b", PAIRS)]), {"b": [("a", 1)]}, "the type map<string, int64"),
+    "map in a list": (pa.list_(PAIRS), [[("a", 1)]], "the type map<string, int64"),
+    "uuid": (pa.uuid(), bytes(16), "extension<arrow.uuid> is not supported; write it as text"),
+    "tensor": (pa.fixed_shape_tensor(pa.int8(), [2]), [1, 2], "not supported; write it as fixed_size_list<"),
+    "decimal32": (pa.decimal32(5, 2), DIGITS, "decimal32(5, 2) is not supported; write it as decimal128(5, 2)"),
+    "decimal64": (pa.decimal64(12, 2), DIGITS, "decimal64(12, 2) is not supported; write it as decimal128(12, 2)"),
+    "list_view": (pa.list_view(pa.int8()), [1], "list_view<element: int8> is not supported; write it as list<int8>"),
+    "decimal128": (pa.decimal128(5, 2), DIGITS, None),
+    "struct": (pa.struct([("b", pa.int8())]), {"b": 1}, None),
+    "list": (pa.large_list(pa.list_(pa.float16(), 1)), [[1.0]], None),
+    "categories": (pa.dictionary(pa.int8(), pa.string()), "a", None),
+    "bytes": (pa.binary(2), b"ab", None),
+    "date": (pa.date32(), date(2024, 1, 1), None),
+    "view": (pa.string_view(), "a", None),
+    "json": (pa.json_(), "[1]", None),
+    "nothing": (pa.null(), None, None),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_columns_of_parquet_files_that_are_refused_are_those_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    kind, value, said = TYPES[name]
+    path = tmp_path / "p.parquet"
+    if isinstance(kind, pa.BaseExtensionType):
+        column = pa.ExtensionArray.from_storage(kind, pa.array([value], kind.storage_type))
+    else:
+        column = pa.array([value], kind)
+    parquet.write_table(pa.table({"prompt": ["a"], "c": column}), path)
+    if said is None:
+        prompt_files.check_file(path, "prompt")
+        assert len(prompt_tables.read([str(path)])) == 1
+        return
+    found = problem(path)
+    assert found.startswith(f"{path}: column c: the type ") and said in found
+    with pytest.raises(ValueError, match="does not have a datasets dtype equivalent"):
+        prompt_tables.read([str(path)])
+
+
 def test_a_part_of_a_parquet_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     parquet.write_table(pa.table({"prompt": ["a", "b"], "negative_prompt": [None, "c"]}), path)
@@ -143,7 +187,11 @@ def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: P
     overrides.append(f"data.val_files=['{tmp_path}/good.jsonl','{tmp_path}/bad.jsonl']")
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"bad.jsonl:1: there is no column 'prompt'; .*: none"):
         prompt_files.check(settings.load(overrides))
-    prompt_files.check(settings.load([*overrides, "data.custom_cls.path=own.py", "data.custom_cls.name=Own"]))
+    (tmp_path / "own.py").write_text("class Own: ...\n")
+    own = [*overrides, f"data.custom_cls.path='{tmp_path}/own.py'", "data.custom_cls.name=Own"]
+    prompt_files.check(settings.load(own))
+    with pytest.raises(FileNotFoundError, match=r"no data file missing\.jsonl: correct data.train_files"):
+        prompt_files.check(settings.load([*own, "data.train_files=missing.jsonl"]))
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])

@@ -112,6 +112,20 @@ def test_the_users_own_settings_come_after_those_that_a_name_stands_for() -> Non
     assert settings.load([*REQUIRED, *given]).actor_rollout_ref.rollout.algo.sde_type == "sde"
 
 
+def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
+    loss = f"{ACTOR}.diffusion_loss.loss_mode"
+    given = [f"{loss}=dance_grpo", f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
+    said = f"{loss}=dance_grpo and {SAMPLED_FOR}=mix_grpo: these are different algorithms; name one of them"
+    assert refusal(*given) == refusal(*reversed(given)) == said
+    said = f"{loss}=mix_grpo and algorithm.adv_estimator=dance_grpo: these are different algorithms; name one of them"
+    assert refusal(DANCE[1], f"{loss}=mix_grpo", given[2]) == said
+
+
+def test_of_several_names_in_one_setting_the_last_counts() -> None:
+    loss = f"{ACTOR}.diffusion_loss.loss_mode"
+    assert settings.load([*REQUIRED, f"{loss}=dance_grpo", f"{loss}=flow_grpo"]) == settings.load(REQUIRED)
+
+
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
     """The reference's default of `loss_mode` is `model.algorithm`."""
     found = settings.load([*REQUIRED, f"{SAMPLED_FOR}=flow_dppo"]).actor_rollout_ref

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from verl_omni.trainer import settings, supported_values
+from verl_omni.trainer.data import epoch_order
+from verl_omni.utils.seeds import hashed_seed
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 NOTHING = frozenset[str]()
@@ -82,6 +84,31 @@ def test_one_sample_of_a_prompt_has_nothing_to_be_compared_with(loss: str, refus
         assert f"{ROLLOUT}.n: must be at least 2: an advantage compares" in refusal(*given, f"{ROLLOUT}.n=1")
     else:
         settings.load([*REQUIRED, *given, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
+
+
+OF_32_BITS = ["data.seed", "trainer.seed", "actor_rollout_ref.actor.seed", f"{ROLLOUT}.val_kwargs.seed"]
+HASHED = [f"{ROLLOUT}.seed", f"{ROLLOUT}.algo.sde_window_seed"]
+
+
+@pytest.mark.parametrize("setting", [*OF_32_BITS, *HASHED])
+def test_every_seed_that_is_accepted_has_random_numbers_of_its_own(setting: str) -> None:
+    """Torch's generator on a CPU takes 32 bits of a seed; the seeds of samples and windows are hashed first."""
+    assert refusal(f"{setting}=1.5") == f"{setting}: must be a whole number: 1.5"
+    settings.load([*REQUIRED, f"{setting}={2**32 - 1}"])
+    for seed in (2**32, 2**40, -1):
+        if setting in HASHED:
+            settings.load([*REQUIRED, f"{setting}={seed}"])
+        else:
+            said = f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
+            assert refusal(f"{setting}={seed}") == said
+
+
+def test_orders_of_the_largest_and_the_smallest_seed_differ() -> None:
+    orders = {tuple(epoch_order(50, seed, 0).tolist()) for seed in (0, 1, 2**31, 2**32 - 1)}
+    assert len(orders) == 4
+    assert epoch_order(50, 2**40, 0).equal(epoch_order(50, 0, 0)), "why it is refused"
+    windows = {hashed_seed("window", seed, 1) % 2**32 for seed in (0, 2**32, 2**40, -1)}
+    assert len(windows) == 4, "why these may have more bits"
 
 
 @pytest.mark.parametrize("setting", ["max_prompt_length", "seed", "train_batch_size", "train_max_samples"])

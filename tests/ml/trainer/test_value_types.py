@@ -10,6 +10,7 @@ from verl_omni.workers.algorithms.registry import DEFAULT
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NEEDED = [f"{MODEL}.path=m", "data.train_files=t", "trainer.total_training_steps=1"]
+FILES = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
 EMPTY = "; a variable of the script may be empty"
 
 
@@ -31,6 +32,15 @@ def problem(*given: str) -> str:
         ("trainer.val_before_train=no", "the text 'no' is not supported; write true or false"),
         (f"{ROLLOUT}.algo.sde_window_range=5", "5 is not supported; write two numbers, such as [0,5]"),
         (f"{MODEL}.lora_rank=true", "True is not supported; write a number"),
+        (f"{MODEL}.path=5", "5 is not supported; write a path"),
+        ("data.train_files=5", f"5 is not supported; write {FILES}"),
+        ("data.train_files=[null]", f"[null] is not supported; write {FILES}"),
+        ("data.train_files=[a.jsonl,7]", f"[a.jsonl, 7] is not supported; write {FILES}"),
+        ("data.train_files=[]", f"[] is not supported; write {FILES}"),
+        ("data.train_files={a: b}", f"{{'a': 'b'}} is not supported; write {FILES}"),
+        ("data.train_files=", f"has no value; write {FILES}{EMPTY}"),
+        ("data.val_files=5", f"5 is not supported; write {FILES}"),
+        ("data.val_files=[null]", f"[null] is not supported; write {FILES}"),
     ],
 )
 def test_a_value_of_another_type_is_refused_with_what_to_write(given: str, said: str) -> None:
@@ -51,7 +61,7 @@ def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
     for name, kind in known.items():
         if value == "null" and (kind is tuple or name in value_types.NUMBERS or name.startswith(value_types.NULLABLE)):
             continue
-        if kind is str and value == "text":
+        if (kind in (str, list) and value == "text") or (name == "data.val_files" and value != "text"):
             continue
         OmegaConf.update(config := settings.defaults(DEFAULT), name, {"text": "text", "": "", "null": None}[value])
         (said,) = value_types.find_problems(config, {name: kind}, [name])
@@ -65,6 +75,7 @@ def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
         f"{ROLLOUT}.algo.sde_window_size=null", f"{ROLLOUT}.algo.sde_window_range=null", f"{ACTOR}.optim.lr=1.e-4",
         f"{ACTOR}.optim.lr=${{actor_rollout_ref.actor.optim.eps}}", f"{ACTOR}.optim.lr=1",
         "data.val_max_samples=-1", "trainer.experiment_name=2024", "trainer.max_actor_ckpt_to_keep=null",
+        "data.train_files=[a.jsonl,b.parquet]", "data.val_files=v.jsonl", "data.val_files=[]", "data.val_files=",
     ],
 )  # fmt: skip
 def test_usual_values_are_accepted(given: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from verl_omni.pipelines.sample_shapes import Configs, example
 
 SPLITS_SEQUENCE = True
+DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:

@@ -12,9 +12,10 @@ from verl_omni.pipelines.qwen_image.shapes import sample as without_image
 from verl_omni.pipelines.qwen_image_edit import images
 from verl_omni.pipelines.sample_shapes import Configs, example
 
-__all__ = ["SPLITS_SEQUENCE", "decoder_input", "encoder_input", "sample", "sequence_length"]
+__all__ = ["DIVIDED_BY_ENGINES", "SPLITS_SEQUENCE", "decoder_input", "encoder_input", "sample", "sequence_length"]
 
 SPLITS_SEQUENCE = True
+DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:

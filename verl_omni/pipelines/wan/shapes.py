@@ -11,6 +11,8 @@ from torch import Tensor
 from verl_omni.pipelines.sample_shapes import Configs, example
 
 SPLITS_SEQUENCE = True
+# Of Stable Diffusion 3 and Qwen-Image, the width of feed-forward layers is a multiple of the attention heads.
+DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads", "ffn_dim": "columns of a feed-forward layer"}
 
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:

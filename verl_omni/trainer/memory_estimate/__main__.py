@@ -93,11 +93,9 @@ def describe(
     """
     from verl_omni.trainer.memory_estimate import advice
     from verl_omni.trainer.memory_estimate.estimate import RESERVE
-    from verl_omni.trainer.memory_estimate.job_estimate import estimate_job
+    from verl_omni.trainer.memory_estimate.job_estimate import JobEstimator
 
-    def estimated(other: DictConfig) -> JobEstimate:
-        return estimate_job(other, accelerator=accelerator)
-
+    estimated = JobEstimator(accelerator=accelerator).estimate
     found = estimated(config)
     document: dict[str, Any] = {
         "architecture": config.actor_rollout_ref.model.architecture,
@@ -139,7 +137,7 @@ def _verdict(
     if capacity is not None and not verdict:
         advised = advice.advise(
             config, sizes, lambda other: sizes_of(estimate(other)), lambda size: fits(size, capacity), concerns,
-            found.heads,
+            found.divisible,
         )  # fmt: skip
     return {
         "capacity": capacity,

@@ -59,7 +59,7 @@ def of_trainer(setting: str) -> bool:
 
 def advise(
     config: DictConfig, phases: Mapping[str, int], phases_of: Callable[[DictConfig], Mapping[str, int]],
-    fits: Callable[[int], bool], concerns: Callable[[str], bool] = lambda _: True, heads: int | None = None,
+    fits: Callable[[int], bool], concerns: Callable[[str], bool] = lambda _: True, divisible: int = 0,
 ) -> tuple[Advice, ...]:  # fmt: skip
     """Changes that lower the phases that do not fit, one after the other until all fit or no change is left.
 
@@ -67,13 +67,13 @@ def advise(
         phases: bytes of each phase of `config`.
         phases_of: the same with other settings.
         concerns: whether a setting is to be tried.
-        heads: attention heads of the model; None: unknown.
+        divisible: what the tensor parallel size of an engine must divide; 0: unknown.
     """
     phases_of = _remembered(phases_of)  # an estimate of a large model takes seconds
     job, first, found = config, phases, list[Advice]()
     tried: set[tuple[str, Any]] = set()
     while not fits(max(phases.values())):
-        left = (each for each in changes(config, heads) if (each.setting, each.value) not in tried)
+        left = (each for each in changes(config, divisible) if (each.setting, each.value) not in tried)
         change = next((each for each in left if concerns(each.setting)), None)
         if change is None:
             break
@@ -152,11 +152,11 @@ def _lowered(before: Mapping[str, int], after: Mapping[str, int], fits: Callable
     return max(noticeable, key=saved.__getitem__, default=None)
 
 
-def changes(config: DictConfig, heads: int | None = None) -> Iterator[Change]:
+def changes(config: DictConfig, divisible: int = 0) -> Iterator[Change]:
     """Changes that may lower the peak of these settings, those that cost least first.
 
     Args:
-        heads: attention heads of the model; None: unknown.
+        divisible: what the tensor parallel size of an engine must divide; 0: unknown.
     """
     settings = config.actor_rollout_ref
     model, actor, rollout = settings.model, settings.actor, settings.rollout
@@ -177,7 +177,7 @@ def changes(config: DictConfig, heads: int | None = None) -> Iterator[Change]:
         yield Change(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", HALF, "the model computes in bfloat16")
     if rollout.dtype != HALF:
         yield Change(f"{ROLLOUT}.dtype", HALF, "the engine computes in bfloat16")
-    if _can_be_split(config, heads):
+    if _can_be_split(config, divisible):
         size = 2 * rollout.tensor_model_parallel_size
         costs = f"fewer engines, each of more accelerators{_engines(config, config.trainer.n_gpus_per_node, 2)}"
         yield Change(f"{ROLLOUT}.tensor_model_parallel_size", size, costs)
@@ -217,11 +217,11 @@ def _engines(config: DictConfig, accelerators: int, times: int = 1) -> str:
     return f"{ENGINES}{engines}"
 
 
-def _can_be_split(config: DictConfig, heads: int | None) -> bool:
-    """Whether engines can have twice as many accelerators each, which must be of one node and divide the heads."""
+def _can_be_split(config: DictConfig, divisible: int) -> bool:
+    """Whether engines can have twice as many accelerators each, which must be of one node and divide the layers."""
     rollout = config.actor_rollout_ref.rollout
     count = rollout.n_gpus_per_node if rollout.nnodes > 0 else config.trainer.n_gpus_per_node
-    whole = heads is None or heads % (2 * rollout.tensor_model_parallel_size) == 0
+    whole = divisible % (2 * rollout.tensor_model_parallel_size) == 0
     return bool(_on_accelerators(rollout) and whole and count % (2 * pools.replica_size(rollout)) == 0)
 
 

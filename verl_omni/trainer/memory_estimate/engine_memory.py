@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from verl_omni.pipelines.registry import training_adapter
@@ -18,7 +18,7 @@ from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
 from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, VAE, ModelShapes, tensor_bytes
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
-from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows
+from verl_omni.trainer.memory_estimate.sample_tensors import fake_rows, signature
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
 # Text encoders of which the engine's pipelines keep the hidden states of all layers.
@@ -73,46 +73,80 @@ class EngineMemory:
         return max(self.peak, self.kept)
 
 
+@dataclass(frozen=True, slots=True)
+class PassMemory:
+    """What the passes of a batch take on an engine that has all weights, and the sizes of these.
+
+    Attributes:
+        encoders, vae: bytes of each tensor. transformer: likewise, with its name.
+        passes, kept: see `EngineMemory`.
+    """
+
+    encoders: Sequence[int]
+    transformer: Sequence[tuple[str, int]]
+    vae: Sequence[int]
+    vae_bytes: int
+    passes: Mapping[str, int]
+    kept: int
+
+
 def measure(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, samples: int, accelerator: bool
-) -> EngineMemory:
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, samples: int, accelerator: bool,
+    known: dict[str, PassMemory] | None = None,
+) -> EngineMemory:  # fmt: skip
     """Memory of a worker of an engine that generates `samples` samples in a step.
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: conditions of one sample, and what the engine records of it.
         accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
+        known: passes that have been run for this model; those of this engine are added.
     """
-    allocator = CachingAllocator() if accelerator else None
     rollout = config.actor_rollout_ref.rollout
-    dtype = parse_dtype("rollout.dtype", rollout.dtype)
     batch = max(1, min(rollout.max_num_seqs, samples))
+    read = {"model": config.actor_rollout_ref.model.architecture, "accelerator": accelerator, "batch": batch}
+    read |= {"dtype": rollout.dtype, "rows": rollout.max_prompt_embed_length, "sample": signature(sample)}
+    key = repr(read) + OmegaConf.to_yaml(rollout.pipeline, resolve=True)
+    known = {} if known is None else known
+    if key not in known:
+        known[key] = _run_passes(config, model, sample, batch, CachingAllocator() if accelerator else None)
+    found = known[key]
+    divided = _fused(found.transformer, rollout.tensor_model_parallel_size)
+    return EngineMemory(
+        transformer=model.transformers * sum(divided),
+        text_encoders=sum(found.encoders),
+        vae=found.vae_bytes,
+        asleep=pinned_bytes([*found.encoders, *model.transformers * divided, *found.vae]),
+        passes=found.passes,
+        kept=found.kept,
+        batch=batch,
+    )
+
+
+def _run_passes(
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], batch: int, allocator: CachingAllocator | None
+) -> PassMemory:
+    """Run the passes of a batch; reads only settings that `measure` has in the key of what is known."""
+    settings = config.actor_rollout_ref
+    architecture, pipeline = settings.model.architecture, settings.rollout.pipeline
+    dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     passes: dict[str, int] = {}
-    shapes = sample_shapes(config.actor_rollout_ref.model.architecture)
+    shapes = sample_shapes(architecture)
     encoder_input = getattr(shapes, "encoder_input", None)  # of families with input images
-    sizes, passes["text encoding"] = encode_texts(config, model, dtype, batch, allocator)
-    encoders = sum(sizes)
+    encoders, passes["text encoding"] = encode_texts(config, model, dtype, batch, allocator)
     transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)
     vae: Any = model.as_fake(model.on_meta(VAE, dtype))
-    if rollout.pipeline.output_type != "latent":
-        latents = model.empty(batch, *shapes.decoder_input(model.configs, rollout.pipeline), dtype=dtype)
+    if pipeline.output_type != "latent":
+        latents = model.empty(batch, *shapes.decoder_input(model.configs, pipeline), dtype=dtype)
         passes["decoding"] = peak_of(vae, lambda: vae.decode(latents, return_dict=False), allocator)
     if encoder_input:
-        pixels = model.empty(batch, *encoder_input(model.configs, rollout.pipeline), dtype=dtype)
+        pixels = model.empty(batch, *encoder_input(model.configs, pipeline), dtype=dtype)
         passes["image encoding"] = peak_of(vae, lambda: vae.encode(pixels, return_dict=False), allocator)
-    sizes += [
-        *model.transformers * _fused(transformer, rollout.tensor_model_parallel_size),
-        *(each.nbytes for each in _tensors(vae)),
-    ]
-    return EngineMemory(
-        transformer=model.transformers * share(transformer, rollout.tensor_model_parallel_size),
-        text_encoders=encoders,
-        vae=tensor_bytes(_tensors(vae)),
-        asleep=pinned_bytes(sizes),
-        passes=passes,
-        kept=0 if allocator is None else allocator.reserved,
-        batch=batch,
+    kept = 0 if allocator is None else allocator.reserved
+    tensors = _tensors(vae)
+    return PassMemory(
+        encoders, _named_sizes(transformer), [each.nbytes for each in tensors], tensor_bytes(tensors), passes, kept
     )
 
 
@@ -174,15 +208,19 @@ def _with_own_buffers(transformer: nn.Module) -> nn.Module:
 
 def share(transformer: nn.Module, size: int) -> int:
     """Bytes of a transformer on each of `size` accelerators that share it."""
-    return sum(_fused(transformer, size))
+    return sum(_fused(_named_sizes(transformer), size))
 
 
-def _fused(transformer: nn.Module, size: int) -> list[int]:
+def _named_sizes(module: nn.Module) -> list[tuple[str, int]]:
+    return [(name, tensor.nbytes) for name, tensor in (*module.named_parameters(), *module.named_buffers())]
+
+
+def _fused(tensors: Iterable[tuple[str, int]], size: int) -> list[int]:
     """Bytes of each tensor on one of `size` accelerators; vLLM-Omni joins the projections to query, key and value."""
     found: dict[str, int] = {}
-    for name, tensor in (*transformer.named_parameters(), *transformer.named_buffers()):
+    for name, nbytes in tensors:
         joined = QUERY_KEY_VALUE.sub(r".\1_qkv.", name)
-        found[joined] = found.get(joined, 0) + math.ceil(tensor.nbytes / (size if DIVIDED.search(name) else 1))
+        found[joined] = found.get(joined, 0) + math.ceil(nbytes / (size if DIVIDED.search(name) else 1))
     return list(found.values())
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from verl_omni.trainer import generation_ahead, judges, pools
+from verl_omni.trainer import generation_ahead, judges, pools, tensor_split
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
@@ -36,7 +36,7 @@ class JobEstimate:
 
     Attributes:
         estimate: of the trainer's devices and hosts. standalone: of those of engines that do not share them.
-        heads: attention heads of the transformer; None: unknown.
+        divisible: what the tensor parallel size of an engine must divide; 0: unknown, so any size may do.
     """
 
     setup: Setup
@@ -45,38 +45,79 @@ class JobEstimate:
     estimate: Estimate
     pool: RolloutPool | None = None
     standalone: Estimate | None = None
-    heads: int | None = None
+    divisible: int = 0
+
+
+# Settings that the memory of the trained model does not depend on: a change of them alone runs no micro-batch again.
+_ROLLOUT, _FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
+NOT_OF_TRAINER = (
+    *(f"{_ROLLOUT}.{name}" for name in ("enable_sleep_mode", "free_cache_engine", "max_num_seqs")),
+    f"{_ROLLOUT}.tensor_model_parallel_size",
+    *(f"{_FSDP}.{name}" for name in ("optimizer_offload", "param_offload")),
+)
 
 
 def estimate_job(config: DictConfig, *, accelerator: bool) -> JobEstimate:
-    """Estimate the memory of a job.
+    """Estimate the memory of a job; see `JobEstimator.estimate`."""
+    return JobEstimator(accelerator=accelerator).estimate(config)
+
+
+class JobEstimator:
+    """Estimates of one job with several settings: what a change does not concern is measured once.
 
     Args:
-        config: settings of the trainer, completed by `startup.fit_to_machine` for a machine with or without
-            accelerators, as `accelerator` says.
-
-    Raises:
-        FileNotFoundError, ValueError: a configuration file of the model is missing, or names an unknown class.
+        accelerator: whether the jobs are on accelerators.
     """
-    model = read(Path(config.actor_rollout_ref.model.path))
-    sample, rollout = training_sample(config, model), config.actor_rollout_ref.rollout
-    stored = stored_bytes(sample)
-    setup = _setup(config, stored, accelerator=accelerator)
-    trainer = trainer_memory.measure(config, model, sample, ranks=setup.ranks, accelerator=accelerator)
-    engine, samples = _engine(config, model, sample, setup)
-    heads = model.configs[TRANSFORMER].get("num_attention_heads")
-    if rollout.nnodes == 0:
-        return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), heads=heads)
-    in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
-    each = stored.total(1, 1) + setup.pixels
-    pool = RolloutPool(rollout.nnodes, rollout.n_gpus_per_node, pools.replica_size(rollout), in_flight * each)
-    own, standalone = estimate_pools(setup, pool, trainer, engine)
-    return JobEstimate(setup, trainer, engine, own, pool, standalone, heads)
+
+    def __init__(self, *, accelerator: bool) -> None:
+        self._accelerator = accelerator
+        self._trainers: dict[str, TrainerMemory] = {}
+        self._passes: dict[str, engine_memory.PassMemory] = {}
+
+    def estimate(self, config: DictConfig) -> JobEstimate:
+        """Estimate the memory of a job.
+
+        Args:
+            config: settings of the trainer, completed by `startup.fit_to_machine` for a machine with or without
+                accelerators; the model's folder is the same for all.
+
+        Raises:
+            FileNotFoundError, ValueError: a configuration file of the model is missing, or names an unknown class.
+        """
+        model = read(Path(config.actor_rollout_ref.model.path))
+        sample, rollout = training_sample(config, model), config.actor_rollout_ref.rollout
+        stored = stored_bytes(sample)
+        setup = _setup(config, stored, accelerator=self._accelerator)
+        trainer = self._trainer(config, model, sample, setup.ranks)
+        engine, samples = _engine(config, model, sample, setup, self._passes)
+        counts = tensor_split.divided_counts(config.actor_rollout_ref.model.architecture, model.configs[TRANSFORMER])
+        divisible = math.gcd(*counts.values())
+        if rollout.nnodes == 0:
+            return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), divisible=divisible)
+        in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
+        each = stored.total(1, 1) + setup.pixels
+        pool = RolloutPool(rollout.nnodes, rollout.n_gpus_per_node, pools.replica_size(rollout), in_flight * each)
+        own, standalone = estimate_pools(setup, pool, trainer, engine)
+        return JobEstimate(setup, trainer, engine, own, pool, standalone, divisible)
+
+    def _trainer(
+        self, config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], ranks: int
+    ) -> TrainerMemory:
+        # Resolved first: another setting may have the value of one of these.
+        concerned = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+        for name in NOT_OF_TRAINER:
+            OmegaConf.update(concerned, name, None)
+        key = OmegaConf.to_yaml(concerned)
+        if key not in self._trainers:
+            accelerator = self._accelerator
+            self._trainers[key] = trainer_memory.measure(config, model, sample, ranks=ranks, accelerator=accelerator)
+        return self._trainers[key]
 
 
 def _engine(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], setup: Setup
-) -> tuple[EngineMemory, int]:
+    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], setup: Setup,
+    known: dict[str, engine_memory.PassMemory],
+) -> tuple[EngineMemory, int]:  # fmt: skip
     """Memory of an engine, and the samples that it generates, in training or in an evaluation, whichever are more."""
     rollout = config.actor_rollout_ref.rollout
     replicas = pools.replicas(rollout) or max(1, setup.ranks // pools.replica_size(rollout))
@@ -84,7 +125,7 @@ def _engine(
     if setup.evaluates:
         count = evaluations.count_samples(config)
         evaluated = BATCHES_IN_FLIGHT * rollout.max_num_seqs if count is None else math.ceil(count / replicas)
-    measure = partial(engine_memory.measure, model=model, accelerator=setup.accelerator)
+    measure = partial(engine_memory.measure, model=model, accelerator=setup.accelerator, known=known)
     other = evaluations.settings_of(config)
     most = max(training, evaluated)
     if setup.samples and (not setup.evaluates or evaluations.have_samples_of_training(config)):

@@ -118,3 +118,13 @@ def fake_rows(model: ModelShapes, sample: Mapping[str, Tensor], rows: int) -> di
         else:
             made[name] = torch.ones(rows, *tensor.shape, dtype=tensor.dtype)
     return made
+
+
+def signature(sample: Mapping[str, Tensor]) -> str:
+    """What the memory of a batch of such samples depends on: names, shapes, dtypes, and values where there are some."""
+    return repr(
+        {
+            name: (list(tensor.shape), tensor.dtype, None if tensor.is_meta else tensor.tolist())
+            for name, tensor in sample.items()
+        }
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 LOSS, SAMPLED_FOR = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
@@ -40,27 +40,43 @@ def canonical(name: str) -> str:
 def resolve(overrides: Sequence[str], default: str, parse: Callable[[str], str]) -> tuple[str, list[str]]:
     """The algorithm's name, and the overrides without it, by the names that are used here.
 
-    The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`.
+    The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`. Of several
+    values of one of them, the last counts.
 
     Args:
         parse: an override's text to its value; Hydra's values may have quotes.
+
+    Raises:
+        ValueError: two settings name different algorithms that are Flow-GRPO with other settings.
     """
-    loss: str | None = None
-    sampled_for: str | None = None
-    defaults: list[str] = []
+    given: dict[str, str] = {}
     others: list[str] = []
     for override in overrides:
         name, _, text = override.partition("=")
-        setting = name.lstrip("+")
-        if setting not in (LOSS, SAMPLED_FOR):
+        if (setting := name.lstrip("+")) in (LOSS, SAMPLED_FOR, ESTIMATOR):
+            given[setting] = parse(text)
+        if setting == SAMPLED_FOR:
+            others.append(f"{name}={_meant(given[setting]).algorithm}")
+        elif setting != LOSS:
             others.append(override)
-            continue
-        value = parse(text)
-        meant = OTHER_NAMES.get(value, OtherName(value))
-        defaults.extend(meant.defaults)
-        if setting == LOSS:
-            loss = meant.algorithm
-        else:
-            others.append(f"{name}={meant.algorithm}")
-            sampled_for = None if "${" in value else meant.algorithm
-    return loss or sampled_for or default, [*defaults, *others]
+    if problem := _contradiction(given):
+        raise ValueError(problem)
+    defaults = [line for setting in (SAMPLED_FOR, LOSS) for line in _meant(given.get(setting, "")).defaults]
+    sampled_for = given.get(SAMPLED_FOR, "")
+    named = given.get(LOSS) or ("" if "${" in sampled_for else sampled_for) or default
+    return _meant(named).algorithm, [*defaults, *others]
+
+
+def _meant(name: str) -> OtherName:
+    return OTHER_NAMES.get(name, OtherName(name))
+
+
+def _contradiction(given: Mapping[str, str]) -> str | None:
+    """Why names of algorithms exclude each other, by the settings that name them; None if they do not."""
+    named = {setting: value for setting, value in given.items() if _meant(value).defaults}
+    if len(set(named.values())) < 2:
+        return None
+    return (
+        " and ".join(f"{setting}={value}" for setting, value in sorted(named.items()))
+        + ": these are different algorithms; name one of them"
+    )

@@ -10,7 +10,7 @@ from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
-from verl_omni.pipelines.registry import POST_PROCESS, reads_extra_ids
+from verl_omni.pipelines.registry import POST_PROCESS, reads_extra_ids, refuse_steps
 from verl_omni.pipelines.registry import family as family_of
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.registry import load
@@ -67,10 +67,7 @@ class DiffusionMode(ModelMode):
         pipeline = load(family.pipeline)
         # The engine looks only whether the class has the methods, which an editing model inherits.
         if config.step_execution and not getattr(pipeline, "supports_step_execution", False):
-            raise ValueError(
-                f"actor_rollout_ref.rollout.step_execution: {model_config.architecture} is generated as whole requests "
-                "only; write false"
-            )
+            refuse_steps(model_config.architecture)
         if not config.step_execution and not getattr(pipeline, "supports_request_batch", False):
             engine_args["max_num_seqs"] = 1
 

@@ -1,0 +1,91 @@
+"""The second Ctrl-C of the training program: it ends at once, and its last line says what is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_omni.trainer.stop_signal import describe_loss
+
+# A run that gets signals after its third step.
+PROGRAM = """
+import contextlib, os, signal, sys
+from pathlib import Path
+from omegaconf import OmegaConf
+from verl_omni.trainer import checkpoints, main_diffusion
+from verl_omni.trainer.operator_reporter import NullReporter
+from verl_omni.trainer.stop_signal import StopOnSignal
+
+folder, saved, signals = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+stop = StopOnSignal()
+
+def train(run, resources):
+    resources.callback(print, "Ray has stopped")
+    for step in (1, 2, 3):
+        run.folder.step({"step": step})
+        if step == saved:
+            checkpoints.save(folder / "checkpoints", step, lambda path: (path / "weights").touch(), keep=0, run=1)
+    for _ in range(signals):
+        os.kill(os.getpid(), signal.SIGINT)
+    if stop.requested:
+        from verl_omni.trainer.loop import Interrupted
+        raise Interrupted("stopped after step 3 of 9")
+
+config = OmegaConf.create({"trainer": {
+    "default_local_dir": str(folder), "resume_mode": "auto", "total_training_steps": 9, "output": {"url": None},
+}})
+sys.exit(main_diffusion.run_training(config, NullReporter(), train))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saved", "signals", "said"),
+    [
+        (
+            2,
+            2,
+            "stopped at once: the step at work and 1 complete before it are lost; the newest checkpoint is of step 2",
+        ),
+        (0, 2, "stopped at once: the step at work and 3 complete before it are lost; there is no checkpoint"),
+        (2, 1, "stopped after step 3 of 9"),
+    ],
+)
+def test_the_second_signal_ends_a_run_with_one_line_and_the_first_after_the_step(
+    tmp_path: Path, saved: int, signals: int, said: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(saved), str(signals)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    lines = ended.stdout.splitlines()
+    assert (ended.returncode, lines[-2:]) == (130, [f"stopped: {said}", "Ray has stopped"]), ended.stdout
+    assert "Traceback" not in ended.stdout
+    events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [event["message"] for event in events if event["event"] == "stopped"] == [said]
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_before_the_run_begins_nothing_is_lost(tmp_path: Path) -> None:
+    """Settings are read from a module of the user's, where the user interrupts."""
+    (tmp_path / "own_names.py").write_text("raise KeyboardInterrupt\n")
+    given = ["actor_rollout_ref.model.path=m", "data.train_files=t", "actor_rollout_ref.model.external_lib=own_names"]
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+         f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({given}))"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (130, "stopped before the run began: nothing is lost\n")
+
+
+def test_the_steps_since_the_newest_checkpoint_are_lost() -> None:
+    lost = "stopped at once: the step at work and {} complete before it are lost; "
+    assert describe_loss(7, 4) == lost.format(3) + "the newest checkpoint is of step 4"
+    assert describe_loss(4, 4) == "stopped at once: the step at work is lost; the newest checkpoint is of step 4"
+    assert describe_loss(12, None, begun=10) == lost.format(2) + "there is no checkpoint"
+    assert describe_loss(0, None) == "stopped at once: the step at work is lost; there is no checkpoint"
