@@ -11,7 +11,7 @@ from omni_operator.api.job import API_VERSION, KIND
 from omni_operator.api.metadata import NAME_LIMIT
 from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
-from omni_operator.api.setting_names import ELSEWHERE, REGISTERED
+from omni_operator.api.setting_names import ELSEWHERE, MISSING_FAMILIES, REGISTERED
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
 from .fields import (
@@ -51,6 +51,7 @@ from .one_line import in_one_line, is_template
 from .reference_scorers import SCORER_SETTINGS, builtin_scorer, is_reward_server, scorer_field
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
+_MISSING = re.compile(rf"(?:.*/)?(?P<family>{'|'.join(MISSING_FAMILIES)})[^/]*", re.IGNORECASE)
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -216,6 +217,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
             raise Refusal(f"{value} is not supported; write {' or '.join(map(str, IMPLIED[name]))}")
     elif name == f"{ROLLOUT}.n" and made.offline:
         made.without_effect.append(f"{name}={text}")
+    elif name == f"{MODEL}.path" and not made.extended and (missing := _MISSING.fullmatch(str(value))):
+        raise Refusal(f"the model family {missing['family']} is not supported; write a model of another")
     elif name in FIELDS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].path, FIELDS[name].convert(value))
