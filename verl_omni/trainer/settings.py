@@ -338,8 +338,16 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     for group in (key, key.rpartition(".")[0]):
         if group not in known and (target := copied_group(group)):
             return f"{key}: unknown setting; write {target}"
-    near = _nearest(key, known)
+    near = _nearest(key, [*known, *_of_evaluations(known)])
     return f"{key}: unknown setting" + (f"; did you mean {near}?" if near else "")
+
+
+def _of_evaluations(known: Sequence[str]) -> Iterator[str]:
+    """Names of settings of evaluations, whose groups are empty by default."""
+    rollout = "actor_rollout_ref.rollout."
+    for name in known:
+        if name.startswith((f"{rollout}pipeline.", f"{rollout}algo.")):
+            yield f"{rollout}val_kwargs.{name.removeprefix(rollout)}"
 
 
 def _nearest(key: str, known: Sequence[str]) -> str | None:
