@@ -220,7 +220,7 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
     for override in overrides:
         match = _KEY.match(override)
         key, text = (match["key"], match["value"] or "") if match else ("", "")
-        if key == unused_values.LOG_PROBS and unused_values.unneeded_log_probs(loss, key, _parsed(text)):
+        if key in (unused_values.LOG_PROBS, unused_values.KL) and unused_values.unneeded(loss, key, _parsed(text)):
             continue
         if match and _is_of_another_loss(key, known):
             continue

@@ -64,7 +64,7 @@ JUDGE_FIELDS = tuple(
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
 TOTAL_STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 FILTER = "data.filter_overlong_prompts"
-LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
 NO_ASSIGNMENT = "is not an assignment name=value"
 DELETED = "a setting cannot be deleted; write its value, or nothing for its default"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
@@ -242,7 +242,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif (
         name == "trainer.default_local_dir"
         or has_no_effect(name)
-        # The algorithm determines it: those of ESTIMATORS always record log-probabilities, the others never.
+        # The algorithm determines it: those of ESTIMATORS always record log-probabilities, which a KL loss is of.
+        or (name == KL and value is True and (algorithm or "FlowGRPO") not in ESTIMATORS)
         or (name == LOG_PROBS and value is not ((algorithm or "FlowGRPO") in ESTIMATORS) and isinstance(value, bool))
     ):
         made.without_effect.append(f"{name}={text}")

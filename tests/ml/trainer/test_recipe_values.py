@@ -98,6 +98,8 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
     [
         ([f"{ROLLOUT}.calculate_log_probs=False"], f"{ROLLOUT}.calculate_log_probs"),
         ([NFT, f"{ROLLOUT}.calculate_log_probs=True"], f"{ROLLOUT}.calculate_log_probs"),
+        ([NFT, f"{ACTOR}.use_kl_loss=True"], f"{ACTOR}.use_kl_loss"),
+        ([DPO, f"{ACTOR}.use_kl_loss=true"], f"{ACTOR}.use_kl_loss"),
         ([f"{MODEL}.lora_rank=0", f"{ACTOR}.fsdp_config.model_dtype=bfloat16"], f"{ACTOR}.fsdp_config.model_dtype"),
         ([f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=sequence"], f"{CORRECTION}.rollout_is"),
         ([f"{MODEL}.extra_tokenizers={{clip: {{path: tokenizer}}}}"], f"{MODEL}.extra_tokenizers"),
