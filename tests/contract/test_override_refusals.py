@@ -119,6 +119,7 @@ def test_an_override_that_does_not_go_with_fields_is_refused_as_by_the_trainer(
     (NFT, [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4", f"{ACTOR}.use_kl_loss=False"]),
     ([*NFT, "spec.model.lora.enabled=false"], [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4"]),
     (NFT, [f"{ROLLOUT}.calculate_log_probs=true"]),
+    (NFT, [f"{ACTOR}.use_kl_loss=true"]),
     (NFT, ["algorithm.old_policy_decay_schedule=copy", "algorithm.old_policy_update_interval=2"]),
     ([*MIX, "spec.rollout.sampler.window.placement=Random"], [f"{ROLLOUT}.algo.sde_contiguous=false"]),
     (["spec.rollout.sampler.window={size: 2, start: 0, end: 8}"], [f"{ACTOR}.use_kl_loss=true"]),

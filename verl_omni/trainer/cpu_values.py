@@ -16,8 +16,11 @@ _WHY = {
     "rollout_attn_backend": "attention is torch's",
     "enable_sleep_mode": "an engine that sleeps frees no memory",
 }
-# Name: the value that holds on a CPU, and why. The engine cannot start with another one.
-REPLACED: dict[str, tuple[Any, str]] = {f"{ROLLOUT}.{name}": (value, _WHY[name]) for name, value in NEEDED.items()}
+# Name: the value that holds on a CPU, and why. Trainer and engine cannot start with another one.
+REPLACED: dict[str, tuple[Any, str]] = {
+    "actor_rollout_ref.model.attn_backend": ("native", "attention is torch's"),
+    **{f"{ROLLOUT}.{name}": (value, _WHY[name]) for name, value in NEEDED.items()},
+}
 # Name: the value that asks for nothing, and why the others do nothing.
 IGNORED: dict[str, tuple[Any, str]] = {
     f"{ROLLOUT}.enforce_eager": (True, "the engine compiles nothing"),
@@ -28,7 +31,7 @@ IGNORED: dict[str, tuple[Any, str]] = {
 
 
 def fill_in(config: DictConfig) -> None:
-    """Replace the values that an engine on a CPU cannot start with."""
+    """Replace the values that trainer and engine on a CPU cannot start with."""
     for name, (value, _) in REPLACED.items():
         OmegaConf.update(config, name, value)
 

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig
 
 from verl_omni.trainer import settings_page
 from verl_omni.trainer.generated_file import write_or_check
+from verl_omni.utils.reference_settings import Renamed, find_rule
 
 PAGE = Path("docs/switching.md")
 BEGIN, END = "<!-- other defaults: written by `make crds` -->", "<!-- end of other defaults -->"
+# Evaluations have the settings of training samples, unless the first group has others.
+EVALUATIONS, SAMPLES = "actor_rollout_ref.rollout.val_kwargs.pipeline.", "actor_rollout_ref.rollout.pipeline."
 # What a list of the reference's settings has where it has no value, or one that it derives from other settings.
 NO_VALUE, DERIVED = ("", "-", "None", "???"), "${"
 
@@ -43,11 +47,21 @@ def find() -> list[OtherDefault]:
     configs, found = settings_page.configurations(), []
     for line in settings_page.reference_settings():
         name, there = line["setting"], line["default"]
-        texts = [text for config in configs if (text := settings_page.default_here(config, name)) is not None]
+        texts = [text for config in configs if (text := _here(config, name, there)) is not None]
         here = tuple(dict.fromkeys(text.strip("`") for text in texts))
         if not there.startswith(DERIVED) and any(_value(text) != _value(there) for text in here):
             found.append(OtherDefault(name, there, here))
     return found
+
+
+def _here(config: DictConfig, name: str, there: str) -> str | None:
+    """The default here, as code; None if the setting does not exist, or has none in both."""
+    rule = find_rule(name)
+    own = rule.name if isinstance(rule, Renamed) else name
+    text = settings_page.default_here(config, own)
+    if text is None and rule is None and own.startswith(EVALUATIONS) and there not in NO_VALUE:
+        return f"${{{own.replace(EVALUATIONS, SAMPLES)}}}"  # the group has no defaults of its own
+    return text
 
 
 def reasons() -> dict[str, str]:

@@ -13,7 +13,7 @@ _MANAGERS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]reward_loop[./]reward_manag
 _DATASETS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]dataset[./]\w+?(?:\.py)?")
 DATASET = {"path": "pkg://verl_omni.trainer.data", "name": "DiffusionRLDataset"}
 MODULE = "pkg://verl_omni.reward_loop.reward_manager"
-SEVERAL = "MultiVisualRewardManager"
+ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
 # How the names of its scorers' modules begin (`http_scorer_client`, `choice_reward`), and the names here. Those that do
 # not exist here are refused with the reason.
 NAMES = {
@@ -52,11 +52,13 @@ def use_own_dataset(data: DictConfig) -> None:
 def use_built_in(reward: DictConfig) -> None:
     """Replace the modules of the reference by what is built in: its scorers, its reward managers, and a placeholder.
 
-    A scorer's function needs no name then: each module has one.
+    A scorer's function needs no name then: each module has one. Several scorers choose their reward manager, as there.
     """
     function, module = reward.custom_reward_function, reward.reward_manager.module
     if _MANAGERS.fullmatch(str(module.path)):
         module.path = MODULE
+    if _names_only_several(reward):
+        reward.reward_manager.name = SEVERAL
     if is_placeholder(reward.reward_manager.name, function.path):
         function.path = None
     elif function.path is not None and (name := scorer_name(str(function.path))) is not None:
@@ -75,6 +77,18 @@ def use_built_in(reward: DictConfig) -> None:
                     if there in part:
                         part[here] = part.pop(there)
                 _imply(name, part)
+
+
+def _names_only_several(reward: DictConfig) -> bool:
+    """Whether `reward_functions` are the only scorers, and the manager is the one that is there by default."""
+    manager, path = reward.reward_manager, reward.custom_reward_function.path
+    own = manager.source == "importlib" and manager.module.path == MODULE and manager.name == ONE
+    return (
+        own
+        and bool(reward.reward_functions)
+        and reward.scorer is None
+        and (path is None or is_placeholder(SEVERAL, path))
+    )
 
 
 def _imply(name: str, given: DictConfig) -> None:

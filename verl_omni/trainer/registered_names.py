@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -13,27 +14,34 @@ from verl_omni.verl_names import AGENT_LOOP
 
 PATH, ARCHITECTURE = "actor_rollout_ref.model.path", "actor_rollout_ref.model.architecture"
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
-# Families of the reference that do not exist here, as the names of their repositories begin.
-_MISSING = re.compile(r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*", re.IGNORECASE)
+MISSING_FAMILIES = ("BAGEL", "LTX", "MiniMax-H3")  # of the reference; the names of their repositories begin so
+_MISSING = re.compile(rf"(?:.*/)?(?P<family>{'|'.join(MISSING_FAMILIES)})[^/]*", re.IGNORECASE)
 LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
     """A line for each name that is given and not registered. Modules of the user's have been imported."""
     model, agent = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.agent
-    path = str(model.path)
-    missing = None if Path(path).exists() else _MISSING.fullmatch(path)
-    if model.architecture is not None or missing:
+    given = {PATH: model.path, ARCHITECTURE: model.architecture, DEFAULT_LOOP: agent.default_agent_loop}
+    yield from problems_of({**given, LOOPS_FILE: agent.agent_loop_config_path})
+
+
+def problems_of(values: Mapping[str, Any]) -> Iterator[str]:
+    """The same of values by the names of their settings; one that is not there has its default."""
+    path, architecture, loop = (
+        None if values.get(name) is None else str(values[name]) for name in (PATH, ARCHITECTURE, DEFAULT_LOOP)
+    )
+    missing = None if path is None or Path(path).exists() else _MISSING.fullmatch(path)
+    if architecture is not None or missing:
         from verl_omni.pipelines.registry import FAMILIES  # imports torch, before which modules of users are imported
 
         advice = f"write one of {', '.join(sorted(FAMILIES))}, or register a family of your own (docs/own-family.md)"
-        if model.architecture is not None and model.architecture not in FAMILIES:
-            yield f"{ARCHITECTURE}: {model.architecture} is not a supported model family; {advice}"
+        if architecture is not None and architecture not in FAMILIES:
+            yield f"{ARCHITECTURE}: {architecture} is not a supported model family; {advice}"
         elif missing and not FAMILIES.registered:  # said before it is downloaded
             advice = advice.replace("write one", "write a model of one", 1)
             yield f"{PATH}: the model family {missing['family']} is not supported; {advice}"
-    loop = agent.default_agent_loop
-    if loop != AGENT_LOOP and agent.agent_loop_config_path is None and loop not in _loops():
+    if loop not in (None, AGENT_LOOP) and values.get(LOOPS_FILE) is None and loop not in _loops():
         yield (
             f"{DEFAULT_LOOP}: {loop} is not a supported agent loop; write {AGENT_LOOP}, or register a loop of your own "
             f"in {LOOPS_FILE} or in a module of {EXTERNAL_LIB}"

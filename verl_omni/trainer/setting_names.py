@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.trainer import number_ranges, setting_groups, value_types
 from verl_omni.trainer.generated_file import write_or_check
-from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP
+from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP, MISSING_FAMILIES
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
-from verl_omni.trainer.unused_values import LOG_PROBS
+from verl_omni.trainer.unused_values import KL, LOG_PROBS
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.verl_names import AGENT_LOOP
 from verl_omni.workers.algorithms.registry import ALGORITHMS
@@ -66,6 +66,8 @@ def render() -> str:
         "# What this project registers, by the setting that names one of them.\n",
         f'REGISTERED = {{\n    "{ARCHITECTURE}": {tuple(sorted(FAMILIES))!r},\n',
         f'    "{DEFAULT_LOOP}": {(AGENT_LOOP,)!r},\n}}\n',
+        "# Model families of the reference that do not exist here, as the names of their repositories begin.\n",
+        f"MISSING_FAMILIES = {MISSING_FAMILIES!r}\n",
         *_required(),
         *_values(by_loss),
         *_reference(),
@@ -78,7 +80,7 @@ def _required() -> Iterator[str]:
     losses: dict[str, list[str]] = {}
     for loss, entry in ALGORITHMS.items():
         for each in entry.required:
-            if each.name != LOG_PROBS:  # the trainer drops the other value, and says why (unused_values.py)
+            if each.name not in (LOG_PROBS, KL):  # the trainer drops the other value, and says why (unused_values.py)
                 row = f"{json.dumps(each.name)}, {each.value!r}, {json.dumps(each.reason)}"
                 losses.setdefault(row, []).append(loss)
     yield "# Settings that must have one value with some algorithms, and why.\n"

@@ -69,7 +69,8 @@ def load(overrides: Sequence[str]) -> DictConfig:
     known, groups = _layout(loss) if registry.ALGORITHMS[loss].like is None else _layout_of(config)
     own = _translate(others, known, loss)
     if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
-        raise SettingsError("\n".join(unknown))
+        # A recipe of a family that is missing has settings of it, which no other value makes work.
+        raise SettingsError("\n".join([*registered_names.problems_of(_given(own.overrides)), *unknown]))
     try:
         _apply(config, [_opened(override) for override in own.overrides])
         if wrong := setting_groups.find_problems(config, groups):
@@ -190,14 +191,13 @@ def without_effect(
             that changes nothing.
         has_accelerator: without one, also settings with a value that changes nothing on a CPU.
     """
-    given = {match["key"]: match["value"] or "" for override in overrides if (match := _KEY.match(override))}
+    given = _given(overrides)
     found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
-    values = {name: _parsed(text) for name, text in given.items()}
     if config is not None:
         loss, known = config.actor_rollout_ref.actor.diffusion_loss.loss_mode, set(_names(config))
         found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
-        found |= unused_values.find(config, values)
-    return found if has_accelerator else found | cpu_values.find(values)
+        found |= unused_values.find(config, given)
+    return found if has_accelerator else found | cpu_values.find(given)
 
 
 @dataclass(slots=True)
@@ -220,7 +220,7 @@ def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Tr
     for override in overrides:
         match = _KEY.match(override)
         key, text = (match["key"], match["value"] or "") if match else ("", "")
-        if key == unused_values.LOG_PROBS and unused_values.unneeded_log_probs(loss, key, _parsed(text)):
+        if key in (unused_values.LOG_PROBS, unused_values.KL) and unused_values.unneeded(loss, key, _parsed(text)):
             continue
         if match and _is_of_another_loss(key, known):
             continue
@@ -254,6 +254,11 @@ def _settings_of_losses() -> frozenset[str]:
     """Names of the settings that an algorithm of this package has."""
     own = (loss for loss, entry in registry.ALGORITHMS.items() if entry.like is None)
     return frozenset(name for loss in own for name in _names(defaults(loss)))
+
+
+def _given(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of overrides, by name."""
+    return {match["key"]: _parsed(match["value"] or "") for each in overrides if (match := _KEY.match(each))}
 
 
 def _parsed(text: str) -> Any:
@@ -336,8 +341,16 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     for group in (key, key.rpartition(".")[0]):
         if group not in known and (target := copied_group(group)):
             return f"{key}: unknown setting; write {target}"
-    near = _nearest(key, known)
+    near = _nearest(key, [*known, *_of_evaluations(known)])
     return f"{key}: unknown setting" + (f"; did you mean {near}?" if near else "")
+
+
+def _of_evaluations(known: Sequence[str]) -> Iterator[str]:
+    """Names of settings of evaluations, whose groups are empty by default."""
+    rollout = "actor_rollout_ref.rollout."
+    for name in known:
+        if name.startswith((f"{rollout}pipeline.", f"{rollout}algo.")):
+            yield f"{rollout}val_kwargs.{name.removeprefix(rollout)}"
 
 
 def _nearest(key: str, known: Sequence[str]) -> str | None:

@@ -16,7 +16,7 @@ from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
@@ -37,11 +37,15 @@ ADAPTER = tuple(
 GUIDANCE = ("guidance_scale", "true_cfg_scale")
 
 
-def unneeded_log_probs(loss: str, name: str, value: Any) -> str | None:
-    """Why an override that says whether samples have log-probabilities has no effect; None if it has one.
+def unneeded(loss: str, name: str, value: Any) -> str | None:
+    """Why an override that says whether there are log-probabilities, or a KL loss, has no effect; None: it has one.
 
-    An algorithm on recorded steps always has the engine's, and another one never does.
+    An algorithm on recorded steps always has the engine's log-probabilities, and another one never does. A KL loss is
+    of recorded steps; the other algorithms compare with another policy themselves, whatever the setting is, as in the
+    reference, where it only keeps a reference policy that they keep anyway (verl-omni#106).
     """
+    if name == KL and value is True and not ALGORITHMS[loss].on_recorded_steps:
+        return f"a KL loss is of recorded steps, and {loss} has terms of its own (actor.diffusion_loss)"
     if name != LOG_PROBS or value is ALGORITHMS[loss].on_recorded_steps:
         return None
     if value is False:  # the loss takes those of the trainer, as the reference's does then
@@ -69,8 +73,9 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     from verl_omni.pipelines.registry import reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
-    if reason := unneeded_log_probs(settings.actor.diffusion_loss.loss_mode, LOG_PROBS, given.get(LOG_PROBS)):
-        yield LOG_PROBS, reason
+    for name in (LOG_PROBS, KL):
+        if reason := unneeded(settings.actor.diffusion_loss.loss_mode, name, given.get(name)):
+            yield name, reason
     noisy = settings.rollout.algo.noise_level > 0  # a window is checked only then
     if given.get(CONTIGUOUS) is False and noisy and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"

@@ -39,7 +39,10 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
         return rejected or _describe_conflict(setting, value, loss)
     if any(name in names for names in BY_LOSS.values()):
         return None  # the trainer names it as a setting that this algorithm does not read
-    near = nearest_setting(name, known)
+    rollout = "actor_rollout_ref.rollout."
+    of_samples = (each for each in known if each.startswith((f"{rollout}pipeline.", f"{rollout}algo.")))
+    of_evaluations = (f"{rollout}val_kwargs.{each.removeprefix(rollout)}" for each in of_samples)
+    near = nearest_setting(name, {*known, *of_evaluations})
     return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
 
 

@@ -172,6 +172,8 @@ REGISTERED = {
     "actor_rollout_ref.model.architecture": ('QwenImageEditPipeline', 'QwenImageEditPlusPipeline', 'QwenImagePipeline', 'StableDiffusion3Pipeline', 'WanPipeline'),
     "actor_rollout_ref.rollout.agent.default_agent_loop": ('diffusion_single_turn_agent',),
 }
+# Model families of the reference that do not exist here, as the names of their repositories begin.
+MISSING_FAMILIES = ('BAGEL', 'LTX', 'MiniMax-H3')
 # Settings that must have one value with some algorithms, and why.
 REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('flow_grpo', 'diffusion_dpo', 'grpo_guard', 'flow_dppo')),
@@ -179,7 +181,6 @@ REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_nft', 'diffusion_dpo')),
-    ("actor_rollout_ref.actor.use_kl_loss", False, "only flow_grpo, grpo_guard and flow_dppo have a KL loss", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
     ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),

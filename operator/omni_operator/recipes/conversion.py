@@ -11,7 +11,7 @@ from omni_operator.api.job import API_VERSION, KIND
 from omni_operator.api.metadata import NAME_LIMIT
 from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
-from omni_operator.api.setting_names import ELSEWHERE, REGISTERED
+from omni_operator.api.setting_names import ELSEWHERE, MISSING_FAMILIES, REGISTERED
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
 from .fields import (
@@ -52,6 +52,7 @@ from .one_line import in_one_line, is_template
 from .reference_scorers import SCORER_SETTINGS, builtin_scorer, is_reward_server, scorer_field
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
+_MISSING = re.compile(rf"(?:.*/)?(?P<family>{'|'.join(MISSING_FAMILIES)})[^/]*", re.IGNORECASE)
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
@@ -64,7 +65,7 @@ JUDGE_FIELDS = tuple(
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
 TOTAL_STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 FILTER = "data.filter_overlong_prompts"
-LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
 NO_ASSIGNMENT = "is not an assignment name=value"
 DELETED = "a setting cannot be deleted; write its value, or nothing for its default"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
@@ -217,6 +218,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
             raise Refusal(f"{value} is not supported; write {' or '.join(map(str, IMPLIED[name]))}")
     elif name == f"{ROLLOUT}.n" and made.offline:
         made.without_effect.append(f"{name}={text}")
+    elif name == f"{MODEL}.path" and not made.extended and (missing := _MISSING.fullmatch(str(value))):
+        raise Refusal(f"the model family {missing['family']} is not supported; write a model of another")
     elif name in FIELDS:
         if value is not None or name == "trainer.max_actor_ckpt_to_keep":
             made.put(FIELDS[name].path, FIELDS[name].convert(value))
@@ -240,7 +243,8 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif (
         name == "trainer.default_local_dir"
         or has_no_effect(name)
-        # The algorithm determines it: those of ESTIMATORS always record log-probabilities, the others never.
+        # The algorithm determines it: those of ESTIMATORS always record log-probabilities, which a KL loss is of.
+        or (name == KL and value is True and (algorithm or "FlowGRPO") not in ESTIMATORS)
         or (name == LOG_PROBS and value is not ((algorithm or "FlowGRPO") in ESTIMATORS) and isinstance(value, bool))
     ):
         made.without_effect.append(f"{name}={text}")

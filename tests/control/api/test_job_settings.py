@@ -159,6 +159,7 @@ def test_an_override_of_a_reserved_setting_is_refused(setting: str) -> None:
     ("algorithm", "override", "said"),
     [
         ("FlowGRPO", "actor_rollout_ref.actor.optim.weight_decy=0", "optim.weight_decay'?"),
+        ("FlowGRPO", "actor_rollout_ref.rollout.val_kwargs.height=64", "rollout.val_kwargs.pipeline.height'?"),
         ("FlowGRPO", "optim.grad_clip=1", "did you mean 'actor_rollout_ref.actor.grad_clip'?"),
         ("Custom", "++trainer.shufle=1", "the trainer has no setting trainer.shufle"),
         ("FlowGRPO", "actor_rollout_ref.actor.diffusion_loss.mix_bta=1", "actor.diffusion_loss.mix_bta"),

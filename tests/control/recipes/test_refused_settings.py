@@ -69,6 +69,23 @@ def test_names_that_are_not_registered_are_left_out_unless_a_module_of_the_users
     assert refused(*own) == {}
 
 
+@pytest.mark.parametrize("path", ["ByteDance-Seed/BAGEL-7B-MoT", "$HOME/models/MiniMax-H3", "Lightricks/LTX-2"])
+def test_a_model_of_a_family_that_does_not_exist_here_is_named(path: str) -> None:
+    given = f"{MODEL}.path={path}"
+    said = refused(given)
+    assert list(said) == [given] and said[given].startswith("the model family ")
+    assert refused(given, f"{MODEL}.external_lib=my_family") == {}
+    assert refused(f"{MODEL}.path=/models/my-LTX/sd3") == {}
+
+
+@pytest.mark.parametrize("algorithm", ["diffusion_nft", "dpo"])
+def test_a_kl_loss_is_left_out_where_an_algorithm_has_none(algorithm: str) -> None:
+    loss, kl = f"{ACTOR}.diffusion_loss.loss_mode={algorithm}", f"{ACTOR}.use_kl_loss=True"
+    made = convert([*REQUIRED, loss, kl])
+    assert kl in made.without_effect and made.refused == ()
+    assert kl not in convert([*REQUIRED, kl]).without_effect
+
+
 def test_epochs_of_prompts_that_are_dropped_are_left_out() -> None:
     made = convert([*REQUIRED, "trainer.total_epochs=15", "data.filter_overlong_prompts=True"])
     ((argument, reason),) = made.refused

@@ -37,9 +37,6 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
     if f"{ROLLOUT}.pipeline.num_frames" in given:
         smaller |= {f"{ROLLOUT}.{group}pipeline.num_frames": 5 for group in ("", "val_kwargs.")}
         smaller |= {f"{ROLLOUT}.val_kwargs.pipeline.{side}": 64 for side in ("height", "width")}
-    for backend, of_cpu in ((f"{ROLLOUT}.rollout_attn_backend", "TORCH_SDPA"), (f"{MODEL}.attn_backend", "native")):
-        if backend in given:  # kernels of accelerators
-            smaller[backend] = of_cpu
     own = [each.replace("$HOME", str(folder)) for each in recipe.arguments]
     asked = int(any(word in str(given) for word in OF_SERVERS))
     if recipe.family.startswith("wan") and "genrm" in str(given):

@@ -36,3 +36,12 @@ def test_the_same_value_in_another_notation_is_no_deviation() -> None:
         "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
     )  # fmt: skip
     assert not found.keys() & set(same)
+
+
+def test_a_default_that_is_not_written_here_is_compared_too() -> None:
+    """That of evaluations is the setting of training samples; a setting with another name here has that one's."""
+    found = {each.name: each.here for each in other_defaults.find()}
+    steps = "actor_rollout_ref.rollout.val_kwargs.pipeline.num_inference_steps"
+    assert found[steps] == ("${actor_rollout_ref.rollout.pipeline.num_inference_steps}",)
+    assert found["actor_rollout_ref.actor.fsdp_config.dtype"] == ("null",)
+    assert "actor_rollout_ref.actor.optim.clip_grad" not in found

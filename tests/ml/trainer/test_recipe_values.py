@@ -98,6 +98,8 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
     [
         ([f"{ROLLOUT}.calculate_log_probs=False"], f"{ROLLOUT}.calculate_log_probs"),
         ([NFT, f"{ROLLOUT}.calculate_log_probs=True"], f"{ROLLOUT}.calculate_log_probs"),
+        ([NFT, f"{ACTOR}.use_kl_loss=True"], f"{ACTOR}.use_kl_loss"),
+        ([DPO, f"{ACTOR}.use_kl_loss=true"], f"{ACTOR}.use_kl_loss"),
         ([f"{MODEL}.lora_rank=0", f"{ACTOR}.fsdp_config.model_dtype=bfloat16"], f"{ACTOR}.fsdp_config.model_dtype"),
         ([f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=sequence"], f"{CORRECTION}.rollout_is"),
         ([f"{MODEL}.extra_tokenizers={{clip: {{path: tokenizer}}}}"], f"{MODEL}.extra_tokenizers"),
@@ -146,6 +148,7 @@ def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
         f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.rollout_attn_backend=FLASH_ATTN",
         f"{ROLLOUT}.enable_sleep_mode=true", f"{ROLLOUT}.enforce_eager=false", f"{ROLLOUT}.gpu_memory_utilization=0.8",
         f"{ROLLOUT}.data_parallel_size=2",
+        f"{MODEL}.attn_backend=_native_npu", f"{MODEL}.attn_backend=_flash_3_varlen_hub",
         f"{ACTOR}.fsdp_config.param_offload=true", f"{ACTOR}.fsdp_config.optimizer_offload=true",
     ],
 )  # fmt: skip
@@ -157,6 +160,15 @@ def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> Non
     default = cpu_values.REPLACED.get(name) or cpu_values.IGNORED[name]
     plain = str(default[0]).lower() if isinstance(default[0], bool) else default[0]
     assert settings.without_effect([f"{name}={plain}"], has_accelerator=False) == {} and str(plain) != value
+
+
+@pytest.mark.parametrize("kernel", ["_native_npu", "_flash_3_varlen_hub"])
+def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
+    """Otherwise a recipe as it is published, on a CPU, ends when its model is loaded."""
+    config = settings.load([*REQUIRED, f"{MODEL}.path=m", f"{MODEL}.attn_backend={kernel}"])
+    assert config.actor_rollout_ref.model.attn_backend == kernel
+    cpu_values.fill_in(config)
+    assert config.actor_rollout_ref.model.attn_backend == "native"
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,8 @@ def test_a_whole_group_can_be_given() -> None:
 
 def test_a_misspelt_setting_is_still_refused() -> None:
     assert "unknown setting; did you mean trainer.total_epochs?" in refusal("trainer.total_epoch=3")
+    steps = f"{ROLLOUT}.val_kwargs.pipeline.num_inference_steps"
+    assert f"did you mean {steps}?" in refusal(f"{ROLLOUT}.val_kwargs.num_inference_steps=50")
     assert refusal("trainer.balance_batch=false") == "trainer.balance_batch: unknown setting"  # nothing is similar
 
 

@@ -28,6 +28,20 @@ def test_a_family_of_the_reference_that_is_missing_is_refused_before_it_is_downl
     assert said.startswith(f"{MODEL}.path: the model family {family} is not supported; ") and "WanPipeline" in said
 
 
+@pytest.mark.parametrize(
+    ("named", "own"),
+    [
+        (f"{MODEL}.architecture=MiniMaxH3Pipeline", "actor_rollout_ref.rollout.pipeline.aspect_ratio=16:9"),
+        (f"{MODEL}.path=Lightricks/LTX-2", "actor_rollout_ref.rollout.pipeline.frame_rate=25.0"),
+        (f"{AGENT}.default_agent_loop=ltx2_diffusion_single_turn_agent", "distillation.enabled=true"),
+    ],
+)
+def test_a_missing_family_is_named_before_its_settings(named: str, own: str) -> None:
+    """Otherwise the first message asks for another resolution, and says nothing of the family."""
+    said = [line.partition(":")[0] for line in problem(own, named).splitlines()]
+    assert said == [named.partition("=")[0], own.partition("=")[0]]
+
+
 def test_a_folder_may_be_called_like_a_missing_family(tmp_path: Path) -> None:
     (tmp_path / "LTX-like").mkdir()
     settings.load([*NEEDED, f"{MODEL}.path={tmp_path}/LTX-like"])

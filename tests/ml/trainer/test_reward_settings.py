@@ -44,6 +44,15 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
     assert problems(*overrides) == []
 
 
+@pytest.mark.parametrize("placeholder", [[], [f"{ONE}.path=pkg://verl_omni.reward_loop.reward_manager.multi"]])
+def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[str]) -> None:
+    """As in the reference (verl-omni#109); `drl convert` takes such a recipe too."""
+    given = [*REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
+    reward = settings.load(given).reward
+    assert reward.reward_manager.name == "MultiVisualRewardManager"
+    assert reward_settings.find_problems(reward) == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -69,7 +78,10 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
             ["reward.reward_manager.source=register", "reward.reward_manager.name=naive"],
             "reward.reward_manager.name: naive of verl scores texts; write source=importlib and VisualRewardManager",
         ),
-        (["reward.reward_functions={jpeg: {}}"], "reward.reward_functions: is not read by VisualRewardManager; write"),
+        (
+            ["reward.scorer=color", "reward.reward_functions={jpeg: {}}"],
+            "reward.reward_functions: is not read by VisualRewardManager; write",
+        ),
         ([SEVERAL, "reward.scorer=jpeg"], "reward.scorer: is not read by MultiVisualRewardManager; write"),
         (
             [SEVERAL, "reward.reward_functions={small: {name: jpeg, qualty: 5}}"],

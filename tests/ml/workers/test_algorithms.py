@@ -98,7 +98,6 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         ([NFT, "trainer.max_velocity_difference=0.1"], "there are no velocities to compare"),
         ([NFT, "actor_rollout_ref.rollout.rollout_adapter=default"], "the old policy must sample"),
         ([NFT, "actor_rollout_ref.model.policy_state_adapters=[default]"], "keeps an old policy"),
-        ([NFT, "actor_rollout_ref.actor.use_kl_loss=true"], "only flow_grpo, grpo_guard and flow_dppo have a KL loss"),
         ([f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=0.5_5.0"], "is not a positive number"),
         ([f"{CORRECTION}.rollout_is_threshold=3"], "3 is not read without algorithm.rollout_correction.rollout_is"),
         ([f"{CORRECTION}.rollout_rs=seq_mean_k1"], "None is not a threshold of seq_mean_k1; write two"),

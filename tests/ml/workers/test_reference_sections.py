@@ -302,6 +302,9 @@ def test_no_request_carries_what_no_model_family_reads(validate: bool) -> None:
     [
         (config.DiffusionModelConfig, {"path": str(MODEL), "lora_rank": 8, "external_lib": ["json"]}),
         (config.DiffusionActorConfig, {"optim": {"lr": 0.5}, "diffusion_loss": {"loss_mode": "flow_grpo"}}),
+        # The reference's section has the settings of every loss.
+        (config.DiffusionActorConfig, {"diffusion_loss": {"loss_mode": "diffusion_nft", "mix_beta": 0.1}}),
+        (config.FSDPDiffusionActorConfig, {"use_kl_loss": False, "diffusion_loss": {"clip_ratio": 1e-5}}),
         (config.DiffusionRolloutConfig, {"n": 4, "pipeline": {"height": 64}, "algo": {"sde_window_range": [0, 5]}}),
         (config.DiffusionPipelineConfig, {"height": 64, "output_type": "latent"}),
         (config.DiffusionRolloutAlgoConfig, {"noise_level": 0.5}),

@@ -187,7 +187,7 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         if prompt[: len(self._head)] != self._head:
             raise ValueError(
                 f"the ids of a {name} do not begin with Qwen-Image's system prompt ({len(self._head)} tokens): "
-                "raise data.max_prompt_length, or check model.custom_chat_template"
+                "raise data.max_prompt_length, or check model.custom_chat_template and the system message of the row"
             )
         return prompt
 

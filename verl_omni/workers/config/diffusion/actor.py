@@ -278,7 +278,8 @@ class DiffusionActorConfig(BaseConfig):
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
     seed: int = 0
-    diffusion_loss: DiffusionLossConfig = field(kw_only=True)
+    # A DiffusionLossConfig, and not typed as one: verl's `omega_conf_to_dataclass` would refuse a subclass's settings.
+    diffusion_loss: Any = field(kw_only=True)
     optim: DiffusionOptimizerConfig = field(default_factory=DiffusionOptimizerConfig)
     fsdp_config: DiffusionFSDPConfig = field(default_factory=DiffusionFSDPConfig)
     checkpoint: DiffusionCheckpointConfig = field(default_factory=DiffusionCheckpointConfig)
