@@ -1,6 +1,6 @@
-"""Short trainings on an NVIDIA GPU: every family, algorithms, ways to save memory, and a judge on the same GPU.
+"""Short trainings on one and on two NVIDIA GPUs: families, algorithms, ways to save memory, a judge on the same GPU.
 
-Engine and trainer share the GPU and compute in bfloat16, the defaults of accelerators.
+Engine and trainer share the GPUs and compute in bfloat16, the defaults of accelerators.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from verl_omni.models.tiny import MAKERS
@@ -49,6 +50,15 @@ TRAININGS: dict[str, tuple[str, Sequence[str]]] = {
         (f"{MODEL}.enable_gradient_checkpointing=true", f"{PIPELINE}.guidance_scale=3.0"),
     ),
 }
+TWO = "trainer.n_gpus_per_node=2"
+# On two GPUs: the trainer's ranks share weights or sequences, and each GPU has an engine, or both share one.
+ON_TWO: dict[str, tuple[str, Sequence[str]]] = {
+    "an adapter": ("sd3", ()),
+    "all weights, offloaded": TRAININGS["all weights, offloaded"],
+    "shared sequences": ("wan", (VIDEOS, f"{FSDP}.ulysses_sequence_parallel_size=2")),
+    "an engine on both": ("qwen_image", (*TRAININGS["Qwen-Image"][1], f"{ROLLOUT}.tensor_model_parallel_size=2")),
+    "checkpoints in the background": ("sd3", ("trainer.save_freq=1", f"{ACTOR}.checkpoint.async_save=true")),
+}
 SERVED = (
     "reward.scorer=genrm_ocr", "reward.scorer_kwargs.max_tokens=4", f"{JUDGE}.enable=true",
     f"{JUDGE}.rollout.tensor_model_parallel_size=1", f"{JUDGE}.rollout.max_model_len=512",
@@ -56,7 +66,7 @@ SERVED = (
 )  # fmt: skip
 
 
-def train(folder: Path, family: str, *more: str) -> list[dict[str, Any]]:
+def train(folder: Path, family: str, *more: str, gpus: int = 1) -> list[dict[str, Any]]:
     """Train a tiny model of a family; the metrics of the steps, of which the first is before any training."""
     MAKERS[family](folder / "model")
     rows: list[dict[str, Any]] = []
@@ -80,7 +90,7 @@ def train(folder: Path, family: str, *more: str) -> list[dict[str, Any]]:
         timeout=550, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "the policy is trained on 1 x cuda" in done.stdout
+    assert f"the policy is trained on {gpus} x cuda" in done.stdout
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["weights/version"] for line in lines] == list(range(STEPS + 1))
     for line in lines[1:]:
@@ -98,6 +108,15 @@ def test_a_training_runs_on_the_gpu(tmp_path: Path, name: str) -> None:
     lines = train(tmp_path, family, *settings)
     on_steps = not any("diffusion_nft" in each or "diffusion_dpo" in each for each in settings)
     assert all(("rollout_corr/velocity_rel_diff" in line) == on_steps for line in lines[1:])
+
+
+@pytest.mark.parametrize("name", ON_TWO)
+def test_a_training_runs_on_two_gpus(tmp_path: Path, name: str) -> None:
+    if (devices := torch.cuda.device_count()) < 2:
+        pytest.skip(f"it needs two GPUs, and this machine has {devices}")
+    family, settings = ON_TWO[name]
+    lines = train(tmp_path, family, TWO, *settings, gpus=2)
+    assert all("rollout_corr/velocity_rel_diff" in line for line in lines[1:])
 
 
 def test_a_judge_on_the_same_gpu_scores_the_samples(tmp_path: Path) -> None:

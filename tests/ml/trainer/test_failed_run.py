@@ -48,7 +48,9 @@ CASES = {
         "ValueError: Unknown color 'mauve'; one of red, green, blue",
     ),
     "constructor": ("ActorDiedError", "ValueError: no module 'mine'"),
+    "raising rank": ("RuntimeError", "RuntimeError: rank 1 has no memory left"),
 }
+KILLED = "killed rank"
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,16 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """The runs of one program, by case: to import Ray and torch takes longer than they do."""
     folder = tmp_path_factory.mktemp("runs")
     program = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), *CASES],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=480, check=False,
+        [sys.executable, str(SCRIPT), str(folder), *CASES, KILLED],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=570, check=False,
     )  # fmt: skip
     assert program.returncode == 0, program.stdout
     *outputs, _ = re.split(r"^exit code (\d+)\n", program.stdout, flags=re.MULTILINE)
-    assert len(outputs) == 2 * len(CASES), program.stdout
+    assert len(outputs) == 2 * (len(CASES) + 1), program.stdout
     texts, codes = outputs[::2], outputs[1::2]
     return {
         case: Ended(folder / case, text.splitlines(), int(code))
-        for case, text, code in zip(CASES, texts, codes, strict=True)
+        for case, text, code in zip((*CASES, KILLED), texts, codes, strict=True)
     }
 
 
@@ -89,6 +91,19 @@ def test_the_last_line_and_the_error_event_are_what_a_worker_raised(ended: dict[
     assert any("Traceback" in line for line in run.said), "train.log has the whole traceback"
     assert errors(run.folder) == [{"event": "error", "message": message, "kind": kind, "reason": "ApplicationError"}]
     assert (run.folder / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", ["raising rank", KILLED])
+def test_the_failure_of_one_rank_ends_all_ranks(ended: dict[str, Ended], case: str) -> None:
+    """The other rank waits for it in a collective, whose own timeout is longer than that of the program."""
+    run = ended[case]
+    assert run.code == main_diffusion.FAILURE
+    ranks = [int((run.folder / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    (error,) = errors(run.folder)
+    assert error["reason"] == ("WorkerLost" if case == KILLED else "ApplicationError")
 
 
 def test_the_error_is_printed_after_what_is_printed_while_a_run_stops(

@@ -184,6 +184,23 @@ def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_
     assert not set(seeds(f"{name}=42")) & set(seeds())
 
 
+def test_no_two_updates_of_runs_with_neighbouring_seeds_share_draws(tmp_path: Path) -> None:
+    """What an update draws of its own: the noise levels of DiffusionNFT, and the steps of `timestep_fraction`."""
+    drawn: list[int] = []
+    for seed in (0, 1):
+        made = trainer(tmp_path / str(seed), f"trainer.seed={seed}", "algorithm.timestep_fraction=0.5")
+        update = made.stack.workers.update_actor
+
+        def noted(request: Any, update: Any = update) -> Any:
+            drawn.extend(request.batch["draw_seeds"].tolist())
+            return update(request)
+
+        made.stack.workers.update_actor = noted
+        for step in (1, 2, 3):
+            made._update(made._generate(step, 0), step, fresh=True)
+    assert len(drawn) == len(set(drawn)) == 2 * 3 * 4
+
+
 def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path) -> None:
     made, seen = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9"), []
     made.held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]

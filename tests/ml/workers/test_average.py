@@ -68,6 +68,7 @@ def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_i
 
 def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:
     actor = make(model_folder)
+    actor.update(batch(), **SAMPLER)  # so that the average is not where the weights are
     before = {name: value.clone() for name, value in actor.policy.require_average().values.items()}
     actor.trained[0].register_hook(lambda gradient: gradient * float("nan"))
     found = actor.update(batch(), **SAMPLER)

@@ -22,6 +22,7 @@ class Sender:
 
     def __init__(self, failing: str) -> None:
         self.failing = failing
+        self.casts: dict[str, int] = {}
 
     def _reach(self, point: str) -> None:
         if point == self.failing:
@@ -33,7 +34,7 @@ class Sender:
     async def update_weights(self, weights: Iterator[int], **options: Any) -> dict[str, Any]:
         next(weights), next(weights)
         self._reach("transfer")
-        return {"tensors": 2}
+        return {"tensors": 2, "casts": self.casts}
 
 
 def worker(failing: str, gathered: list[int]) -> Any:
@@ -43,7 +44,7 @@ def worker(failing: str, gathered: list[int]) -> Any:
         world_size = 2
 
         def __init__(self) -> None:
-            """Nothing of a Ray worker."""
+            self._casts: dict[str, int] = {}  # and nothing of a Ray worker
 
     def weights(kind: str, adapter: str, dtype: torch.dtype | None) -> Iterator[int]:
         for each in range(5):
@@ -68,6 +69,29 @@ async def test_a_rank_whose_replica_fails_still_takes_part_in_every_gather(faili
 
 async def test_a_successful_update_returns_the_reply() -> None:
     assert (await worker("", []).update_weights(global_steps=7))["tensors"] == 2
+
+
+@pytest.mark.parametrize(("adapter", "kind", "dtype"), [(None, "full", torch.bfloat16), ({"r": 4}, "lora", None)])
+def test_all_weights_leave_in_the_dtype_of_the_engine_and_an_adapter_in_its_own(
+    adapter: Any, kind: str, dtype: torch.dtype | None
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    rank = worker("", [])
+    rank.rollout_config.dtype = "bfloat16"
+    rank.actor = SimpleNamespace(peft_config=lambda: adapter, weights=lambda *given: asked.append(given))
+    assert rank._policy_weights()[0] == adapter
+    rank._sends_average = True
+    rank._policy_weights()
+    assert asked == [(kind, "default", dtype), (kind, "average", dtype)]
+
+
+async def test_dtypes_of_the_engine_other_than_those_sent_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    rank = worker("", [])
+    rank.rollout.casts = {"bfloat16 to float32": 8}
+    for version in (1, 2):
+        await rank.update_weights(global_steps=version)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "the engine casts weights sent in rollout.dtype=float32: {'bfloat16 to float32': 8}"
 
 
 def test_a_rank_writes_a_checkpoint_in_the_background_and_reports_its_error(tmp_path: Path) -> None:
