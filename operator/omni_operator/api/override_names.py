@@ -12,6 +12,8 @@ from .setting_names import BY_LOSS, COMMON, ELSEWHERE, EMPTY_GROUPS, OPEN, REJEC
 from .suggestions import nearest_setting
 
 DEFAULT_LOSS = "flow_grpo"
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = f"{CORRECTION}.bypass_mode"
 _REJECTED = {name: (accepted, advice) for accepted, advice, names in REJECTED for name in names}
 
 
@@ -44,6 +46,15 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
     of_evaluations = (f"{rollout}val_kwargs.{each.removeprefix(rollout)}" for each in of_samples)
     near = nearest_setting(name, {*known, *of_evaluations})
     return f"the trainer has no setting {name}" + (f"; did you mean {near!r}?" if near else "")
+
+
+def limits_older_samples(loss: str | None) -> bool:
+    """Whether a loss can take its ratio to the policy that generated a sample (`BYPASS`), and clip it.
+
+    Args:
+        loss: the trainer's name of the algorithm; None if it is one of the user's.
+    """
+    return loss is not None and describe_unsupported(BYPASS, "true", loss) is None
 
 
 def has_no_effect(name: str) -> bool:

@@ -228,7 +228,8 @@ class Rollout(StrictModel):
         ge=0,
         le=7,
         description="Batches generated ahead of the step that trains on them, while the trainer updates; their samples "
-        "are as many versions of the weights older. 0: generate, then update. Separate only. See docs/pools.md.",
+        "are as many versions of the weights older, and the ratio to the policy that generated them is clipped. 0: "
+        "generate, then update. Separate only. See docs/pools.md.",
     )
     engine: Engine = Field(default=Engine(), description="The inference engine that generates samples.")
     agent_loop: AgentLoop = Field(default=AgentLoop(), description="Workers that send prompts to the engines.")

@@ -7,6 +7,7 @@ from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.model import ALL_LINEAR
+from omni_operator.api.override_names import BYPASS, CORRECTION, limits_older_samples
 from omni_operator.api.reward import Scorer
 from omni_operator.api.rollout import Rollout
 from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
@@ -22,6 +23,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
+CORRECTIONS = (CORRECTION, f"{ACTOR}.rollout_correction")  # the reference has both names
+SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
 
 
 def render_overrides(job: DiffusionRLJob, layout: RunLayout) -> list[str]:
@@ -48,6 +51,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_data(spec),
         **_rollout(spec),
         **_pools(spec.rollout, layout),
+        **_older_samples(spec, layout),
         **_judge(spec, layout),
         **_actor(spec),
         **_reward(spec.reward.scorers),
@@ -133,6 +137,20 @@ def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
     if layout.rollout_ray_resource:
         made[f"{ROLLOUT}.ray_resource"] = layout.rollout_ray_resource
     return made
+
+
+def _older_samples(spec: Spec, layout: RunLayout) -> Settings:
+    """What limits how far the policy moves from the one that generated older samples: `clip_ratio`, of that ratio.
+
+    The trainer's own default is the reference's, a ratio to the trainer's policy before the update, which is 1 in the
+    first optimizer step of a training step. An override of the same group, or one for samples that are not older, is
+    the user's choice.
+    """
+    ahead = layout.rollout_nodes and spec.rollout.batches_ahead
+    if not ahead or not limits_older_samples(LOSSES.get(spec.algorithm.name)):
+        return {}
+    chosen = any(each.lstrip("+").startswith((*CORRECTIONS, SYNC_COMPATIBLE)) for each in spec.algorithm.overrides)
+    return {} if chosen else {BYPASS: True}
 
 
 def _judge(spec: Spec, layout: RunLayout) -> Settings:

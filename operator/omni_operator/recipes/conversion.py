@@ -44,6 +44,7 @@ from .fields import (
     joined_options,
     named_algorithm,
     number,
+    ratio_of_reference,
     settings_in,
     texts,
     value_of,
@@ -360,6 +361,7 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
         raise Refusal(f"{mode} is not supported; write sync, or separate_async with {ROLLOUT}.nnodes > 0", V1[1])
     if use and mode == "separate_async":
         made.put("rollout.batchesAhead", _number(values, V1[2], 1))
+        made.overrides += ratio_of_reference(made.spec["algorithm"]["name"], values)
     else:
         given = zip(V1, (use, mode, batches), strict=True)
         made.without_effect += [f"{name}={value}" for name, value in given if value is not None]

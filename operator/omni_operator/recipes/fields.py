@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_operator.api.override_names import parse_value
+from omni_operator.api.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -83,6 +83,12 @@ def contradicting_names(values: Mapping[str, Any]) -> tuple[str, str] | None:
         if value != named[0][1]:
             return setting, f"contradicts {named[0][0]}={named[0][1]}: these are different algorithms; name one of them"
     return None
+
+
+def ratio_of_reference(algorithm: str, values: Mapping[str, Any]) -> list[str]:
+    """The override for the reference's default where batches are generated ahead: jobs have another one then."""
+    corrected = any(name.startswith(CORRECTION) for name in values)
+    return [] if corrected or not limits_older_samples(LOSSES.get(algorithm)) else [f"{BYPASS}=false"]
 
 
 class Refusal(ValueError):

@@ -60,6 +60,29 @@ def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: Ma
         assert [rendered.get(name) for name in mode] == values
 
 
+BYPASS, RATIOS = "algorithm.rollout_correction.bypass_mode", "spec.algorithm.overrides"
+AHEAD = "spec.rollout.batchesAhead=1"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "value"),
+    [
+        ((AHEAD,), True),
+        ((), None),
+        ((AHEAD, f"{RATIOS}=[{BYPASS}=false]"), None),
+        ((AHEAD, f"{RATIOS}=[algorithm.rollout_correction.rollout_rs=seq_mean_k1]"), None),
+        ((AHEAD, f"{RATIOS}=[trainer.v1.separate_async.sync_compatible=true]"), None),
+        ((AHEAD, "spec.algorithm.name=GRPOGuard"), None),
+        ((AHEAD, "spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"), None),
+    ],
+)
+def test_older_samples_have_a_ratio_that_is_clipped_unless_the_job_says_otherwise(
+    make_job: MakeJob, assignments: tuple[str, ...], value: bool | None
+) -> None:
+    rendered = plan.render_settings(*plan.resolve_for_pods(make_job(*SEPARATE, *assignments)))
+    assert rendered.get(BYPASS) is value
+
+
 def with_replicas(make_job: MakeJob) -> list[DiffusionRLJob]:
     """Jobs that differ in the number of their rollout pods."""
     others = [text for text in SEPARATE if "rollout.replicas" not in text]

@@ -179,7 +179,11 @@ def test_the_mode_of_the_trainer_v1_says_how_many_batches_are_generated_ahead() 
     pool, mode = f"{ROLLOUT}.nnodes=2", "trainer.v1.trainer_mode"
     ahead = "trainer.v1.separate_async.num_warmup_batches"
     assert spec("trainer.use_v1=true", f"{mode}=separate_async", pool)["rollout"]["batchesAhead"] == 1
-    assert spec("trainer.use_v1=true", f"{mode}=separate_async", f"{ahead}=2", pool)["rollout"]["batchesAhead"] == 2
+    asked = ("trainer.use_v1=true", f"{mode}=separate_async", pool)
+    assert spec(*asked, f"{ahead}=2")["rollout"]["batchesAhead"] == 2
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    assert f"{bypass}=false" in spec(*asked)["algorithm"]["overrides"], "the reference's default, not a job's"
+    assert f"{bypass}=false" not in spec(*asked, f"{bypass}=true")["algorithm"]["overrides"]
     synchronous = convert([*REQUIRED, "trainer.use_v1=true", f"{mode}=sync"])
     assert "batchesAhead" not in synchronous.document["spec"]["rollout"]
     assert synchronous.without_effect == ("trainer.use_v1=True", f"{mode}=sync")
