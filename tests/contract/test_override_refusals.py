@@ -30,6 +30,7 @@ RANKS = ["spec.trainer.accelerator.count=4", "spec.rollout.replicas=4"]
 CASES = [
     (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=3"], "3 does not divide the 4 ranks of the trainer"),
     (RANKS, [f"{FSDP}.fsdp_size=3"], "3 does not divide the 4 ranks of the trainer"),
+    (RANKS, [f"{FSDP}.fsdp_size=0"], "0 does not divide the 4 ranks of the trainer"),
     ([], [f"{OPTIM}.min_lr_ratio=1.5"], "must be from 0 to 1: 1.5"),
     ([], [f"{OPTIM}.lr_warmup_steps_ratio=-0.1"], "must be from 0 to 1: -0.1"),
     ([], [f"{OPTIM}.lr_warmup_steps=5", f"{OPTIM}.lr_warmup_steps_ratio=0.1"], "is not read with lr_warmup_steps=5"),

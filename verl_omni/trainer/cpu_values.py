@@ -10,16 +10,19 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.workers.rollout.cpu_settings import NEEDED
 
 ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
+JUDGE = "reward.reward_model.rollout"
+ONE_PROCESS = "an engine is one process"
 _WHY = {
-    "tensor_model_parallel_size": "an engine is one process",
-    "data_parallel_size": "an engine is one process",
+    "tensor_model_parallel_size": ONE_PROCESS,
+    "data_parallel_size": ONE_PROCESS,
     "rollout_attn_backend": "attention is torch's",
     "enable_sleep_mode": "an engine that sleeps frees no memory",
 }
-# Name: the value that holds on a CPU, and why. Trainer and engine cannot start with another one.
+# Name: the value that holds on a CPU, and why. Trainer, engine and judge cannot start with another one.
 REPLACED: dict[str, tuple[Any, str]] = {
     "actor_rollout_ref.model.attn_backend": ("native", "attention is torch's"),
     **{f"{ROLLOUT}.{name}": (value, _WHY[name]) for name, value in NEEDED.items()},
+    **{f"{JUDGE}.{name}_parallel_size": (1, ONE_PROCESS) for name in ("tensor_model", "data", "pipeline_model")},
 }
 # Name: the value that asks for nothing, and why the others do nothing.
 IGNORED: dict[str, tuple[Any, str]] = {
@@ -31,7 +34,7 @@ IGNORED: dict[str, tuple[Any, str]] = {
 
 
 def fill_in(config: DictConfig) -> None:
-    """Replace the values that trainer and engine on a CPU cannot start with."""
+    """Replace the values that trainer, engine and judge on a CPU cannot start with."""
     for name, (value, _) in REPLACED.items():
         OmegaConf.update(config, name, value)
 

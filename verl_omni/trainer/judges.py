@@ -36,21 +36,9 @@ def _own_pool(model: DictConfig) -> Iterator[str]:
             return
     if problem := pools.ray_resource_problem(model.ray_resource):
         yield f"{MODEL}.ray_resource: {problem}"
-    if (model.nnodes * model.n_gpus_per_node) % replica_size(model):
-        yield (
-            f"{MODEL}.n_gpus_per_node: {model.nnodes} x {model.n_gpus_per_node} accelerators are no multiple of the "
-            f"{replica_size(model)} of a replica (rollout.tensor_model_parallel_size)"
-        )
 
 
 def _shared(config: DictConfig, model: DictConfig) -> Iterator[str]:
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    if ranks % replica_size(model):
-        yield (
-            f"{MODEL}.rollout.tensor_model_parallel_size: the trainer's {ranks} accelerators are no multiple of the "
-            f"{replica_size(model)} of a replica; write {MODEL}.rollout.tensor_model_parallel_size=1, or give the "
-            f"judge accelerators of its own with {MODEL}.enable_resource_pool=true"
-        )
     for name in ("node_resource", "ray_resource"):
         if model[name] is not None:
             yield f"{MODEL}.{name}: is not read with {MODEL}.enable_resource_pool=false; remove it"
@@ -62,27 +50,40 @@ def _shared(config: DictConfig, model: DictConfig) -> Iterator[str]:
 
 
 def fill_in(config: DictConfig, *, has_accelerator: bool) -> None:
-    """Complete the engine's settings for this machine.
+    """Complete the engine's settings for this machine, for which `cpu_values` has been filled in.
 
     Raises:
-        ValueError: the engine cannot run with them.
+        ValueError: the accelerators cannot be divided into replicas.
     """
     model = config.reward.reward_model
     if not model.enable:
         return
+    _check_replicas(config, model)
     with open_dict(model):
         if model.enable_resource_pool:
             model.rollout.free_cache_engine = False  # nothing else needs its memory
         model.rollout.enable_sleep_mode = sleeps(config) and has_accelerator
         if has_accelerator:
             return
-        if replica_size(model) > 1:
-            raise ValueError(
-                f"{MODEL}.rollout.tensor_model_parallel_size: {replica_size(model)} accelerators of a replica need "
-                "accelerators; without any write 1"
-            )
         own: dict[str, Any] = {"distributed_executor_backend": "uni"}
         model.rollout.engine_kwargs.vllm = {**own, **(model.rollout.engine_kwargs.get("vllm") or {})}
+
+
+def _check_replicas(config: DictConfig, model: DictConfig) -> None:
+    """Not when settings are loaded: a CPU replaces the size of a replica, so that recipes of accelerators run there."""
+    size = replica_size(model)
+    if model.enable_resource_pool and (model.nnodes * model.n_gpus_per_node) % size:
+        raise ValueError(
+            f"{MODEL}.n_gpus_per_node: {model.nnodes} x {model.n_gpus_per_node} accelerators are no multiple of the "
+            f"{size} of a replica (rollout.tensor_model_parallel_size)"
+        )
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if not model.enable_resource_pool and ranks % size:
+        raise ValueError(
+            f"{MODEL}.rollout.tensor_model_parallel_size: the trainer's {ranks} accelerators are no multiple of the "
+            f"{size} of a replica; write {MODEL}.rollout.tensor_model_parallel_size=1, or give the judge accelerators "
+            f"of its own with {MODEL}.enable_resource_pool=true"
+        )
 
 
 def sleeps(config: DictConfig) -> bool:

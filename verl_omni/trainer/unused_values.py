@@ -34,6 +34,7 @@ NOISE = tuple(
 ADAPTER = tuple(
     f"{MODEL}.{name}" for name in ("lora_alpha", "lora_dtype", "lora_init_weights", "target_modules", "exclude_modules")
 )
+NEAR_BASE = {"diffusion_nft": "ref_kl_coef", "diffusion_dpo": "dpo_beta"}
 GUIDANCE = ("guidance_scale", "true_cfg_scale")
 
 
@@ -41,11 +42,12 @@ def unneeded(loss: str, name: str, value: Any) -> str | None:
     """Why an override that says whether there are log-probabilities, or a KL loss, has no effect; None: it has one.
 
     An algorithm on recorded steps always has the engine's log-probabilities, and another one never does. A KL loss is
-    of recorded steps; the other algorithms compare with another policy themselves, whatever the setting is, as in the
-    reference, where it only keeps a reference policy that they keep anyway (verl-omni#106).
+    of recorded steps; the other algorithms have terms of their own. In a review of the reference (verl-omni#106) the
+    setting only keeps a reference policy, which direct preference keeps anyway.
     """
     if name == KL and value is True and not ALGORITHMS[loss].on_recorded_steps:
-        return f"a KL loss is of recorded steps, and {loss} has terms of its own (actor.diffusion_loss)"
+        own = f"; what keeps {loss} near the base is diffusion_loss.{NEAR_BASE[loss]}" if loss in NEAR_BASE else ""
+        return f"a KL loss is of recorded steps{own}"
     if name != LOG_PROBS or value is ALGORITHMS[loss].on_recorded_steps:
         return None
     if value is False:  # the loss takes those of the trainer, as the reference's does then

@@ -20,7 +20,8 @@ VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path
 WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
 FILTER, EPOCHS = "data.filter_overlong_prompts", "trainer.total_epochs"
 DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")
-DIVISORS = (f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
+FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
+DIVISORS = (FSDP_SIZE, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,11 @@ def _old_policy(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
 
 def _ranks(given: dict[str, _Given], trainer: Trainer) -> Iterator[tuple[str, str]]:
     ranks = trainer.accelerators
-    for name, unset in zip(DIVISORS, (-1, None), strict=True):
-        size = _value(given, name, unset)
-        if is_number(size) and size != unset and (size < 1 or ranks % size):
+    for name in DIVISORS:
+        size = _value(given, name)
+        if name == FSDP_SIZE and (size == -1 or (is_number(size) and size > ranks)):
+            continue  # all ranks
+        if is_number(size) and (size < 1 or ranks % size):
             yield name, f"{size} does not divide the {ranks} ranks of the trainer, one for each accelerator"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import judges, pools, reward_settings, settings
+from verl_omni.trainer import cpu_values, judges, pools, reward_settings, settings
 from verl_omni.utils.reference_settings import find_rule
 
 RM = "reward.reward_model"
@@ -31,7 +32,6 @@ def loaded(*overrides: str) -> DictConfig:
     ("overrides", "said"),
     [
         ((ON, ALONE), "model_path: must be given"),
-        ((ON, PATH), "tensor_model_parallel_size: the trainer's 1 accelerators are no multiple of the 2 of a replica"),
         ((ON, PATH, ALONE, f"{RM}.rollout.skip_tokenizer_init=true"), "skip_tokenizer_init: a judge answers with text"),
         ((ON, PATH, ALONE, f"{RM}.node_resource=judges"), "node_resource: is not read with"),
         ((ON, PATH, ALONE, f"{RM}.ray_resource=NPU"), "ray_resource: is not read with"),
@@ -39,7 +39,6 @@ def loaded(*overrides: str) -> DictConfig:
         ((ON, PATH, ALONE, f"{RM}.rollout.name=sglang"), "rollout.name: sglang is not supported; write vllm"),
         ((ON, PATH, ALONE, *AHEAD), "enable_resource_pool: the trainer updates while the next batch"),
         ((ON, PATH, f"{RM}.enable_resource_pool=true"), "nnodes: must be at least 1"),
-        ((ON, PATH, *OWN, f"{RM}.n_gpus_per_node=3"), "1 x 3 accelerators are no multiple of the 2 of a replica"),
         ((ON, PATH, ALONE, "+" + f"{RM}.rollout.mtp={{enable: true}}"), "decodes one token at a time"),
     ],
 )
@@ -47,6 +46,24 @@ def test_what_does_not_work_is_refused_with_the_setting(overrides: tuple[str, ..
     with pytest.raises(settings.SettingsError) as caught:
         loaded(*overrides)
     assert said in str(caught.value) and RM in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "tensor_model_parallel_size: the trainer's 1 accelerators are no multiple of the 2 of a replica"),
+        ((*OWN, f"{RM}.n_gpus_per_node=3"), "1 x 3 accelerators are no multiple of the 2 of a replica"),
+    ],
+)
+def test_accelerators_that_replicas_cannot_share_are_refused_and_a_cpu_has_replicas_of_one(
+    overrides: tuple[str, ...], said: str
+) -> None:
+    config = loaded(ON, PATH, *overrides)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        judges.fill_in(config, has_accelerator=True)
+    cpu_values.fill_in(config)
+    judges.fill_in(config, has_accelerator=False)
+    assert judges.replicas(config) == (3 if overrides else 1)
 
 
 def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
@@ -81,8 +98,10 @@ def test_without_an_accelerator_its_engine_has_one_process() -> None:
     judges.fill_in(config, has_accelerator=False)
     rollout = config.reward.reward_model.rollout
     assert rollout.engine_kwargs == {"vllm": {"distributed_executor_backend": "uni"}} and not rollout.enable_sleep_mode
-    with pytest.raises(ValueError, match="2 accelerators of a replica need accelerators"):
-        judges.fill_in(loaded(ON, PATH, "trainer.n_gpus_per_node=2"), has_accelerator=False)
+    four = loaded(ON, PATH, "trainer.n_gpus_per_node=4", f"{RM}.rollout.tensor_model_parallel_size=4")
+    assert judges.replicas(four) == 1
+    cpu_values.fill_in(four)
+    assert (judges.replicas(four), judges.replica_size(four.reward.reward_model)) == (4, 1)
 
 
 def test_its_nodes_are_pinned_like_those_of_other_pools() -> None:

@@ -287,6 +287,10 @@ def test_a_size_that_does_not_divide_the_ranks_is_refused() -> None:
         setting_checks.check_fsdp_size(4, 3)
     setting_checks.check_fsdp_size(4, -1)
     setting_checks.check_fsdp_size(4, 2)
+    setting_checks.check_fsdp_size(4, 8)
+    assert [setting_checks.shards(4, size) for size in (-1, 2, 4, 8)] == [4, 2, 4, 4]
+    with pytest.raises(ValueError, match=r"fsdp_size: 0 does not divide the 4 ranks"):
+        setting_checks.check_fsdp_size(4, 0)
 
 
 if __name__ == "__main__":

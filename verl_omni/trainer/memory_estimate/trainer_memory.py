@@ -24,6 +24,7 @@ from verl_omni.trainer.memory_estimate.sharding import (
 )
 from verl_omni.workers.actor import build, parallel, precision
 from verl_omni.workers.actor.precision import float32_parts
+from verl_omni.workers.actor.setting_checks import shards
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
@@ -175,8 +176,7 @@ def _gathered_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding)
 def _sharding(config: DictConfig, ranks: int) -> Sharding:
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     dtypes = precision.resolve(omega_conf_to_dataclass(fsdp), lora=config.actor_rollout_ref.model.lora_rank > 0)
-    shards = ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
-    return Sharding(ranks, shards, fsdp.ulysses_sequence_parallel_size, dtypes)
+    return Sharding(ranks, shards(ranks, fsdp.fsdp_size), fsdp.ulysses_sequence_parallel_size, dtypes)
 
 
 def _loading_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from verl_omni.workers.actor.precision import Precision, float32_parts
-from verl_omni.workers.actor.setting_checks import check_fsdp_size
+from verl_omni.workers.actor.setting_checks import check_fsdp_size, shards
 from verl_omni.workers.config import DiffusionFSDPConfig
 
 GRAPHS = 64  # of one class of layers; torch's limit of 8 is for functions whose recompilation is a mistake
@@ -123,14 +123,14 @@ def make_mesh(device_type: str, ranks: int, fsdp_size: int) -> DeviceMesh:
     """The device mesh of all ranks: [ranks], or [ranks / fsdp_size, fsdp_size] for copies of a sharded model (HSDP).
 
     Args:
-        fsdp_size: ranks that share one copy of the weights; -1: all.
+        fsdp_size: ranks that share one copy of the weights; -1, or more than there are: all.
 
     Raises:
         ValueError: `fsdp_size` does not divide `ranks`.
     """
-    if fsdp_size == -1 or fsdp_size == ranks:
-        return init_device_mesh(device_type, (ranks,), mesh_dim_names=("fsdp",))
     check_fsdp_size(ranks, fsdp_size)
+    if shards(ranks, fsdp_size) == ranks:
+        return init_device_mesh(device_type, (ranks,), mesh_dim_names=("fsdp",))
     return init_device_mesh(device_type, (ranks // fsdp_size, fsdp_size), mesh_dim_names=("ddp", "fsdp"))
 
 

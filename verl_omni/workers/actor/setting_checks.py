@@ -6,13 +6,20 @@ Imports neither torch nor verl: verl imports Ray, and a process that has importe
 from __future__ import annotations
 
 
+def shards(ranks: int, fsdp_size: int) -> int:
+    """Number of ranks that share one copy of the weights."""
+    return ranks if fsdp_size == -1 else min(fsdp_size, ranks)
+
+
 def check_fsdp_size(ranks: int, fsdp_size: int) -> None:
-    """Refuse a number of ranks that does not divide into copies of `fsdp_size` ranks; -1 is one copy.
+    """Refuse a number of ranks that does not divide into copies of `fsdp_size` ranks.
+
+    -1 is one copy, and so is a size of more ranks than there are, as in verl (`create_device_mesh`).
 
     Raises:
         ValueError: it does not.
     """
-    if fsdp_size != -1 and (fsdp_size < 1 or ranks % fsdp_size):
+    if shards(ranks, fsdp_size) < 1 or ranks % shards(ranks, fsdp_size):
         raise ValueError(
             f"actor_rollout_ref.actor.fsdp_config.fsdp_size: {fsdp_size} does not divide the {ranks} ranks of the "
             "trainer; write a divisor, or -1 to share one copy of the weights among all"

@@ -163,7 +163,8 @@ class DiffusionFSDPConfig(BaseConfig):
         use_no_sync_for_gradient_accumulation: reduce gradients over the ranks once in an optimizer step. False: after
             each micro-batch, which needs no memory for the whole gradient on each rank. A model with two transformers
             always does the latter.
-        fsdp_size: ranks that share one copy of the weights, a divisor of all ranks (HSDP); -1: all ranks.
+        fsdp_size: ranks that share one copy of the weights, a divisor of all ranks (HSDP); -1, or more than there are:
+            all ranks.
         ulysses_sequence_parallel_size: ranks that share the sequence of each sample, a divisor of all ranks (Ulysses);
             they train on the same rows, and data is divided over the groups.
         reshard_after_forward: argument of FSDP2's `fully_shard`, which shards an actor of several processes.
