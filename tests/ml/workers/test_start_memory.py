@@ -1,0 +1,112 @@
+"""Host memory of the sharded start on 1, 2 and 4 ranks of one node (gloo): that of one copy of the weights in all."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_omni.pipelines.registry import training_adapter
+from verl_omni.workers.actor import parallel, shard_loading
+from verl_omni.workers.actor.precision import Precision
+
+pytestmark = pytest.mark.slow
+
+RANKS = (1, 2, 4)
+FAMILY, HEADS, LAYERS = "StableDiffusion3Pipeline", 8, 6
+STATUS = Path("/proc/self/status")
+
+
+def settings(folder: Path) -> Any:
+    """Settings of a model all of whose weights are trained."""
+    return SimpleNamespace(
+        path=str(folder), architecture=FAMILY, lora_rank=0, fsdp_layer_prefixes=list(training_adapter(FAMILY).LAYERS),
+        attn_backend="native", enable_gradient_checkpointing=True,
+    )  # fmt: skip
+
+
+def own_bytes() -> int:
+    """Memory of this process, without pages of mapped files: the kernel may drop these."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@contextmanager
+def watched(peaks: list[int]) -> Iterator[None]:
+    """Append the most that the process took above what it has now, looked at every millisecond."""
+    before, most, ended = own_bytes(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.001):
+            most = max(most, own_bytes() - before)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        peaks.append(max(most, own_bytes() - before))
+
+
+def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
+    """Load the model in slices and, to compare with, whole."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
+    mesh, peaks = parallel.make_mesh("cpu", ranks, -1), list[int]()
+    for kind in ("warm-up", "files", "pickled"):
+        with watched(peaks):
+            shard_loading.load_sharded(
+                settings(Path(folder) / ("pickled" if kind == "pickled" else "files")), mesh,
+                precision=Precision(torch.float32, torch.float32), seed=3, reshard_after_forward=True,
+            )  # fmt: skip
+    (Path(out) / f"{rank}.json").write_text(json.dumps(peaks[1:]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def write_model(folder: Path) -> int:
+    """Stable Diffusion 3's transformer with 57 million random weights, in a safetensors file and in a pickle file.
+
+    The files are in bfloat16, so that a whole load casts them: what it only maps is no memory of the process. Returns
+    the bytes of the weights in float32.
+    """
+    from diffusers import SD3Transformer2DModel
+
+    transformer = SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=16, out_channels=16, num_layers=LAYERS, attention_head_dim=64,
+        num_attention_heads=HEADS, caption_projection_dim=64 * HEADS, joint_attention_dim=64, pooled_projection_dim=64,
+        pos_embed_max_size=16,
+    ).to(torch.bfloat16)  # fmt: skip
+    for kind in ("files", "pickled"):
+        (folder / kind).mkdir()
+        (folder / kind / "model_index.json").write_text(json.dumps({"_class_name": FAMILY}))
+        transformer.save_pretrained(folder / kind / "transformer", safe_serialization=kind == "files")
+    return 4 * sum(parameter.numel() for parameter in transformer.parameters())
+
+
+def test_the_host_memory_of_a_start_does_not_grow_with_the_ranks(tmp_path: Path, run_ranks: Any) -> None:
+    weights = write_model(tmp_path)
+    in_slices, whole = {}, {}
+    for ranks in RANKS:
+        out = run_ranks(__file__, ranks, tmp_path)
+        found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
+        in_slices[ranks], whole[ranks] = (sum(peaks) / weights for peaks in zip(*found, strict=True))
+    assert in_slices[1] > 0.9, "the weights themselves are in host memory, so they must be seen"
+    assert max(in_slices.values()) < 1.3, in_slices
+    assert whole[4] > 3, f"a whole copy for each rank must be seen: {whole}"
+
+
+if __name__ == "__main__":
+    run_rank(*globals()["RANK_OF_TEST"])
