@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,8 @@ def test_all_weights_leave_in_the_dtype_of_the_engine_and_an_adapter_in_its_own(
 
 
 async def test_dtypes_of_the_engine_other_than_those_sent_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    # A library of vLLM's server, which other tests import, raises the level of all loggers.
+    caplog.set_level(logging.WARNING, "verl_omni.workers.engine_workers")
     rank = worker("", [])
     rank.rollout.casts = {"bfloat16 to float32": 8}
     for version in (1, 2):
