@@ -9,6 +9,7 @@ from contract.recipes import Recipe
 
 MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 WORDS = ("bread", "home", "open")
+SERVED = "qwen_image_ocr_lora_async_reward"  # keeps its judge, with a tiny model; others ask a server of the test
 OF_SERVERS = ("genrm", "http_scorer_client", "latent_http")  # in the paths of scorers that ask a server
 
 
@@ -37,8 +38,15 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
     if f"{ROLLOUT}.pipeline.num_frames" in given:
         smaller |= {f"{ROLLOUT}.{group}pipeline.num_frames": 5 for group in ("", "val_kwargs.")}
         smaller |= {f"{ROLLOUT}.val_kwargs.pipeline.{side}": 64 for side in ("height", "width")}
+    if recipe.name == SERVED:
+        from verl_omni.models.vision_language import make_tiny_qwen3_vl
+
+        make_tiny_qwen3_vl(folder / "judge")
+        smaller["reward.reward_model.model_path"] = folder / "judge"
+        smaller["reward.reward_model.rollout.max_model_len"] = 4096  # the tiny model's limit
+        del smaller["reward.reward_model.enable"]
     own = [each.replace("$HOME", str(folder)) for each in recipe.arguments]
-    asked = int(any(word in str(given) for word in OF_SERVERS))
+    asked = int(recipe.name != SERVED and any(word in str(given) for word in OF_SERVERS))
     if recipe.family.startswith("wan") and "genrm" in str(given):
         asked = 2  # the first and the last of 5 frames
     return [*own, *(f"{name}={value}" for name, value in smaller.items())], asked
@@ -59,7 +67,7 @@ def scorers(recipe: Recipe, folder: Path, server: str) -> dict[str, Any]:
             for name, value in addresses[part].items()
         }
     function = recipe.given["reward.custom_reward_function.path"]
-    if "genrm" in function:
+    if "genrm" in function and recipe.name != SERVED:
         return {f"+reward.scorer_kwargs.{name}": value for name, value in judge.items()}
     if "pickscore" in function:
         from tests.ml.reward_loop.test_clip_scorers import write_clip

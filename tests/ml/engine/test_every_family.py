@@ -97,7 +97,9 @@ def test_qwen_image_edit_agrees_and_input_images_count(family: Any) -> None:
     assert samples.tensors["image_latents"].shape == (4, 16, 16)
     assert samples.tensors["img_shapes"].tolist() == [[[1, 4, 4], [1, 4, 4]]] * 4
     first, again, other, _ = samples.tensors["image_latents"]
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    # On a busy machine the samples of a prompt come in several batches, which differ in the last bit.
+    torch.testing.assert_close(first, again, rtol=1e-5, atol=1e-5)
+    assert (first - other).abs().max() > 0.1
     for place, color in ((0, "red"), (2, "blue")):
         length = int(samples.tensors["prompt_embeds_mask"][place].sum())
         expected = upstream_embeds(running.config.actor_rollout_ref.model.path, FAMILY_PROMPTS[place // 2], color)

@@ -199,9 +199,11 @@ def test_a_recipe_trains_with_its_own_settings(
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "actor/grad_norm" in line]
     assert [line["weights/version"] for line in trained] == list(range(1, STEPS + 1))
-    assert any(line["actor/grad_norm"] > 0 for line in trained)
-    if prompts:
+    # The answers of a judge with random weights are all worth nothing.
+    assert any(line["actor/grad_norm"] > 0 for line in trained) or name == small_recipes.SERVED
+    if prompts or name == small_recipes.SERVED:
         assert all(math.isfinite(line["reward/mean"]) for line in trained)
+    if prompts:
         # Each of the recipe's agent-loop workers evaluates as many: a batch is padded to a multiple of them.
         workers = int(recipe.given["actor_rollout_ref.rollout.agent.num_workers"])
         assert len(Judge.asked) == prompts * (STEPS * 2 * 4 + max(HELD_OUT, workers))
