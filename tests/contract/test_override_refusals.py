@@ -114,6 +114,8 @@ def test_an_override_that_does_not_go_with_fields_is_refused_as_by_the_trainer(
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "overrides"), [
     (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=2", f"{FSDP}.fsdp_size=2"]),
+    (RANKS, [f"{FSDP}.fsdp_size=-1"]),
+    (RANKS, [f"{FSDP}.fsdp_size=8"]),  # of more ranks than there are: all
     ([], [f"{OPTIM}.lr_warmup_steps_ratio=0.1", "algorithm.timestep_fraction=1"]),
     ([], ["trainer.resume_from_path=null", f"{ROLLOUT}.calculate_log_probs=false"]),
     ([], ["trainer.max_velocity_difference=null"]),

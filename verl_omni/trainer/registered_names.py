@@ -14,8 +14,9 @@ from verl_omni.verl_names import AGENT_LOOP
 
 PATH, ARCHITECTURE = "actor_rollout_ref.model.path", "actor_rollout_ref.model.architecture"
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
-MISSING_FAMILIES = ("BAGEL", "LTX", "MiniMax-H3")  # of the reference; the names of their repositories begin so
-_MISSING = re.compile(rf"(?:.*/)?(?P<family>{'|'.join(MISSING_FAMILIES)})[^/]*", re.IGNORECASE)
+# Paths of models of the reference's families that do not exist here: the names of their repositories begin so.
+MISSING_FAMILY = r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*"
+_MISSING = re.compile(MISSING_FAMILY, re.IGNORECASE)
 LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 

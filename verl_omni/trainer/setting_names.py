@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.trainer import number_ranges, setting_groups, value_types
 from verl_omni.trainer.generated_file import write_or_check
-from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP, MISSING_FAMILIES
+from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP, MISSING_FAMILY
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.trainer.unused_values import KL, LOG_PROBS
@@ -66,8 +66,8 @@ def render() -> str:
         "# What this project registers, by the setting that names one of them.\n",
         f'REGISTERED = {{\n    "{ARCHITECTURE}": {tuple(sorted(FAMILIES))!r},\n',
         f'    "{DEFAULT_LOOP}": {(AGENT_LOOP,)!r},\n}}\n',
-        "# Model families of the reference that do not exist here, as the names of their repositories begin.\n",
-        f"MISSING_FAMILIES = {MISSING_FAMILIES!r}\n",
+        "# Paths of models of the reference's families that do not exist here, in any case.\n",
+        f"MISSING_FAMILY = {MISSING_FAMILY!r}\n",
         *_required(),
         *_values(by_loss),
         *_reference(),

@@ -172,8 +172,8 @@ REGISTERED = {
     "actor_rollout_ref.model.architecture": ('QwenImageEditPipeline', 'QwenImageEditPlusPipeline', 'QwenImagePipeline', 'StableDiffusion3Pipeline', 'WanPipeline'),
     "actor_rollout_ref.rollout.agent.default_agent_loop": ('diffusion_single_turn_agent',),
 }
-# Model families of the reference that do not exist here, as the names of their repositories begin.
-MISSING_FAMILIES = ('BAGEL', 'LTX', 'MiniMax-H3')
+# Paths of models of the reference's families that do not exist here, in any case.
+MISSING_FAMILY = '(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*'
 # Settings that must have one value with some algorithms, and why.
 REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
     ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('flow_grpo', 'diffusion_dpo', 'grpo_guard', 'flow_dppo')),

@@ -11,7 +11,7 @@ from omni_operator.api.job import API_VERSION, KIND
 from omni_operator.api.metadata import NAME_LIMIT
 from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
-from omni_operator.api.setting_names import ELSEWHERE, MISSING_FAMILIES, REGISTERED
+from omni_operator.api.setting_names import ELSEWHERE, MISSING_FAMILY, REGISTERED
 from omni_operator.api.training import ESTIMATORS, LOSSES
 
 from .fields import (
@@ -53,7 +53,7 @@ from .one_line import in_one_line, is_template
 from .reference_scorers import SCORER_SETTINGS, builtin_scorer, is_reward_server, scorer_field
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
-_MISSING = re.compile(rf"(?:.*/)?(?P<family>{'|'.join(MISSING_FAMILIES)})[^/]*", re.IGNORECASE)
+_MISSING = re.compile(MISSING_FAMILY, re.IGNORECASE)
 JUDGE = "reward.reward_model"
 # Settings of a judge that become fields of spec.reward.model.
 JUDGE_FIELDS = tuple(
