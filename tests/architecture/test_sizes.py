@@ -1,13 +1,13 @@
-"""Modules stop at 400 lines and functions at 60; an exception is an entry here, with its reason."""
+"""Modules stop at 600 lines and functions at 80; an exception is an entry here, with its reason."""
 
 from __future__ import annotations
 
 import ast
 from typing import Any
 
-MODULE_LIMIT = 400
-FUNCTION_LIMIT = 60
-LONG_MODULES = {"operator/omni_operator/api/setting_names.py": "generated: names of settings, and why some are refused"}
+MODULE_LIMIT = 600
+FUNCTION_LIMIT = 80
+LONG_MODULES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 
