@@ -18,7 +18,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl_omni.pipelines.input_images import input_images
 from verl_omni.trainer import dataset_class, prompt_images, prompt_tables
 from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
-from verl_omni.utils.messages import prompt_text
+from verl_omni.utils.messages import parse_messages, prompt_text
 from verl_omni.utils.postscript import forbid_programs
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ Prompt = str | list[dict[str, Any]]
 
 
 class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
-    """verl's dataset, extended to prompts that are plain text as well as lists of messages.
+    """verl's dataset, extended to prompts that are plain text, or the JSON of messages, as well as lists of messages.
 
     A row has `prompt`, and may have `images`, `negative_prompt`, `data_source`, `ground_truth` (or verl's
     `reward_model.ground_truth`) and `extra_info`. An item has `raw_prompt`, `data_source`, `reward_model`, `extra_info`
@@ -38,7 +38,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
 
     @override
     def _read_files_and_tokenize(self) -> None:
-        self.dataframe = prompt_tables.read(self.data_files)
+        self.dataframe = prompt_tables.read(self.data_files, self.prompt_key)
         if 0 < self.max_samples < len(self.dataframe):
             self.dataframe = self.dataframe.select(range(self.max_samples))
         self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
@@ -49,7 +49,7 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
             images = [image.convert("RGB") for image in self.images(example)]
             return prompt_images.with_images(as_messages(example[key]), images)
         messages = as_messages(example[key])
-        if isinstance(example[key], str):
+        if isinstance(example[key], str) and parse_messages(example[key]) is None:
             return messages
         return super()._build_messages({**example, key: messages}, key)  # type: ignore[no-any-return]
 
@@ -210,13 +210,16 @@ def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Map
 
 
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """The messages of a prompt; plain text is one of the user.
+    """The messages of a prompt, or of its JSON; plain text is one of the user.
 
     Parts of a message have no fields without a value: a column of Parquet has all fields in each part, and chat
     templates ask whether a part has the field `image`.
     """
     if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
+        parsed = parse_messages(prompt)
+        if parsed is None:
+            return [{"role": "user", "content": prompt}]
+        prompt = parsed
     return [
         message
         if isinstance(message["content"], str)
@@ -232,6 +235,8 @@ def _negative_prompt(row: Mapping[str, Any], images: Sequence[Any]) -> Prompt:
         ValueError: it has places for another number of images.
     """
     negative: Prompt = row.get(NEGATIVE_PROMPT) or ""
+    if isinstance(negative, str):
+        negative = parse_messages(negative) or negative
     if not (images and prompt_images.has_places(messages := as_messages(negative))):
         return negative
     return prompt_images.with_images(messages, images)

@@ -106,12 +106,17 @@ def _check_files(config: Any) -> dict[str, str]:
         A setting that has no effect because of what is in the files, with the reason.
 
     Raises:
-        FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not
+        FileNotFoundError, ValueError: a file of the model, a checkpoint, a scorer or the judge's model does not exist,
+            a scorer does not
             take its settings, a file of prompts cannot be used, or a row has no scorer.
     """
     from verl_omni.trainer import checkpoints, judges, prompt_files, reward_settings, row_scorers
+    from verl_omni.utils import model_layout
     from verl_omni.utils.model_folder import model_folder
 
+    model = config.actor_rollout_ref.model
+    if problems := list(model_layout.find_problems(Path(model.path), extended=model.external_lib is not None)):
+        raise FileNotFoundError("\n".join(f"actor_rollout_ref.model.path: {text}" for text in problems))
     prompt_files.check(config)
     if (judge := judges.model_path(config)) and not model_folder(judge, f"{judges.MODEL}.model_path").is_dir():
         raise FileNotFoundError(f"{judges.MODEL}.model_path: {judge} does not exist; write the folder of a model")
@@ -273,6 +278,8 @@ def train_on(
     for text in prompt_warnings.describe_unread(run.config, train, held_out):
         run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     pairs = _pairs(run.config, train)
+    for text in pairs.notes if pairs is not None else ():
+        run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
     from verl_omni.trainer.trackers import open_trackers

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
+from verl_omni.weight_sync.staging import summarize_names
+
+ALL_LINEAR = "all-linear"
+ALPHA = 64  # of a new adapter
+ADAPTER_PATH = "actor_rollout_ref.model.lora_adapter_path"
 
 
 def fill_in(model: DictConfig, rollout: DictConfig) -> None:
@@ -14,7 +22,8 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: the folder is not in diffusers' layout.
-        ValueError: no model family matches, or the family does not support what the model or the settings have.
+        ValueError: no model family matches, the family does not support what the model or the settings have, or
+            training cannot continue from `lora_adapter_path`.
     """
     from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, refuse_steps, training_adapter
 
@@ -45,9 +54,13 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         model.tokenizer_path = str(folder / model.tokenizer_path.removeprefix(f"{given}/"))
     if model.custom_chat_template is None:
         model.custom_chat_template = adapter.CHAT_TEMPLATE
+    if model.lora_adapter_path is not None:
+        continue_from_adapter(model, folder, getattr(adapter, "NOT_ADAPTED", None))
+    elif model.lora_alpha is None:
+        model.lora_alpha = ALPHA
     if model.target_modules is None:
         model.target_modules = list(adapter.LORA_TARGETS)
-    if model.target_modules == "all-linear" and model.exclude_modules is None:
+    if model.target_modules == ALL_LINEAR and model.exclude_modules is None:
         model.exclude_modules = getattr(adapter, "NOT_ADAPTED", None)
     if model.fsdp_layer_prefixes is None:
         model.fsdp_layer_prefixes = list(adapter.LAYERS)
@@ -61,3 +74,51 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, more than "
             f"{rollout.max_prompt_embed_length}; write {rows}, or leave it out"
         )
+
+
+def continue_from_adapter(model: DictConfig, base: Path, not_adapted: str | None) -> None:
+    """Take rank, alpha and layers from a saved adapter, and refuse settings that contradict it.
+
+    Args:
+        model: settings of `lora_*`, `target_modules` and `exclude_modules`.
+        base: folder of the model. not_adapted: pattern of the layers that the engine cannot adapt.
+
+    Raises:
+        FileNotFoundError: there is no such adapter.
+        AdapterNotUsable: it is of another model, cannot be trained, or differs from the settings.
+    """
+    from verl_omni.workers.actor import saved_adapter
+
+    try:
+        adapter = saved_adapter.read(model_folder(model.lora_adapter_path, ADAPTER_PATH))
+        names = saved_adapter.check_base(adapter, base, model.lora_adapter_path)
+    except (FileNotFoundError, saved_adapter.AdapterNotUsable) as error:
+        raise type(error)(f"{ADAPTER_PATH}: {error}") from error
+    for name, value, unset in (("lora_rank", adapter.rank, 0), ("lora_alpha", adapter.alpha, None)):
+        if model[name] not in (unset, value):
+            raise saved_adapter.AdapterNotUsable(
+                f"actor_rollout_ref.model.{name}: {model[name]}, and the adapter {model.lora_adapter_path} has "
+                f"{value}; leave the setting out"
+            )
+        model[name] = value
+    if not_adapted and (unreached := [layer for layer in adapter.layers if re.fullmatch(not_adapted, layer)]):
+        raise saved_adapter.AdapterNotUsable(
+            f"{ADAPTER_PATH}: the engine cannot adapt {summarize_names(unreached)}; {saved_adapter.FUSE}"
+        )
+    if model.target_modules is None:
+        model.target_modules = adapter.targets(names)
+        return
+    excluded = model.exclude_modules or (not_adapted if model.target_modules == ALL_LINEAR else None) or []
+    targets = ".*" if model.target_modules == ALL_LINEAR else _plain(model.target_modules)
+    selected = set(saved_adapter.select_layers(targets, names)).difference(
+        saved_adapter.select_layers(_plain(excluded), names)
+    )
+    if different := selected.symmetric_difference(adapter.layers):
+        raise saved_adapter.AdapterNotUsable(
+            f"actor_rollout_ref.model.target_modules: {targets} selects other layers than the adapter "
+            f"{model.lora_adapter_path} has: {summarize_names(different)}; leave the setting out"
+        )
+
+
+def _plain(value: Any) -> list[str] | str:
+    return value if isinstance(value, str) else list(value)

@@ -75,7 +75,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     if not is_number(OmegaConf.select(config, SEED)):
         yield f"{SEED}: must be a number: every evaluation draws the same noise from it"
     model = config.actor_rollout_ref.model
-    if is_number(model.lora_rank) and model.lora_rank > 0 and not model.lora_alpha > 0:
+    if is_number(model.lora_rank) and model.lora_rank > 0 and is_number(model.lora_alpha) and not model.lora_alpha > 0:
         yield f"{MODEL}.lora_alpha: must be positive: {model.lora_alpha}; the adapter is multiplied by it"
 
 

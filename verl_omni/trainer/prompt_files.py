@@ -11,12 +11,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer import dataset_class, parquet_types
+from verl_omni.trainer.preference_columns import PairColumns, find_columns
 from verl_omni.trainer.reference_scorers import DATASET
+from verl_omni.utils.messages import parse_messages
 from verl_omni.utils.seeds import SEED_RANGE
 
 NEGATIVE_PROMPT, SEED = "negative_prompt", "seed"
 MAPPINGS = ("extra_info", "reward_model")
-SUFFIXES = (".jsonl", ".json", ".parquet")
+PARQUET = ".parquet"
+TEXT = ".txt"
+SUFFIXES = (".jsonl", ".json", PARQUET, TEXT)
+PYTHON_MESSAGES = re.compile(r"\s*\[?\s*\{\s*'(role|content)'\s*:")
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # an escape in JSON, of which a pair is a character
 WHOLE_NUMBERS, LONGEST_NUMBER = range(-(2**63), 2**63), 20  # characters, with its sign
 
@@ -38,35 +43,85 @@ def check(config: DictConfig) -> None:
     """
     data = config.data
     dataset_class.check(data)
+    first = data.train_files if isinstance(data.train_files, str) else data.train_files[0]
+    pairs = Path(first).parent if config.algorithm.sample_source == "offline" else None
     own = OmegaConf.select(data, "custom_cls.path") == DATASET["path"]  # an override may have removed it
     for files, held_out in ((data.train_files, False), (data.val_files, True)):
         for file in map(Path, [files] if isinstance(files, str) else files or ()):
             if own:
-                check_file(file, data.prompt_key, held_out=held_out)
+                check_file(file, data.prompt_key, held_out=held_out, pairs=None if held_out else pairs)
             else:
                 _check_exists(file)
 
 
-def check_file(path: Path, prompt_key: str, *, held_out: bool = False) -> None:
+def check_file(path: Path, prompt_key: str, *, held_out: bool = False, pairs: Path | None = None) -> None:
     """Check one file of prompts.
 
     Args:
         held_out: whether it is for evaluations, which read the column `seed`.
+        pairs: folder that the paths of pairs of images start from; None: training reads no pairs. Of Parquet files,
+            paths and labels are checked.
 
     Raises:
         FileNotFoundError: it does not exist.
-        InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt or seed.
+        InvalidPromptFile: it cannot be read, has no rows, or a row without a usable prompt, seed or pair.
     """
     _check_exists(path)
     if path.suffix not in SUFFIXES:
         raise InvalidPromptFile(f"{path}: the name of a file of prompts must end in {', '.join(SUFFIXES)}")
     found = False
-    for place, row in rows(path, prompt_key, *([SEED] if held_out else [])):
+    columns = pair_columns(path) if pairs else None
+    also = [SEED] if held_out else list(columns.names) if columns else []
+    for place, row in rows(path, prompt_key, *also):
         found = True
-        if problem := row_problem(row, prompt_key) or (_seed_problem(row.get(SEED)) if held_out else None):
+        problem = row_problem(row, prompt_key) or (_seed_problem(row.get(SEED)) if held_out else None)
+        if pairs and isinstance(row, Mapping) and not problem:
+            problem = (columns or _pair_columns(place, list(row))).problem(row, pairs)
+        if problem:
             raise InvalidPromptFile(f"{place}: {problem}")
     if not found:
         raise InvalidPromptFile(f"{path} has no rows")
+
+
+def pair_columns(path: Path) -> PairColumns | None:
+    """The columns of pairs of images in a Parquet file; None for other files, each row of which has its columns.
+
+    Raises:
+        InvalidPromptFile: it has none, or cannot be read.
+    """
+    return _pair_columns(path, _parquet_columns(path)) if path.suffix == PARQUET else None
+
+
+def order_of_pair(columns: PairColumns | None, place: str, row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """`PairColumns.order` of a row of a file.
+
+    Args:
+        columns: what `pair_columns` returned.
+
+    Raises:
+        InvalidPromptFile: the row has no pair, or another label.
+    """
+    try:
+        return (columns or find_columns(list(row))).order(row)
+    except ValueError as error:
+        raise InvalidPromptFile(f"{place}: {error}") from error
+
+
+def _pair_columns(place: object, names: Sequence[str]) -> PairColumns:
+    try:
+        return find_columns(names)
+    except ValueError as error:
+        raise InvalidPromptFile(f"{place}: {error}") from error
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        return list(read_schema(path).names)
+    except (ArrowException, OSError) as error:
+        raise InvalidPromptFile(f"{path} cannot be read as a Parquet file: {error}") from error
 
 
 def _check_exists(path: Path) -> None:
@@ -84,7 +139,12 @@ def rows(path: Path, prompt_key: str, *also: str) -> Iterator[tuple[str, Any]]:
         InvalidPromptFile: the file cannot be read.
     """
     try:
-        yield from _parquet_rows(path, prompt_key, also) if path.suffix == ".parquet" else _json_rows(path)
+        if path.suffix == PARQUET:
+            yield from _parquet_rows(path, prompt_key, also)
+        elif path.suffix == TEXT:
+            yield from _text_rows(path, prompt_key)
+        else:
+            yield from _json_rows(path)
     except UnicodeDecodeError as error:
         raise InvalidPromptFile(f"{path} is not a text file in UTF-8") from error
 
@@ -112,9 +172,13 @@ def _seed_problem(seed: Any) -> str | None:
 
 
 def _prompt_problem(prompt: Any) -> str | None:
-    """Why a value is no prompt: text, or messages with a role and a content each."""
+    """Why a value is no prompt: text, or messages with a role and a content each, as a list or its JSON."""
+    if isinstance(prompt, str) and PYTHON_MESSAGES.match(prompt):
+        return "it is the Python text of messages; write a list of messages, or its JSON"
     if isinstance(prompt, str):
-        return None
+        prompt = parse_messages(prompt)
+        if prompt is None:
+            return None
     if not isinstance(prompt, list):
         return f"a prompt must be text or a list of messages, not {_kind(prompt)}"
     if not prompt:
@@ -143,6 +207,29 @@ def _kind(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _text_rows(path: Path, prompt_key: str) -> Iterator[tuple[str, Any]]:
+    """Rows of a file with a prompt on each line."""
+    first = True
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            prompt = line.strip()
+            if first and prompt.startswith("{") and _is_json(prompt):
+                raise InvalidPromptFile(
+                    f"{path}:{number}: is JSON, and a line of a {TEXT} file is a prompt: name it .jsonl"
+                )
+            if prompt:
+                first = False
+                yield f"{path}:{number}", {prompt_key: prompt}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -212,6 +299,14 @@ def _parse(text: str, path: Path, line: int | None = None) -> Any:
         raise InvalidPromptFile(f"{place}: nested too deeply") from error
 
 
+def _has_bytes(kind: Any) -> bool:
+    """Whether a column has the content of images, which would be read as a whole."""
+    from pyarrow import types
+
+    parts = [kind.field(place).type for place in range(kind.num_fields)]
+    return types.is_binary(kind) or types.is_large_binary(kind) or any(map(_has_bytes, parts))
+
+
 def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[tuple[str, Any]]:
     from pyarrow import ArrowException, JsonType
     from pyarrow.parquet import ParquetFile
@@ -228,6 +323,9 @@ def _parquet_rows(path: Path, prompt_key: str, also: Sequence[str]) -> Iterator[
                     raise InvalidPromptFile(f"{path}: column {column.name}: {problem}")
             number = 0
             checked = [name for name in (prompt_key, NEGATIVE_PROMPT, *MAPPINGS, *also) if name in names]
+            checked = [
+                name for name in checked if name not in also or not _has_bytes(file.schema_arrow.field(name).type)
+            ]
             # Hugging Face's datasets write values of several types as JSON, and read them from it.
             encoded = [name for name in checked if isinstance(file.schema_arrow.field(name).type, JsonType)]
             for batch in file.iter_batches(columns=checked):

@@ -22,8 +22,11 @@ from verl_omni.trainer import prompt_files
 PARQUET = ".parquet"
 
 
-def read(files: Sequence[str]) -> Dataset:
+def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
     """The rows of files, in their order; a column that a row's file does not have is None.
+
+    Args:
+        prompt_key: column of the prompts of text files.
 
     Raises:
         InvalidPromptFile: a file of JSON cannot be used.
@@ -32,7 +35,7 @@ def read(files: Sequence[str]) -> Dataset:
     parts: list[Dataset] = []
     for parquet, group in groupby(files, key=lambda file: Path(file).suffix == PARQUET):
         paths = list(group)
-        parts += map(_parquet_table, paths) if parquet else [_json_table(paths)]
+        parts += map(_parquet_table, paths) if parquet else [_json_table(paths, prompt_key)]
     return concatenate_datasets(_aligned(parts))
 
 
@@ -76,12 +79,12 @@ def _parquet_table(file: str) -> Dataset:
     return load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
 
 
-def _json_table(files: Iterable[str]) -> Dataset:
-    """Rows of files of JSON; values of several types in a column stay what they are."""
+def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
+    """Rows of files of JSON or text; values of several types in a column stay what they are."""
     columns: dict[str, list[Any]] = {}
     number = 0
     for file in files:
-        for place, row in prompt_files.rows(Path(file), ""):
+        for place, row in prompt_files.rows(Path(file), prompt_key):
             if not isinstance(row, Mapping):
                 raise prompt_files.InvalidPromptFile(f"{place}: {prompt_files.row_problem(row, '')}")
             for name, value in row.items():

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 # What decides what is learned; not where and how fast, which may differ between attempts.
 LEARNED = (
     "actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.model.lora_adapter_path",
     "actor_rollout_ref.model.target_modules", "actor_rollout_ref.model.exclude_modules",
     "actor_rollout_ref.model.algorithm", "actor_rollout_ref.model.policy_state_adapters",
     "actor_rollout_ref.model.custom_chat_template", "actor_rollout_ref.model.extra_tokenizers",

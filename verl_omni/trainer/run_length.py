@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_omni.trainer import prompt_files
+from verl_omni.trainer.reference_scorers import DATASET
 
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 
@@ -40,9 +41,12 @@ def total_steps(config: DictConfig) -> int:
     steps, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
     if epochs is None:
         return int(steps)
-    rows, batch = count_rows(config.data.train_files), config.data.train_batch_size
+    batch = config.data.train_batch_size
+    rows = count_rows(config.data.train_files)
     if config.data.train_max_samples > 0:
         rows = min(rows, config.data.train_max_samples)
+    if config.algorithm.sample_source == "offline" and config.data.custom_cls.path == DATASET["path"]:
+        rows -= _count_ties(config.data, rows)
     if rows < batch:
         raise ValueError(f"{EPOCHS}: data.train_files has {rows} prompts, and a step {batch} (data.train_batch_size)")
     found = epochs * (rows // batch)
@@ -70,3 +74,19 @@ def _rows_of(path: Path) -> int:
         except ArrowInvalid as error:
             raise ValueError(f"{path} is not a Parquet file: {error}") from error
     return sum(1 for _ in prompt_files.rows(path, ""))
+
+
+def _count_ties(data: DictConfig, limit: int) -> int:
+    """Rows that prefer neither image of their pair, among the first `limit` of the training files."""
+    ties = number = 0
+    for path in map(Path, [data.train_files] if isinstance(data.train_files, str) else data.train_files):
+        columns = prompt_files.pair_columns(path)
+        if columns is not None and columns.label is None:
+            number += _rows_of(path)
+            continue
+        for place, row in prompt_files.rows(path, data.prompt_key, *(columns.names if columns else ())):
+            number += 1
+            if number > limit:
+                return ties
+            ties += prompt_files.order_of_pair(columns, place, row) is None
+    return ties

@@ -38,10 +38,12 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     from diffusers import AutoModel
 
     from verl_omni.trainer import checkpoints
+    from verl_omni.utils.model_layout import plain_folder
     from verl_omni.workers.actor import build, training_state
     from verl_omni.workers.actor.experts import HIGH_NOISE, LOW_NOISE
 
     checkpoints.step_of(checkpoint)
+    model = plain_folder(model)
     weights = training_state.read_weights(checkpoint / "state", average=average)
     if not weights:
         wanted = "average of the weights: actor.ema_decay was not set" if average else "trained weights"

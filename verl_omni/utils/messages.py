@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def parse_messages(text: str) -> list[Any] | None:
+    """The messages that a text is the JSON of, a list or one; None for other texts, such as a caption."""
+    if not text.lstrip().startswith(("[", "{")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    messages = [value] if isinstance(value, dict) else value
+    return messages if any(isinstance(message, dict) and "role" in message for message in messages) else None
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:

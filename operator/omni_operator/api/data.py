@@ -16,7 +16,7 @@ _READABLE = f"!p.contains('://') || p.matches(r'{S3_URL.pattern}')"
 
 
 class Data(StrictModel):
-    """Files of prompts (.jsonl, .json or .parquet), one prompt per row: paths, or s3://BUCKET/KEY.
+    """Files of prompts (.jsonl, .json, .parquet, or .txt with a prompt a line), one prompt per row: paths, or s3://BUCKET/KEY.
 
     Relative paths start at this file's folder.
     """

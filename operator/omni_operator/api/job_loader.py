@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .file_metadata import FileMetadata
-from .job import DiffusionRLJob
+from .job import KIND, DiffusionRLJob
 from .validation_messages import describe_errors, format_path
 from .yaml_document import Document, JobError, Problem, is_index
 from .yaml_document import Path as FieldPath
@@ -48,7 +48,7 @@ def source_name(path: Path) -> str:
 
 def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJob:
     """Like `load_job`, from a string; messages call it `source`."""
-    document = Document.parse(text, source)
+    document = Document.parse(text, source, KIND)
     for assignment in assignments:
         document.assign(assignment)
     plain = document.plain()

@@ -20,6 +20,8 @@ NOT_FETCHED = "has no effect: spec.model.base is not a model id like 'owner/name
 NOT_CACHED = "has no effect: spec.model.base is a folder, which is not downloaded; remove this field"
 ALL_LINEAR = "all-linear"
 NOT_ALONE = f"{ALL_LINEAR} is all layers; write it alone, or list suffixes"
+NO_ADAPTER = "has no effect: spec.model.lora.enabled is false; remove this field"
+NO_ADAPTER_URL = "write the path of a folder or file"
 NO_HOME = "write the whole path: '~' is a different folder on another machine"
 
 
@@ -29,23 +31,47 @@ class Lora(StrictModel):
     enabled: bool = Field(
         default=True, description="true: train a LoRA adapter. false: train all weights of the transformer."
     )
-    rank: int = Field(default=32, ge=1, le=1024, description="Rank of the adapter.")
-    alpha: int = Field(default=64, ge=1, le=65536, description="Scale of the adapter: its output x alpha / rank.")
+    start_from: Line | None = Field(
+        default=None,
+        description="Adapter that training starts from, of peft, diffusers or an earlier run (checkpoints/step_NNNNNN/"
+        "lora): its folder or safetensors file, relative to the folder of this file. It gives rank, alpha and "
+        "targetModules; the base stays the reference of a KL loss. Default: a new adapter.",
+    )
+    rank: int | None = Field(
+        default=None, ge=1, le=1024, description="Rank of the adapter. Default: 32, or that of startFrom."
+    )
+    alpha: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Scale of the adapter: its output x alpha / rank. Default: 64, or that of startFrom.",
+    )
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),
         max_length=64,
         description="Suffixes of the linear layers to adapt, e.g. attn.to_q, or all-linear alone: all that the engine "
-        "can adapt. Default: the attention layers of the model's family.",
+        "can adapt. Default: the attention layers of the model's family, or those of startFrom.",
     )
 
     cel = (
         Cel(f"!('{ALL_LINEAR}' in self.targetModules) || size(self.targetModules) == 1", NOT_ALONE, ".targetModules"),
+        Cel("!has(self.startFrom) || self.enabled", NO_ADAPTER, ".startFrom"),
+        Cel("!has(self.startFrom) || !self.startFrom.startsWith('~')", NO_HOME, ".startFrom"),
+        Cel("!has(self.startFrom) || !self.startFrom.contains('://')", NO_ADAPTER_URL, ".startFrom"),
     )
 
     @override
     def violations(self) -> Iterator[Violation]:
         if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
             yield Violation(("targetModules",), NOT_ALONE)
+        if self.start_from is None:
+            return
+        if not self.enabled:
+            yield Violation(("startFrom",), NO_ADAPTER)
+        if self.start_from.startswith("~"):
+            yield Violation(("startFrom",), NO_HOME)
+        if scheme := remote_scheme(self.start_from):
+            yield Violation(("startFrom",), f"{scheme}:// is not supported: {NO_ADAPTER_URL}")
 
 
 class Model(StrictModel):

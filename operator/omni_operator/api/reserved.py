@@ -6,6 +6,7 @@ RESERVED = {
     "actor_rollout_ref.model.path": "spec.model.base",
     "actor_rollout_ref.model.lora_rank": "spec.model.lora",
     "actor_rollout_ref.model.lora_alpha": "spec.model.lora.alpha",
+    "actor_rollout_ref.model.lora_adapter_path": "spec.model.lora.startFrom",
     "actor_rollout_ref.model.target_modules": "spec.model.lora.targetModules",
     "actor_rollout_ref.model.algorithm": "spec.algorithm.name",
     "actor_rollout_ref.actor.diffusion_loss.loss_mode": "spec.algorithm.name",

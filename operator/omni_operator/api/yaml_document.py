@@ -52,18 +52,23 @@ class Document:
         source: what messages call the file.
         tree: ruamel's tree, which keeps comments, order and line numbers.
         assigned: the paths that `assign` set, with the option that set each.
+        others: the other objects of the file, each with kind, name and line.
     """
 
     source: str
     tree: CommentedMap
     assigned: dict[Path, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, source: str) -> Document:
+    def parse(cls, text: str, source: str, kind: str | None = None) -> Document:
         """Read one YAML document.
 
+        Args:
+            kind: the kind of object to take from several documents, or from the items of a `kind: List`.
+
         Raises:
-            JobError: the text is not YAML, repeats a key, is not a mapping, or holds several documents.
+            JobError: the text is not YAML, repeats a key, is not a mapping, or does not hold one such document.
         """
         try:
             trees = list(make_yaml().load_all(text))
@@ -74,10 +79,16 @@ class Document:
         except YAMLError as error:
             raise JobError([Problem(source, f"not valid YAML: {error}")]) from error
         trees = [tree for tree in trees if tree is not None]
-        if len(trees) != 1 or not isinstance(trees[0], CommentedMap):
-            found = f"{len(trees)} documents" if len(trees) != 1 else "a list or a single value"
+        objects = [item for tree in trees for item in _items(tree)]
+        if len(objects) == 1 and isinstance(objects[0], CommentedMap):
+            return cls(source, objects[0])
+        jobs = [tree for tree in objects if kind is not None and _kind(tree) == kind]
+        if len(jobs) != 1:
+            found = f"{len(objects)} documents" if len(objects) != 1 else "a list or a single value"
+            if kind is not None and len(objects) > 1:
+                found = ", ".join(map(_describe, jobs or objects)) + ("; write each to a file" if jobs else "")
             raise JobError([Problem(source, f"expected one job, found {found}")])
-        return cls(source, trees[0])
+        return cls(source, jobs[0], others=tuple(_describe(tree) for tree in objects if tree is not jobs[0]))
 
     def assign(self, assignment: str) -> None:
         """Apply an assignment such as `spec.trainer.totalSteps=10`. The value is YAML; missing mappings are created.
@@ -123,7 +134,7 @@ class Document:
             if said := self.assigned.get(path[:length]):
                 return said
         node: Any = self.tree
-        line = 0
+        line = self.tree.lc.line if self.others else 0
         for depth, step in enumerate(path):
             if isinstance(node, CommentedMap) and step in node:
                 if step not in (node.lc.data or {}) and (said := self._made_by(path[: depth + 1])):
@@ -145,6 +156,26 @@ class Document:
         stream = io.StringIO()
         make_yaml().dump(self.tree, stream)
         return stream.getvalue()
+
+
+def _items(tree: Any) -> list[Any]:
+    """The objects of a document: itself, or the items of a `kind: List`."""
+    if _kind(tree) == "List" and isinstance(tree.get("items"), CommentedSeq):
+        return list(tree["items"])
+    return [tree]
+
+
+def _kind(tree: Any) -> Any:
+    return tree.get("kind") if isinstance(tree, CommentedMap) else None
+
+
+def _describe(tree: Any) -> str:
+    """Kind, name and line of an object."""
+    if not isinstance(tree, CommentedMap):
+        return "a list or a single value"
+    metadata = tree.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, CommentedMap) else None
+    return f"{_kind(tree) or 'a mapping without kind'}{f' {name}' if name else ''} (line {tree.lc.line + 1})"
 
 
 def _reason(error: MarkedYAMLError) -> str:

@@ -91,11 +91,20 @@ def is_given(context: typer.Context, parameter: str) -> bool:
 
 
 def load_or_refuse(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
-    """Read a job, or print all its problems and exit."""
+    """Read a job, or print all its problems and exit. Notes what else is in its file."""
     try:
-        return load_job(path, assignments)
+        loaded = load_job(path, assignments)
     except JobError as error:
         refuse(format_problems(error.problems))
+    for text in notes_on_file(loaded):
+        note(f"{loaded.document.source}: {text}")
+    return loaded
+
+
+def notes_on_file(loaded: LoadedJob) -> list[str]:
+    """What else is in a job's file."""
+    others = loaded.document.others
+    return [f"not read, because drl takes the job alone: {', '.join(others)}"] if others else []
 
 
 def format_problems(problems: Sequence[Problem]) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +142,7 @@ def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str,
     if job.spec.rollout.separate and rollout.vendor and rollout.capacity is not None:
         options += ["--rollout-capacity", str(rollout.capacity)]
     overrides = plan.render_overrides(job, plan.pod_layout(job, "runs"))
-    command = [sys.executable, "-m", PROGRAM, *options, "--", *overrides]
-    # The estimate needs no accelerator, and must not touch one.
-    environment = {**os.environ, "TQDM_DISABLE": "1", "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = training_stack.run_module(PROGRAM, [*options, "--", *overrides])
     if result.returncode:
         console.refuse(result.stderr.strip(), console.USAGE if result.returncode == console.USAGE else console.FAILED)
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])

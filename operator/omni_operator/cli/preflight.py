@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import is_in_store
+from omni_operator.api.model import ALL_LINEAR
+from omni_operator.api.override_rules import SOURCE
 from omni_operator.api.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
 from omni_operator.api.yaml_document import Document, Problem
@@ -19,10 +22,13 @@ from omni_operator.plan.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_probl
 
 from . import console, prompt_rows
 from .machine import Accelerators
-from .training_stack import missing_text
+from .training_stack import missing_stack, missing_text, run_module
 
-PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
-CUSTOM_DATASET, PROMPT_KEY = "data.custom_cls.", "data.prompt_key="
+PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+CUSTOM_DATASET = "data.custom_cls."
+PROMPT_KEY = "data.prompt_key"
+EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+INPUT_CHECK = "verl_omni.trainer.input_check"
 
 
 def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
@@ -49,14 +55,67 @@ def variable_problems(job: DiffusionRLJob, document: Document, environment: Mapp
         yield Problem(document.where(at), problem, format_path(at))
 
 
+def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
+    """What the trainer's first check finds in the files of a job: model, adapter and rows of prompts.
+
+    Nothing without the training stack, for another program or another class of data sets.
+
+    Args:
+        job: with absolute paths, which exist.
+    """
+    overrides = _overrides(job)
+    custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
+    if job.spec.algorithm.entrypoint != ENTRYPOINT or missing_stack():
+        return []
+    model, data = job.spec.model, job.spec.data
+    lora = model.lora
+    targets = ALL_LINEAR if lora.target_modules == (ALL_LINEAR,) else list(lora.target_modules) or None
+    settings = {
+        "lora_adapter_path": lora.start_from,
+        "lora_rank": lora.rank or 0,
+        "lora_alpha": lora.alpha,
+        "target_modules": targets,
+    }
+    files = {
+        name: {str(place): path for place, path in enumerate(paths) if not is_in_store(path) and not custom}
+        for name, paths in (("train", data.train), ("validation", data.validation))
+    }
+    request = {
+        "model": model.base if model.base_is_folder else None,
+        "extended": EXTERNAL_LIB in overrides,
+        "adapter": settings if lora.start_from is not None else None,
+        **files,
+        "prompt_key": overrides.get(PROMPT_KEY, "prompt"),
+        "pairs": overrides.get(SOURCE) == "offline",
+    }
+    result = run_module(INPUT_CHECK, [json.dumps(request)])
+    if result.returncode:
+        return [Problem("this machine", f"the check of model and prompts failed: {result.stderr.strip()[-2000:]}")]
+    at: dict[str, Field] = {
+        "model": ("spec", "model", "base"),
+        "adapter": ("spec", "model", "lora", "startFrom"),
+        **{f"{name}/{place}": ("spec", "data", name, int(place)) for name in files for place in files[name]},
+    }
+    return [
+        Problem(document.where(at[name]), text, format_path(at[name]))
+        for name, text in json.loads(result.stdout.splitlines()[-1])
+    ]
+
+
+def _overrides(job: DiffusionRLJob) -> dict[str, str]:
+    """The job's overrides, values by name."""
+    assignments = (text.lstrip("+").partition("=") for text in job.spec.algorithm.overrides)
+    return {name: value.strip("'\"") for name, _, value in assignments}
+
+
 def machine_problems(
-    job: DiffusionRLJob, document: Document, accelerators: Sequence[Accelerators], missing_stack: Sequence[str]
+    job: DiffusionRLJob, document: Document, accelerators: Sequence[Accelerators], missing: Sequence[str]
 ) -> Iterator[Problem]:
     """Accelerators and packages that a job needs and this machine does not have."""
     for at, text in _accelerators(job, accelerators):
         yield Problem(document.where(at), text, format_path(at))
-    if missing_stack and job.spec.algorithm.entrypoint == ENTRYPOINT:
-        yield Problem("this machine", missing_text(missing_stack))
+    if missing and job.spec.algorithm.entrypoint == ENTRYPOINT:
+        yield Problem("this machine", missing_text(missing))
 
 
 def _program(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
@@ -67,6 +126,9 @@ def _program(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
     model, at = job.spec.model, ("spec", "model", "base")
+    adapter = model.lora.start_from
+    if adapter is not None and not Path(adapter).exists():
+        yield ("spec", "model", "lora", "startFrom"), f"no file or folder {console.short_path(Path(adapter))}"
     if model.base_in_store:
         return  # the trainer downloads it
     if not model.base_is_folder:
@@ -87,10 +149,10 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
 
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
-    data, overrides = job.spec.data, [text.lstrip("+") for text in job.spec.algorithm.overrides]
-    custom = any(text.startswith(CUSTOM_DATASET) for text in overrides)
+    data = job.spec.data
+    overrides = _overrides(job)
+    custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
     own = job.spec.algorithm.entrypoint == ENTRYPOINT and not custom
-    keys = [text.removeprefix(PROMPT_KEY).strip("'\"") for text in overrides if text.startswith(PROMPT_KEY)]
     for name, files in (("train", data.train), ("validation", data.validation)):
         for place, path in enumerate(files):
             at = ("spec", "data", name, place)
@@ -100,7 +162,7 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
                 yield at, f"no readable file {console.short_path(Path(path))}"
             elif not custom and not path.endswith(PROMPT_SUFFIXES):
                 yield at, f"{Path(path).name!r} must end in {', '.join(PROMPT_SUFFIXES)}"
-            elif own and (problem := prompt_rows.find_problem(Path(path), keys[-1] if keys else "prompt")):
+            elif own and (problem := prompt_rows.find_problem(Path(path), overrides.get(PROMPT_KEY, "prompt"))):
                 yield at, f"{console.short_path(Path(path))}: {problem}"
 
 

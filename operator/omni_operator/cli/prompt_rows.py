@@ -25,6 +25,8 @@ def find_problem(path: Path, prompt_key: str) -> str | None:
     if path.suffix == ".parquet":
         return _parquet_problem(path)
     try:
+        if path.suffix == ".txt":
+            return None if path.read_text(encoding="utf-8").strip() else "has no rows"
         return _lines_problem(path, prompt_key) if path.suffix == ".jsonl" else None
     except UnicodeDecodeError:
         return "is not a text file in UTF-8"

@@ -173,6 +173,8 @@ def _has_trained(folder: Path) -> bool:
 def _write_paths(document: Document, job: DiffusionRLJob) -> None:
     spec = job.spec
     document.replace(("spec", "model", "base"), spec.model.base)
+    if (adapter := spec.model.lora.start_from) is not None:
+        document.replace(("spec", "model", "lora", "startFrom"), adapter)
     for name, files in (("train", spec.data.train), ("validation", spec.data.validation)):
         for place, path in enumerate(files):
             document.replace(("spec", "data", name, place), path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -62,3 +63,10 @@ def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     environment = {"TQDM_DISABLE": "1", **os.environ}
     os.execve(sys.executable, [sys.executable, "-c", _PROGRAM, module, *arguments], environment)
+
+
+def run_module(module: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run the program `module` in a process that uses no accelerator and no network."""
+    environment = {**os.environ, "TQDM_DISABLE": "1", "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

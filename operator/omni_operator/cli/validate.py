@@ -74,16 +74,17 @@ def _check(path: Path, view: ClusterView | None) -> Verdict:
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job
     found = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
-    notes = tuple(view.notes(loaded) if view else ())
+    notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else ()))
     return Verdict(source_name(path), job.metadata.name, found, notes, has_image=job.spec.runtime.image is not None)
 
 
 def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:
     job = plan.resolve_paths(loaded.job, str(job_folder(path)))
-    return [
+    problems = [
         *preflight.file_problems(job, loaded.document),
         *preflight.variable_problems(job, loaded.document, os.environ),
     ]
+    return problems or preflight.input_problems(job, loaded.document)
 
 
 def _print(verdicts: list[Verdict]) -> None:

@@ -22,7 +22,7 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     made = resolve_paths(job, job.spec.runtime.working_dir)
     if not job.spec.model.base_is_folder:
         path = model_path(job.spec.model.base, job.spec.model.revision)
-        model = job.spec.model.model_copy(update={"base": path})
+        model = made.spec.model.model_copy(update={"base": path})
         made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
     judge = job.spec.reward.model
     if judge and not judge.base_is_folder:

@@ -24,6 +24,8 @@ ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
 CORRECTIONS = (CORRECTION, f"{ACTOR}.rollout_correction")  # the reference has both names
+RANK = 32  # of a new adapter
+ALPHA = 64
 SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
 
 
@@ -65,9 +67,11 @@ def _model(spec: Spec) -> Settings:
     adapter: Settings = {"actor_rollout_ref.model.lora_rank": 0}
     if lora.enabled:
         modules: Value = ALL_LINEAR if lora.target_modules == (ALL_LINEAR,) else lora.target_modules or None
+        new = lora.start_from is None
         adapter = {
-            "actor_rollout_ref.model.lora_rank": lora.rank,
-            "actor_rollout_ref.model.lora_alpha": lora.alpha,
+            "actor_rollout_ref.model.lora_rank": lora.rank or (RANK if new else 0),
+            "actor_rollout_ref.model.lora_alpha": lora.alpha or (ALPHA if new else None),
+            "actor_rollout_ref.model.lora_adapter_path": lora.start_from,
             "actor_rollout_ref.model.target_modules": modules,
         }
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}

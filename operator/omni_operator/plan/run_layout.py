@@ -86,9 +86,12 @@ def map_paths(job: DiffusionRLJob, change: Callable[[str], str]) -> DiffusionRLJ
         return path if is_in_store(path) else change(path)
 
     spec = job.spec
-    model = (
-        spec.model.model_copy(update={"base": changed(spec.model.base)}) if spec.model.base_is_folder else spec.model
-    )
+    model = spec.model
+    if model.base_is_folder:
+        model = model.model_copy(update={"base": changed(model.base)})
+    if model.lora.start_from is not None:
+        lora = model.lora.model_copy(update={"start_from": changed(model.lora.start_from)})
+        model = model.model_copy(update={"lora": lora})
     data = spec.data.model_copy(
         update={
             "train": tuple(map(changed, spec.data.train)),

@@ -277,12 +277,16 @@ def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _lora(made: _Made, values: Mapping[str, Any]) -> None:
     rank, alpha = (values.get(name) for name in LORA[:2])
-    if not rank:
+    adapter = values.get(LORA[3])
+    if not rank and not adapter:
         made.put("model.lora", {"enabled": False})
         made.without_effect += [f"{name}={values[name]}" for name in LORA[1:] if values.get(name)]
         return
-    made.put("model.lora", {"rank": number(rank)})
-    if modules := texts(values.get(LORA[2], ALL_LINEAR)):  # the reference's default; null is that of this trainer
+    made.put("model.lora", {"startFrom": texts(adapter)[0]} if adapter else {})
+    if rank:
+        made.put("model.lora.rank", number(rank))
+    # all-linear is the reference's default for a new adapter; null is that of this trainer.
+    if modules := texts(values.get(LORA[2], None if adapter else ALL_LINEAR)):
         made.put("model.lora.targetModules", modules)
     if alpha:
         made.put("model.lora.alpha", _number(values, LORA[1]))

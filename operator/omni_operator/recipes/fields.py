@@ -19,7 +19,7 @@ ALGORITHM_NAMES["dpo"] = "DiffusionDPO"  # the name of its estimator there
 LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
 ESTIMATOR, GLOBAL_STD = "algorithm.adv_estimator", "algorithm.global_std"
 # Settings that several fields follow from.
-LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+LORA = tuple(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path"))
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
 SCORER, SCORERS = "reward.custom_reward_function", "reward.reward_functions"
 ARGUMENTS = f"{SCORER}.reward_kwargs"  # of verl

@@ -174,7 +174,15 @@ def test_assignments_replace_values_and_are_named_in_errors() -> None:
     [
         ("", "job.yaml: expected one job, found 0 documents"),
         ("- 1\n", "job.yaml: expected one job, found a list or a single value"),
-        (GOOD + "---\n" + GOOD, "job.yaml: expected one job, found 2 documents"),
+        (
+            GOOD + "---\n" + GOOD.replace("a-job", "b-job"),
+            "job.yaml: expected one job, found DiffusionRLJob a-job (line 1), DiffusionRLJob b-job (line 16); "
+            "write each to a file",
+        ),
+        (
+            "kind: ConfigMap\nmetadata: {name: x}\n---\nkind: Job\n",
+            "job.yaml: expected one job, found ConfigMap x (line 1), Job (line 4)",
+        ),
         (GOOD + "kind: DiffusionRLJob\n", "job.yaml:15: not valid YAML: found duplicate key"),
         (GOOD + "  x: [1\n", "not valid YAML"),
         ("a: \x07\n", "not valid YAML"),
@@ -319,3 +327,26 @@ def test_any_value_gives_a_job_or_explained_problems(path: str, value: Any) -> N
     except JobError as error:
         found = error.problems
     assert found is None or (found and all(problem.text and problem.where for problem in found))
+
+
+def test_the_one_job_of_several_documents_is_read_and_the_others_are_named() -> None:
+    claim = "kind: PersistentVolumeClaim\nmetadata:\n  name: runs\n---\n"
+    loaded = read_job(f"---\n{claim}{GOOD}---\nkind: ConfigMap\n", "job.yaml")
+    assert loaded.job.metadata.name == "a-job"
+    assert loaded.document.others == (
+        "PersistentVolumeClaim runs (line 2)",
+        f"ConfigMap (line {6 + GOOD.count(chr(10)) + 1})",
+    )
+    assert "PersistentVolumeClaim" not in loaded.document.dump()
+    (found,) = problems(claim + GOOD.replace("totalSteps: 3", "totalSteps: 0"))
+    assert found.startswith("job.yaml:18: spec.trainer.totalSteps")
+
+
+def test_the_one_job_of_a_list_is_read_with_its_lines() -> None:
+    item = "".join(f"  {line}\n" for line in GOOD.splitlines())
+    text = f"apiVersion: v1\nkind: List\nitems:\n-{item[1:]}- kind: Secret\n  metadata: {{name: token}}\n"
+    loaded = read_job(text, "job.yaml")
+    assert loaded.job.metadata.name == "a-job"
+    assert [other.partition(" (")[0] for other in loaded.document.others] == ["Secret token"]
+    assert loaded.document.where(("metadata", "name")) == "job.yaml:7"
+    assert read_job(text.partition("- kind: Secret")[0], "job.yaml").document.others == ()

@@ -25,6 +25,7 @@ PARQUET = b"PAR1" + b"\0" * 8 + b"PAR1"
         ("p.jsonl", b'[{"prompt": "red"}]'),
         ("p.json", b'[{"text": "left to the trainer"}]'),
         ("p.parquet", PARQUET),
+        ("p.txt", b"red\n\ngreen"),
     ],
 )
 def test_usable_files_are_accepted(tmp_path: Path, name: str, content: bytes) -> None:
@@ -44,6 +45,7 @@ def test_usable_files_are_accepted(tmp_path: Path, name: str, content: bytes) ->
         ("p.jsonl", b"[" * 200_000 + b"\n", None),
         ("p.jsonl", b'{"prompt": ' + b"[" * 200_000 + b"\n", "line 1: nested too deeply"),
         ("p.jsonl", b" \n\n", "has no rows"),
+        ("p.txt", b" \n\n", "has no rows"),
         ("p.jsonl", b'{"prompt": "caf\xe9"}', "is not a text file in UTF-8"),
         ("p.parquet", b"", "is not a Parquet file, or only a part of one"),
         ("p.parquet", b"PAR1PAR1", "is not a Parquet file, or only a part of one"),

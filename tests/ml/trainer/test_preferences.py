@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 from control.cli.document_blocks import ROOT, blocks
 from verl_omni.pipelines import registry
-from verl_omni.trainer import data, settings
+from verl_omni.trainer import data, prompt_files, run_length, settings
 from verl_omni.trainer.preferences import PreferencePairs
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -111,10 +112,10 @@ def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no column rejected, needed by"):
+    with pytest.raises(ValueError, match=r"no pairs of images.*the columns are prompt, chosen, and .* jpg_0, jpg_1"):
         PreferencePairs(dataset(tmp_path, [{"prompt": "a", "chosen": "x.png"}]), tmp_path, height=8, width=8)
     rows = [{"prompt": "b", "chosen": "x.png", "rejected": "x.png"}]
-    with pytest.raises(FileNotFoundError, match=r"row 0 of data.train_files: chosen is .*x\.png"):
+    with pytest.raises(ValueError, match=r"row 0 of data.train_files: chosen is .*x\.png"):
         PreferencePairs(dataset(tmp_path, rows), tmp_path, height=8, width=8)
     rows = [{"prompt": "b", "chosen": "x.png", "rejected": None}]
     (tmp_path / "x.png").touch()
@@ -128,3 +129,74 @@ def test_other_algorithms_and_families_refuse_a_data_set_of_preferences() -> Non
     registry.check_encoder("StableDiffusion3Pipeline")
     with pytest.raises(ValueError, match="supported for StableDiffusion3Pipeline, not for WanPipeline"):
         registry.check_encoder("WanPipeline")
+
+
+def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
+    """The rows in a Parquet file, checked as before a start, and as the trainer reads them."""
+    path = folder / "pairs.parquet"
+    pd.DataFrame(rows).to_parquet(path)
+    prompt_files.check_file(path, "prompt", pairs=folder)
+    return data.load(str(path), settings.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data, None)
+
+
+def colors(pairs: PreferencePairs, rows: list[int]) -> list[list[list[float]]]:
+    """Mean color of both images of each row, the preferred one first."""
+    means: list[list[list[float]]] = (
+        pairs.update_request(rows, seed=1).batch["pixels"].float().mean(dim=(3, 4)).tolist()
+    )
+    return means
+
+
+def test_pairs_of_the_references_data_script_are_read_and_its_other_columns_named(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name, color in (("w", RED), ("l", BLUE)):
+        Image.new("RGB", (8, 8), color).save(tmp_path / "images" / f"{name}.png")
+    row = {
+        "prompt": [{"role": "user", "content": "a bowl"}], "img_win": "images/w.png", "img_lose": "images/l.png",
+        "img_win_latents": b"", "img_lose_latents": b"", "prompt_embeds": b"", "win_score": 1.0,
+    }  # fmt: skip
+    pairs = PreferencePairs(parquet(tmp_path, [row] * 2), tmp_path, height=8, width=8)
+    assert colors(pairs, [1]) == [[list(RED), list(BLUE)]]
+    assert pairs.notes == [
+        "data.train_files: not read, because training encodes images and prompts: img_win_latents, img_lose_latents, "
+        "prompt_embeds"
+    ]
+
+
+def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted(tmp_path: Path) -> None:
+    red, blue = encoded(RED)["bytes"], encoded(BLUE)["bytes"]
+    labels = [0.0, 0.5, 1.0, None]
+    rows = [{"prompt": f"p{n}", "jpg_0": red, "jpg_1": blue, "label_0": label} for n, label in enumerate(labels)]
+    loaded = parquet(tmp_path, rows)
+    pairs = PreferencePairs(loaded, tmp_path, height=8, width=8)
+    assert len(loaded) == 2 and pairs.notes == [
+        "data.train_files: 2 of 4 rows prefer neither image (label_0), and are left out"
+    ]
+    assert colors(pairs, [0, 1]) == [[list(BLUE), list(RED)], [list(RED), list(BLUE)]]
+    assert list(pairs.update_request([0, 1], 1).non_tensor_batch["prompts"]) == ["p0", "p2"]
+    given = [
+        *REQUIRED[1:2], f"data.train_files='{tmp_path / 'pairs.parquet'}'", OFFLINE, "data.train_batch_size=1",
+        "actor_rollout_ref.model.algorithm=dpo", "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
+        "trainer.total_epochs=3",
+    ]  # fmt: skip
+    assert run_length.total_steps(settings.load(given)) == 6
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"jpg_0": b"x", "jpg_1": b"y", "label_0": 0.7}, r"row 0: label_0 is 0.7, not 1 \(jpg_0 is preferred\), 0 or"),
+        ({"img_win": "w.png", "img_lose": "l.png"}, r"row 0: img_win is .*/w.png, which does not exist"),
+        ({"jpg_0": b"x", "jpg_1": b"y"}, "the columns are prompt, jpg_0, jpg_1, and a pair is in one of these groups: "
+         "chosen, rejected; img_win, img_lose; jpg_0, jpg_1, label_0"),
+    ],
+)  # fmt: skip
+def test_pairs_that_cannot_be_used_are_refused_before_the_start(
+    tmp_path: Path, row: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(prompt_files.InvalidPromptFile, match=words):
+        parquet(tmp_path, [{"prompt": "a", **row}])
+    if not any(isinstance(value, bytes) for value in row.values()):
+        (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", **row}))
+        with pytest.raises(prompt_files.InvalidPromptFile, match=words.replace("row 0", "jsonl:1")):
+            prompt_files.check_file(tmp_path / "pairs.jsonl", "prompt", pairs=tmp_path)

@@ -233,9 +233,9 @@ def test_columns_that_datasets_write_as_json_are_read_from_it(tmp_path: Path) ->
 
 
 def test_the_name_of_a_file_says_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "p.txt").write_text(GOOD)
-    said = "the name of a file of prompts must end in .jsonl, .json, .parquet"
-    assert problem(tmp_path / "p.txt") == f"{tmp_path / 'p.txt'}: {said}"
+    (tmp_path / "p.csv").write_text(GOOD)
+    said = "the name of a file of prompts must end in .jsonl, .json, .parquet, .txt"
+    assert problem(tmp_path / "p.csv") == f"{tmp_path / 'p.csv'}: {said}"
 
 
 def test_separators_of_lines_inside_of_a_prompt_do_not_count_as_rows(tmp_path: Path) -> None:
@@ -257,3 +257,52 @@ def test_a_run_is_refused_before_ray_starts(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/p.jsonl:2: {WRONG_PROMPT}null\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("\ufeffred\r\n\n  a blue, [round] stone \n{red} or blue\n", newline="")
+    prompt_files.check_file(path, "caption")
+    rows = prompt_tables.read([str(path)], "caption")
+    assert rows["caption"] == ["red", "a blue, [round] stone", "{red} or blue"]
+    assert run_length.count_rows(str(path)) == 3
+    path.write_text("\n \n")
+    assert problem(path) == f"{path} has no rows"
+    path.write_text(GOOD)
+    assert problem(path) == f"{path}:1: is JSON, and a line of a .txt file is a prompt: name it .jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (json.dumps(MESSAGES), MESSAGES),
+        (json.dumps(MESSAGES[0]), MESSAGES[:1]),
+        ("[red]", None),
+        ('[{"bbox": [0, 1]}]', None),
+        ("{red", None),
+        ("[1, 2]", None),
+        ("red", None),
+    ],
+)
+def test_a_prompt_that_is_the_json_of_messages_is_those_messages(text: str, messages: Any) -> None:
+    expected = messages or [{"role": "user", "content": text}]
+    assert data.as_messages(text) == expected
+    assert prompt_files.row_problem({"prompt": text, "negative_prompt": text}, "prompt") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"role": "user"}]', "message 0 of the prompt must have a content"),
+        ('[{"role": "user", "content": "red"}, 3]', "message 1 of the prompt must be a mapping"),
+        (
+            "[{'role': 'user', 'content': 'red'}]",
+            "it is the Python text of messages; write a list of messages, or its JSON",
+        ),
+    ],
+)
+def test_text_of_messages_that_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "p.jsonl"
+    for column in ("prompt", "negative_prompt"):
+        path.write_text(json.dumps({"prompt": "red", column: text}))
+        assert f"column {column}: {words}" in problem(path)

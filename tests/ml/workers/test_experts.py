@@ -51,7 +51,7 @@ def test_each_row_is_computed_by_the_transformer_of_its_noise_level(times: list[
 
 def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="WanPipeline", lora_rank=rank, lora_alpha=8,
+        path=str(folder), architecture="WanPipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
         target_modules=["attn1.to_q", "attn2.to_v"], exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=["blocks."], policy_state_adapters=("default",), attn_backend="native",
         enable_gradient_checkpointing=True,

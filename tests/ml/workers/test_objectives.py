@@ -39,7 +39,7 @@ def make(
     **changes: Any,
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
+        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
         target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], exclude_modules=None,
         lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
         attn_backend="native", enable_gradient_checkpointing=False,

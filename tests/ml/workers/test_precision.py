@@ -54,6 +54,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         adapter = training_adapter(architecture)
         model: Any = SimpleNamespace(
             path=str(folder or folders[architecture]), architecture=architecture, lora_rank=rank, lora_alpha=8,
+            lora_adapter_path=None,
             target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
             fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
             enable_gradient_checkpointing=checkpointing,

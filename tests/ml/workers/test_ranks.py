@@ -79,7 +79,7 @@ def make(
     folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None, device: torch.device | None = None
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8,
+        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
         target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
         enable_gradient_checkpointing=True,

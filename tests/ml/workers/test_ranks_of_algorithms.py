@@ -174,6 +174,7 @@ def make(folder: Path, case: Case, fsdp: dict[str, Any], micro_batch: int | None
     old = ("default", "old") if case.loss_mode == "diffusion_nft" else ("default",)
     model: Any = SimpleNamespace(
         path=str(folder / case.model), architecture=case.model, lora_rank=case.adapter, lora_alpha=8,
+        lora_adapter_path=None,
         target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=old, attn_backend="native",
         enable_gradient_checkpointing=False,

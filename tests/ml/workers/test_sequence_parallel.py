@@ -77,6 +77,7 @@ def make(
     family = training_adapter(case.architecture)
     model: Any = SimpleNamespace(
         path=str(folder / case.architecture), architecture=case.architecture, lora_rank=case.adapter, lora_alpha=8,
+        lora_adapter_path=None,
         target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
         fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=("default",), attn_backend=kernel,
         enable_gradient_checkpointing=case.checkpointing,

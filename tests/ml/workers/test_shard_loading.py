@@ -49,6 +49,7 @@ def settings(folder: Path, rank: int, **changes: Any) -> Any:
     adapter = training_adapter(architecture)
     made = {
         "path": str(folder), "architecture": architecture, "lora_rank": rank, "lora_alpha": 8,
+        "lora_adapter_path": None,
         "target_modules": list(adapter.LORA_TARGETS), "exclude_modules": None, "lora_init_weights": "gaussian",
         "fsdp_layer_prefixes": list(adapter.LAYERS), "attn_backend": "native", "enable_gradient_checkpointing": True,
     }  # fmt: skip

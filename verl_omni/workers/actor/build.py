@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.precision import Precision, float32_parts
 
 ADAPTER = "default"
@@ -17,17 +19,19 @@ logger = logging.getLogger(__name__)
 
 
 def load_transformer(model: Any, *, precision: Precision, seed: int, component: str = "transformer") -> nn.Module:
-    """Load the transformer, with a new LoRA adapter when `model.lora_rank` is positive.
+    """Load the transformer, with a LoRA adapter when `model.lora_rank` is positive.
 
     Frozen weights are in `precision.frozen`, except those that the model keeps in float32, and trained weights in
-    float32. The initial values of the adapter depend on `seed` alone, so they are the same on every rank.
+    float32. The adapter has the values in the files of `model.lora_adapter_path`; those of a new one depend on `seed`
+    alone, so they are the same on every rank.
 
     Args:
         model: `DiffusionModelConfig`.
         component: folder of the transformer in that of the model.
 
     Raises:
-        ValueError: `lora_rank` is positive and `target_modules` is empty or matches no layer.
+        ValueError: `lora_rank` is positive and `target_modules` is empty or matches no layer, or the adapter in the
+            files has other layers or sizes.
         ImportError: the package of `model.attn_backend` is not installed.
     """
     from diffusers import AutoModel
@@ -35,10 +39,12 @@ def load_transformer(model: Any, *, precision: Precision, seed: int, component: 
     made: nn.Module = AutoModel.from_pretrained(
         str(Path(model.path)), subfolder=component, torch_dtype=precision.frozen
     )
-    return prepare(made, model, precision=precision, seed=seed)
+    return prepare(made, model, precision=precision, seed=seed, component=component)
 
 
-def prepare(made: nn.Module, model: Any, *, precision: Precision, seed: int) -> nn.Module:
+def prepare(
+    made: nn.Module, model: Any, *, precision: Precision, seed: int, component: str = "transformer"
+) -> nn.Module:
     """Make a loaded transformer the trained model: dtypes, checkpointing, attention kernel, adapter, what is trained.
 
     Arguments and errors are those of `load_transformer`.
@@ -71,7 +77,27 @@ def prepare(made: nn.Module, model: Any, *, precision: Precision, seed: int) -> 
     for parameter in made.parameters():
         if parameter.requires_grad:  # peft gives an adapter the dtype of the layer that it adapts
             parameter.data = parameter.data.float()
+    if model.lora_adapter_path is not None:
+        _fill_adapter(made, saved_adapter.read(Path(model.lora_adapter_path)).tensors(component))
     return made
+
+
+@torch.no_grad()
+def _fill_adapter(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Give the adapter, which is trained, the values of a saved one."""
+    adapter = {
+        name.replace(f".{ADAPTER}.", "."): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    expected = {name: tuple(parameter.shape) for name, parameter in adapter.items()}
+    if different := dict(expected.items() ^ {name: tuple(value.shape) for name, value in values.items()}.items()):
+        raise ValueError(
+            f"the adapter of model.lora_adapter_path has other layers than model.target_modules: "
+            f"{', '.join(sorted(different)[:5])}; leave lora_rank and target_modules out"
+        )
+    for name, value in values.items():
+        adapter[name].copy_(value)
 
 
 def cast(module: nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> None:

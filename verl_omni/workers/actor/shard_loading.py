@@ -73,6 +73,10 @@ class TensorFiles:
         if unused := sorted(self._files.keys() - expected.keys()):
             logger.warning("%s has %d tensors that the model does not use: %s", self.folder, len(unused), unused[:5])
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, by its name; only the files' headers are read."""
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
     def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
         """A tensor, or a slice of it, in the file's dtype, in CPU memory."""
         opened = self._files[name]
@@ -138,7 +142,7 @@ def load_sharded(
         for name, owner, own in _persistent_buffers(made):
             owner._buffers[own] = files.read(name).to(owner._buffers[own].dtype)  # type: ignore[union-attr]
         with _placeholders(made):
-            build.prepare(made, model, precision=precision, seed=seed)
+            build.prepare(made, model, precision=precision, seed=seed, component=component)
         from_files = {name for name, parameter in made.named_parameters() if parameter.is_meta}
         _allocate(shard(made.eval()), parallel.device_of(mesh))
         _fill(made, from_files, files)

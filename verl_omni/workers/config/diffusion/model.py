@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from verl.base_config import BaseConfig
 
+from verl_omni.utils.model_layout import plain_folder
 from verl_omni.utils.registry import import_modules
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import canonical
@@ -25,7 +26,8 @@ class DiffusionModelConfig(BaseConfig):
     """A model in diffusers' folder layout.
 
     Attributes:
-        path: folder with `model_index.json`.
+        path: folder with `model_index.json`; where weights have names of a variant such as `fp16`, it becomes a folder
+            of links with plain names.
         architecture: class name of the pipeline; None: `_class_name` in `model_index.json`.
         algorithm: training algorithm that the samples are for, the same as `actor.diffusion_loss.loss_mode`.
         external_lib: module, or list of modules, to import before the model is loaded, in each process that loads it.
@@ -38,13 +40,15 @@ class DiffusionModelConfig(BaseConfig):
         lora_alpha, lora_init_weights, exclude_modules: as in peft's `LoraConfig`.
         lora_dtype: dtype of the adapter in memory; None: float32, the only one.
         target_modules: suffixes of the linear layers to adapt, e.g. `attn.to_q`, a regular expression, or `all-linear`.
+        lora_adapter_path: folder or safetensors file of an adapter, of peft or diffusers, that training starts from;
+            None: a new one.
         lora: read by verl's server.
         policy_state_adapters: `default`, and `old` to keep an old policy.
         fsdp_layer_prefixes: name prefixes of the layers that FSDP2 shards one by one.
         enable_gradient_checkpointing: keep only the input of each layer for the backward pass, which computes the
             rest again.
         algo, pipeline: copies of settings of the rollout, which they must equal; None: not given.
-        config_path, lora_adapter_path, mtp, target_parameters, transformer_subfolder, use_shm: the reference's; only
+        config_path, mtp, target_parameters, transformer_subfolder, use_shm: the reference's; only
             their defaults.
         model_type: the reference's; without effect.
         tokenizer, processor: loaded from `tokenizer_path`, and from `<path>/processor` if that exists.
@@ -79,6 +83,7 @@ class DiffusionModelConfig(BaseConfig):
     lora_alpha: int = 64
     lora_dtype: str | None = None
     lora_init_weights: str = "gaussian"
+    lora_adapter_path: str | None = None
     target_modules: Any = None
     exclude_modules: Any = None
     lora: dict[str, Any] = field(default_factory=dict)  # read by verl's server: .get("rank"), .get("merge")
@@ -92,7 +97,6 @@ class DiffusionModelConfig(BaseConfig):
     pipeline: dict[str, Any] | None = None
     model_type: str = "diffusion_model"
     config_path: str | None = None
-    lora_adapter_path: str | None = None
     target_parameters: list[str] | None = None
     transformer_subfolder: str = "transformer"
     mtp: dict[str, Any] | None = None
@@ -118,6 +122,7 @@ class DiffusionModelConfig(BaseConfig):
         index = root / "model_index.json"
         if not index.is_file():
             raise FileNotFoundError(f"{index} not found: model.path must be a model in diffusers' folder layout")
+        object.__setattr__(self, "path", str(plain_folder(root)))
         self.local_path = self.path
         if self.architecture is None:
             self.architecture = json.loads(index.read_text())["_class_name"]
