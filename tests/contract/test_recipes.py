@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from contract.recipes import ALGO, COMMON, LOSS, MODEL, RECIPES, ROLLOUT, Recipe
@@ -83,8 +84,9 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
 
     script, path = tmp_path / "recipe.sh", tmp_path / "job.yaml"
     (tmp_path / "data" / "ocr").mkdir(parents=True)
+    row = {"prompt": "a", "img_win": b"x", "img_lose": b"y"}
     for name in ("train", "test"):
-        (tmp_path / "data" / "ocr" / f"{name}.parquet").write_bytes(b"PAR1" + bytes(8) + b"PAR1")
+        parquet.write_table(Table.from_pylist([row]), tmp_path / "data" / "ocr" / f"{name}.parquet")
     script.write_text(recipe.script.replace("$HOME", str(tmp_path)))
     made = CliRunner().invoke(app, ["convert", str(script)])
     assert "left out: " not in made.stderr

@@ -31,6 +31,7 @@ NOISE = tuple(
         "iters_per_group",
     )
 )  # fmt: skip
+INIT = f"{MODEL}.lora_init_weights"
 ADAPTER = tuple(
     f"{MODEL}.{name}" for name in ("lora_alpha", "lora_dtype", "lora_init_weights", "target_modules", "exclude_modules")
 )
@@ -101,7 +102,10 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
     yield from _of_no_noise(settings.rollout, given)
     yield from _unread_guidance(settings, given)
-    if settings.model.lora_rank <= 0:
+    if settings.model.lora_adapter_path is not None:
+        if given.get(INIT):
+            yield INIT, f"the adapter has the values of {MODEL}.lora_adapter_path"
+    elif settings.model.lora_rank <= 0:
         yield from ((name, f"{MODEL}.lora_rank is 0: all weights are trained") for name in ADAPTER if given.get(name))
     if ALGORITHMS[settings.actor.diffusion_loss.loss_mode].row == "pair" and "algorithm.global_std" in given:
         yield "algorithm.global_std", f"{settings.actor.diffusion_loss.loss_mode} orders samples without advantages"

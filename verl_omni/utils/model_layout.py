@@ -54,7 +54,11 @@ def find_problems(folder: Path, *, extended: bool = False) -> Iterator[str]:
         folder: has `model_index.json`.
         extended: whether a module of the user's may have registered the model's family, which may need no text encoder.
     """
-    entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    try:
+        entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except ValueError as error:
+        yield f"{folder / INDEX} is not valid JSON: {error}; download it again"
+        return
     for component, entry in entries.items():
         if not isinstance(entry, list):
             continue

@@ -71,9 +71,10 @@ def _model(spec: Spec) -> Settings:
         adapter = {
             "actor_rollout_ref.model.lora_rank": lora.rank or (RANK if new else 0),
             "actor_rollout_ref.model.lora_alpha": lora.alpha or (ALPHA if new else None),
-            "actor_rollout_ref.model.lora_adapter_path": lora.start_from,
             "actor_rollout_ref.model.target_modules": modules,
         }
+    if lora.start_from is not None:
+        adapter["actor_rollout_ref.model.lora_adapter_path"] = lora.start_from
     made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
     if estimator := ESTIMATORS.get(spec.algorithm.name):
         made["algorithm.adv_estimator"] = estimator

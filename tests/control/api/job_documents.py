@@ -93,6 +93,7 @@ TOGETHER: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("rollout.sampler.window", ({"size": 1, "end": 1}, {"size": 4, "end": 3}, {"size": 2, "start": 8, "end": 11})),
     ("weightSync.transport", ("IPC",)),
     ("model.lora.enabled", (True, False)),
+    ("model.lora.startFrom", ("./sft", "~/sft", "s3://b/sft")),
     ("model.lora.targetModules", (["all-linear"], ["all-linear", "to_q"], ["to_q"], [])),
     ("model.base", ("~/model", "Qwen/Qwen-Image", "s3://b/model", "s3://b", "gs://b/model", "s3:///model")),
     ("data", (

@@ -38,7 +38,7 @@ FULL: dict[str, Any] = {
     "model": {
         "base": "owner/name", "revision": "main", "tokenSecretRef": {"name": "hf", "key": "token"},
         "cache": {"claimName": "models"},
-        "lora": {"enabled": True, "rank": 8, "alpha": 16, "targetModules": ["attn.to_q"]},
+        "lora": {"enabled": True, "startFrom": "sft", "rank": 8, "alpha": 16, "targetModules": ["attn.to_q"]},
     },
     "data": {"train": ["train.jsonl"], "validation": ["val.jsonl"], "promptLength": 12},
     "reward": {
@@ -175,6 +175,7 @@ def other() -> dict[str, Any]:
     for name, part in OTHER.items():
         made[name] |= copy.deepcopy(part)
     del made["observability"]["tracking"]
+    del made["model"]["lora"]["startFrom"]
     return made
 
 

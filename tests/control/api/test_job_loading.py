@@ -130,6 +130,13 @@ def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> No
         ),
         (["spec.rollout.pipeline.steps=1"], "spec.rollout.pipeline.steps", "adds no noise to train on"),
         (["spec.trainer.batch={prompts: 8, miniBatchPrompts: 3}"], "spec.trainer.batch.miniBatchPrompts", "divide"),
+        (
+            ["spec.model.lora={enabled: false, startFrom: a}"],
+            "spec.model.lora.startFrom",
+            "has no effect: spec.model.lora",
+        ),
+        (["spec.model.lora.startFrom=~/a"], "spec.model.lora.startFrom", "'~' is a different folder"),
+        (["spec.model.lora.startFrom=s3://a/b"], "spec.model.lora.startFrom", "s3:// is not supported: write the path"),
         (["spec.model.lora.targetModules=[all-linear, to_q]"], "spec.model.lora.targetModules", "write it alone"),
         (["spec.algorithm.overrides=[verbose]"], "spec.algorithm.overrides[0]", "is not in the form name=value"),
     ],

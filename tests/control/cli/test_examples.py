@@ -31,7 +31,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(path, folder / path.name)
     for model in (TINY, "shapes-sd3", "shapes-sd3-wrong-colors"):
         (folder / model).mkdir()
-        (folder / model / "model_index.json").touch()
+        (folder / model / "model_index.json").write_text("{}")
     return folder
 
 

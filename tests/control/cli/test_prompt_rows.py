@@ -81,10 +81,22 @@ def test_validate_names_job_line_file_and_row(tmp_path: Path, overrides: str, va
     (tmp_path / "good.jsonl").write_text(f'{{"{key}": "red"}}\n')
     (tmp_path / "bad.jsonl").write_text('{"text": "red"}\n')
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model_index.json").touch()
+    (tmp_path / "model" / "model_index.json").write_text("{}")
     algorithm = f"  algorithm: {{overrides: [{overrides}]}}\n" if overrides else ""
     (tmp_path / "job.yaml").write_text(JOB + algorithm)
     done = CliRunner().invoke(app, ["validate", str(tmp_path / "job.yaml")])
     assert done.exit_code == (0 if valid else 2), done.stderr
     said = f"{tmp_path}/job.yaml:7: spec.data.train[1]: {tmp_path}/bad.jsonl: line 1: there is no column 'prompt'; "
     assert valid or done.stderr == f"{said}its columns: text\n"
+
+
+def test_validate_takes_the_job_among_other_objects_and_names_them(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "red"}\n')
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").write_text("{}")
+    (tmp_path / "job.yaml").write_text(f"kind: ConfigMap\nmetadata: {{name: rewards}}\n---\n{JOB}")
+    done = CliRunner().invoke(app, ["validate", str(tmp_path / "job.yaml")])
+    assert done.exit_code == 0 and f"{tmp_path}/job.yaml: a-job is valid" in done.stdout
+    note = f"note: {tmp_path}/job.yaml: not read, because drl takes the job alone: ConfigMap rewards (line 1)\n"
+    assert done.stderr == note

@@ -20,7 +20,7 @@ apiVersion: diffusionrl.io/v1alpha1
 kind: DiffusionRLJob
 metadata: {{name: a-job}}
 spec:
-  model: {{base: ./model}}
+  model: {{base: ./model, lora: {{startFrom: ./sft}}}}
   data: {{train: [prompts/train.jsonl, {shared}]}}
   reward:
     scorers: [{{name: mine, function: {{path: reward.py}}}}, {{name: jpeg}}]
@@ -46,7 +46,8 @@ def prepare(project: Path, runs: Path | None = None, *, steps: int = 3, rate: fl
 def test_a_project_that_was_moved_or_copied_with_its_runs_resumes(tmp_path: Path, name: str) -> None:
     prepare(tmp_path / "first project")
     shutil.copytree(tmp_path / "first project", tmp_path / name)
-    assert str(tmp_path / name / "model") in (prepare(tmp_path / name) / run_folder.JOB).read_text()
+    written = (prepare(tmp_path / name) / run_folder.JOB).read_text()
+    assert all(str(tmp_path / name / path) in written for path in ("model", "sft"))
     (tmp_path / name).rename(tmp_path / "moved")
     prepare(tmp_path / "moved", steps=5)
 
@@ -61,7 +62,7 @@ def test_a_run_folder_that_was_moved_alone_resumes(tmp_path: Path) -> None:
 def test_a_run_folder_of_another_project_is_of_another_job(tmp_path: Path) -> None:
     prepare(tmp_path / "one", tmp_path / "runs")
     with pytest.raises(
-        run_folder.RunFolderError, match=r"differ:\n  spec.data.train\n  spec.model.base\n  spec.reward"
+        run_folder.RunFolderError, match=r"differ:\n  spec.data.train\n  spec.model.base\n  spec.model.lora.startFrom\n"
     ):
         prepare(tmp_path / "two", tmp_path / "runs")
 

@@ -136,6 +136,15 @@ def test_without_an_adapter_all_weights_are_trained() -> None:
     assert "actor_rollout_ref.model.target_modules" not in made
 
 
+def test_an_adapter_to_start_from_gives_rank_and_alpha_unless_the_job_does() -> None:
+    names = [f"actor_rollout_ref.model.lora_{name}" for name in ("adapter_path", "rank", "alpha")]
+    made = settings("spec.model.lora={startFrom: sft}")
+    assert [made[name] for name in names] == ["/project/jobs/sft", 0, None]
+    made = settings("spec.model.lora={startFrom: /sft, rank: 8, alpha: 4}")
+    assert [made[name] for name in names] == ["/sft", 8, 4]
+    assert [settings("spec.model.lora={}").get(name) for name in names] == [None, 32, 64]
+
+
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
@@ -219,6 +228,7 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings("spec.observability.tracking={loggers: [tensorboard], project: p}")
     every |= settings("spec.trainer.precision=bfloat16", "spec.rollout.engine.dtype=bfloat16")
     every |= settings(*NUMBERS)
+    every |= settings("spec.model.lora.startFrom=sft")
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
     trainer, other = "spec.trainer.accelerator={vendor: Mock}", "accelerator: {vendor: Mock, rayResource: NPU}"
     rollout = f"spec.rollout={{placement: Separate, batchesAhead: 1, minReplicas: 1, {other}}}"

@@ -198,6 +198,11 @@ def test_the_mode_of_the_trainer_v1_says_how_many_batches_are_generated_ahead() 
         (("lora_rank=0", "lora_alpha=8"), {"enabled": False}),
         (("lora_rank=64", "lora_alpha=128"), {"rank": 64, "alpha": 128, "targetModules": ["all-linear"]}),
         (("lora_rank=8", "target_modules=all-linear"), {"rank": 8, "targetModules": ["all-linear"]}),
+        (("lora_adapter_path=/sft",), {"startFrom": "/sft"}),
+        (
+            ("lora_adapter_path=/sft", "lora_rank=8", "lora_alpha=4", "target_modules=[to_q]"),
+            {"startFrom": "/sft", "rank": 8, "alpha": 4, "targetModules": ["to_q"]},
+        ),
         (("lora_rank=8", "target_modules=['to_q','to_k']"), {"rank": 8, "targetModules": ["to_q", "to_k"]}),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -257,6 +258,18 @@ def test_a_run_is_refused_before_ray_starts(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/p.jsonl:2: {WRONG_PROMPT}null\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_whose_model_lacks_a_file_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("red\n")
+    model = shutil.copytree(Path(__file__).parents[3] / "examples" / "shapes-sd3", tmp_path / "model")
+    (model / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+    overrides = [*NEEDED, f"actor_rollout_ref.model.path='{model}'", f"data.train_files='{tmp_path}/p.txt'"]
+    command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"actor_rollout_ref.model.path: {model}/transformer has no weights; complete the")
 
 
 def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
         ([DPO, f"{ROLLOUT}.algo.sample_strategy=random", f"{ROLLOUT}.algo.sde_window_seed=42"], "no step has noise"),
         ([f"{MODEL}.lora_rank=0", f"{MODEL}.lora_alpha=128", f"{MODEL}.lora_dtype=float32",
           f"{MODEL}.target_modules=[to_q]"], f"{MODEL}.lora_rank is 0: all weights are trained"),
+        ([f"{MODEL}.lora_init_weights=pissa", f"{MODEL}.lora_adapter_path=sft"], "the adapter has the values"),
         ([DPO, "algorithm.global_std=False"], "diffusion_dpo orders samples without advantages"),
     ],
 )  # fmt: skip
@@ -187,7 +188,8 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
     found = settings.without_effect(given, settings.load(given))
     named = {each.partition("=")[0] for each in given[len(REQUIRED) + 1 :]}
-    assert set(found) == named - {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank"}
+    read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
+    assert set(found) == named - read
     assert all(each.startswith(reason) for each in found.values())
 
 

@@ -175,7 +175,6 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("model", {"use_shm": True}, "model.use_shm: True is not supported; write False: files are read"),
         ("model", {"transformer_subfolder": "unet"}, "write transformer"),
         ("model", {"target_parameters": ["a"]}, "write null: write model.target_modules"),
-        ("model", {"lora_adapter_path": "a"}, "training starts from a new adapter"),
         ("model", {"mtp": {"enable": True}}, "model.mtp.enable: True is not supported"),
         ("model", {"algo": {"noise": 1}}, "model.algo.noise: unknown setting"),
         ("model", {"pipeline": {"frame_rate": 16.0}}, "model.pipeline.frame_rate: 16.0 is not supported; write 24.0"),

@@ -237,6 +237,34 @@ def without_config(model: Any, folder: Path) -> Path:
     return folder
 
 
+def test_a_model_of_two_transformers_needs_the_adapters_of_both(tmp_path: Path) -> None:
+    layer, base, adapter = "blocks.0.attn1.to_q", tmp_path / "base", tmp_path / "adapter"
+    values = {
+        f"transformer.{layer}.lora_A.weight": torch.ones(2, 8),
+        f"transformer.{layer}.lora_B.weight": torch.ones(6, 2),
+    }
+    for part in ("transformer", "transformer_2"):
+        (base / part).mkdir(parents=True)
+        save_file({f"{layer}.weight": torch.zeros(6, 8)}, base / part / "diffusion_pytorch_model.safetensors")
+    adapter.mkdir()
+    save_file(values, adapter / saved_adapter.DIFFUSERS)
+    with pytest.raises(saved_adapter.AdapterNotUsable, match="do not both have transformer_2; fuse it"):
+        saved_adapter.check_base(saved_adapter.read(adapter), base, "a")
+    (adapter / "transformer_2").mkdir()
+    save_file({name: value * 3 for name, value in values.items()}, adapter / "transformer_2" / saved_adapter.DIFFUSERS)
+    both = saved_adapter.read(adapter)
+    assert saved_adapter.check_base(both, base, "a") == [layer] and (both.rank, both.alpha) == (2, 2)
+    expected = {"transformer": 1, "transformer_2": 3}
+    assert {part: value.max() for part in expected for value in both.tensors(part).values()} == expected
+    joined = {
+        f"transformer{end}.{name.removeprefix('transformer.')}": value
+        for end in ("", "_2")
+        for name, value in values.items()
+    }
+    save_file(joined, tmp_path / "one.safetensors")
+    assert saved_adapter.read(tmp_path / "one.safetensors").shapes == both.shapes
+
+
 LAYER = "base_model.model.transformer_blocks.0.attn.to_q"
 FUSE_WORDS = "fuse it into the base and train that model: python3 -c"
 REFUSED: dict[str, tuple[Callable[[Any, Path], Path], str]] = {

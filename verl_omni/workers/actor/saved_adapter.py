@@ -27,10 +27,8 @@ FUSE = (
     "p = P.from_pretrained('BASE'); p.load_lora_weights('ADAPTER'); p.fuse_lora(); p.unload_lora_weights(); "
     "p.save_pretrained('FUSED')\""
 )
-# In front of a layer's name: peft's wrapper, the transformer's name, or the name that original repositories give it.
-_PREFIX = re.compile(
-    rf"(base_model\.model\.)?((?P<component>{FIRST_TRANSFORMER}|{SECOND_TRANSFORMER})\.|diffusion_model\.)?"
-)
+# In front of a layer's name: peft's wrapper and the transformer's name.
+_PREFIX = re.compile(rf"(base_model\.model\.)?((?P<component>{FIRST_TRANSFORMER}|{SECOND_TRANSFORMER})\.)?")
 _HALF = re.compile(r"(?P<module>.+)\.(?P<half>lora_[AB])(\.default)?\.weight")
 _FIRST_LAYERS = re.compile(r"^.*?\.\d+\.")
 
@@ -152,7 +150,7 @@ def check_base(adapter: SavedAdapter, base: Path, path: str) -> list[str]:
                 size = f"{linear[layer][1]} and {linear[layer][0]}" if layer in linear else "no such layer"
                 raise AdapterNotUsable(
                     f"{path} is of another model: it adapts {layer} with {inputs} inputs and {outputs} outputs, and "
-                    f"{base / component} has {size}"
+                    f"{base / component} has {size}. If diffusers loads it for this model, {FUSE}"
                 )
     return list(linear)
 
@@ -211,7 +209,8 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             raise UnsupportedAdapter(f"{PEFT_CONFIG} has peft_type {settings.get('peft_type')!r}, not LORA")
     else:
         described = json.loads(metadata.get(METADATA, "{}"))
-        settings = {name.removeprefix(f"{FIRST_TRANSFORMER}."): value for name, value in described.items()}
+        prefix = f"{FIRST_TRANSFORMER}."
+        settings = {name.removeprefix(prefix): described[name] for name in described if name.startswith(prefix)}
     if settings:
         check_settings(settings, base_synced=False)
     if settings.get("use_rslora"):

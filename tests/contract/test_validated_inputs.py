@@ -1,0 +1,93 @@
+"""`drl validate` says what the trainer's first check would say about the files that a job names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, parquet
+from typer.testing import CliRunner
+
+from control.cli.document_blocks import ROOT
+from omni_operator.cli import preflight
+from omni_operator.cli.main import app
+
+pytestmark = pytest.mark.slow
+
+JOB = """\
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model, lora: {startFrom: ./sft}}
+  data: {train: [train.parquet, more.jsonl], validation: [heldout.txt]}
+  reward: {scorers: [{name: jpeg}]}
+  algorithm: {name: DiffusionDPO, overrides: [algorithm.sample_source=offline, data.prompt_key=caption]}
+  trainer: {totalSteps: 3}
+"""
+PAIR = {"caption": "a", "jpg_0": b"x", "jpg_1": b"y", "label_0": 1.0}
+
+
+def write(folder: Path, row: dict[str, Any] | None = None) -> Path:
+    """A job with all its files; its adapter has rank 2, of a layer of the example model."""
+    import torch
+    from safetensors.torch import save_file
+
+    shutil.copytree(ROOT / "examples" / "shapes-sd3", folder / "model")
+    (folder / "sft").mkdir()
+    layer = "transformer.transformer_blocks.0.attn.to_q"
+    values = {f"{layer}.lora_A.weight": torch.ones(2, 64), f"{layer}.lora_B.weight": torch.ones(64, 2)}
+    save_file(values, folder / "sft" / "pytorch_lora_weights.safetensors")
+    parquet.write_table(Table.from_pylist([row or PAIR]), folder / "train.parquet")
+    (folder / "w.png").touch()
+    (folder / "more.jsonl").write_text(json.dumps({"caption": "a", "chosen": "w.png", "rejected": "w.png"}))
+    (folder / "heldout.txt").write_text("red\n")
+    (folder / "job.yaml").write_text(JOB)
+    return folder / "job.yaml"
+
+
+def problems(job: Path) -> list[str]:
+    result = CliRunner().invoke(app, ["validate", str(job)])
+    lines = [line for line in result.output.splitlines() if not line.endswith(" problems")]
+    assert result.exit_code == (0 if lines == [f"{job}: a-job is valid"] else 2)
+    return [line.removeprefix(f"{job}:") for line in lines]
+
+
+def test_a_job_whose_files_can_be_used_is_valid(tmp_path: Path) -> None:
+    assert problems(write(tmp_path)) == [" a-job is valid"]
+
+
+def test_columns_of_parquet_paths_of_pairs_and_rows_are_checked(tmp_path: Path) -> None:
+    job = write(tmp_path, {"caption": "a", "img_win": "w.png", "image": "l.png"})
+    (tmp_path / "w.png").unlink()
+    (tmp_path / "heldout.txt").write_text('{"caption": "red"}\n')
+    found = problems(job)
+    assert [line.partition(" ")[0] for line in found] == ["6:"] * 3
+    assert (
+        "spec.data.train[0]: " in found[0] and "the columns are caption, img_win, image, and a pair is in" in found[0]
+    )
+    assert "spec.data.train[1]: " in found[1] and found[1].endswith("w.png, which does not exist")
+    assert "spec.data.validation[0]: " in found[2] and found[2].endswith("name it .jsonl")
+
+
+def test_files_of_the_model_and_the_adapter_are_checked(tmp_path: Path) -> None:
+    job = write(tmp_path)
+    job.write_text(JOB.replace("startFrom: ./sft", "startFrom: ./sft, rank: 4"))
+    (found,) = problems(job)
+    assert found.startswith("5: spec.model.lora.startFrom: ") and "lora_rank: 4, and the adapter" in found
+    (tmp_path / "model" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    (found,) = problems(job)
+    assert (
+        found.startswith("5: spec.model.base: ") and "vae has no weights; complete the download: hf download" in found
+    )
+
+
+def test_without_the_training_stack_rows_of_json_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = write(tmp_path)
+    (tmp_path / "more.jsonl").write_text('{"prompt": "a"}')
+    monkeypatch.setattr(preflight, "missing_stack", lambda: ["torch"])
+    (found,) = problems(job)
+    assert "spec.data.train[1]: " in found and "there is no column 'caption'" in found
