@@ -26,7 +26,7 @@ from verl_omni.models.tiny import MAKERS, make_tiny_sd3
 from verl_omni.pipelines.registry import training_adapter
 from verl_omni.workers.actor import parallel, shard_loading
 from verl_omni.workers.actor.precision import Precision
-from verl_omni.workers.actor.shard_loading import FILE, TensorFiles
+from verl_omni.workers.actor.tensor_files import FILE, TensorFiles
 
 pytestmark = pytest.mark.slow
 

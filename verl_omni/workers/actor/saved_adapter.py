@@ -18,6 +18,7 @@ from verl_omni.weight_sync.adapter_checks import check_settings
 from verl_omni.weight_sync.errors import IncompleteUpdate, UnsupportedAdapter
 from verl_omni.weight_sync.names import adapter_modules
 from verl_omni.weight_sync.staging import summarize_names
+from verl_omni.workers.actor.tensor_files import TensorFiles
 
 DIFFUSERS, PEFT = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
 PEFT_CONFIG, METADATA = "adapter_config.json", "lora_adapter_metadata"
@@ -128,8 +129,6 @@ def check_base(adapter: SavedAdapter, base: Path, path: str) -> list[str]:
     Raises:
         AdapterNotUsable: the model lacks a layer or a transformer, or has another size of it.
     """
-    from verl_omni.workers.actor.shard_loading import TensorFiles
-
     base = plain_folder(base)
     components = [name for name in (FIRST_TRANSFORMER, SECOND_TRANSFORMER) if any((base / name).glob("*.safetensors"))]
     if not components:
@@ -202,7 +201,7 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings of peft's `LoraConfig` that the files have; empty: none."""
     config = file.with_name(PEFT_CONFIG)
     if file.name == PEFT and not config.is_file():
-        raise FileNotFoundError(f"{config} does not exist: peft writes it beside {PEFT}, with the adapter's alpha")
+        raise FileNotFoundError(f"{config} does not exist: peft writes it next to {PEFT}, with the adapter's alpha")
     if file.name == PEFT:
         settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
         if settings.get("peft_type") != "LORA":
