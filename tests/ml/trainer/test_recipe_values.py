@@ -179,7 +179,7 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
         ([DPO, f"{ROLLOUT}.algo.sample_strategy=random", f"{ROLLOUT}.algo.sde_window_seed=42"], "no step has noise"),
         ([f"{MODEL}.lora_rank=0", f"{MODEL}.lora_alpha=128", f"{MODEL}.lora_dtype=float32",
           f"{MODEL}.target_modules=[to_q]"], f"{MODEL}.lora_rank is 0: all weights are trained"),
-        ([f"{MODEL}.lora_init_weights=pissa", f"{MODEL}.lora_adapter_path=sft"], "the adapter has the values"),
+        ([f"{MODEL}.lora_init_weights=orthogonal", f"{MODEL}.lora_adapter_path=sft"], "the adapter has the values"),
         ([DPO, "algorithm.global_std=False"], "diffusion_dpo orders samples without advantages"),
     ],
 )  # fmt: skip

@@ -257,7 +257,7 @@ def test_a_model_of_two_transformers_needs_the_adapters_of_both(tmp_path: Path) 
     expected = {"transformer": 1, "transformer_2": 3}
     assert {part: value.max() for part in expected for value in both.tensors(part).values()} == expected
     joined = {
-        f"transformer{end}.{name.removeprefix('transformer.')}": value
+        f"transformer{end}.{name.removeprefix('transformer.')}": value.clone()
         for end in ("", "_2")
         for name, value in values.items()
     }
