@@ -19,7 +19,10 @@ from results import FIGURES, write
 
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
 ACTOR = "actor_rollout_ref.actor"
-ATTENTION = ("spec.model.lora={}", "spec.trainer.learningRate=0.002")
+ATTENTION = (
+    "spec.model.lora={targetModules: [attn.to_q, attn.to_k, attn.to_v, attn.to_out.0]}",
+    "spec.trainer.learningRate=0.002",
+)
 ALL_WEIGHTS = ("spec.model.lora.enabled=false", "spec.trainer.learningRate=0.002")
 KL = f"{ACTOR}.use_kl_loss=true"
 NFT = ("spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0")
@@ -63,7 +66,7 @@ VARIANTS = {
         score="reward/color",
     ),
     "attention": Variant(
-        "an adapter of rank 32 for the attention layers, learning rate 0.002", assignments=ATTENTION
+        "an adapter of rank 32 for the image's attention layers, learning rate 0.002", assignments=ATTENTION
     ),
     "attention-kl": Variant(
         "the same, `use_kl_loss=true`, `kl_loss_coef=0.001`", (KL, f"{ACTOR}.kl_loss_coef=0.001"), ATTENTION
