@@ -56,7 +56,7 @@ class Variant:
 VARIANTS = {
     "plain": Variant("the example itself"),
     "control": Variant("learning rate 0", assignments=("spec.trainer.learningRate=0",), learns=False),
-    "ema": Variant("`actor.ema_decay=0.9`; the average is evaluated", (f"{ACTOR}.ema_decay=0.9",)),
+    "ema": Variant("`actor.ema_decay=0.9` without its warm-up; the average is evaluated", (f"{ACTOR}.ema_decay=0.9",)),
     "fraction": Variant("`algorithm.timestep_fraction=0.5`", ("algorithm.timestep_fraction=0.5",)),
     "weighted-mean": Variant(
         "scorers `color` and `jpeg`, weighted mean", assignments=TWO_SCORERS, score="reward/color", learns=False
