@@ -33,7 +33,7 @@ SLOW = {
 }
 # Their numbers depend on the instructions that oneDNN chooses. The usual stages have the newest that the processor has;
 # `make test-all` also has those of processors without AVX-512, and the oldest.
-NUMERIC = tuple(f"{_WORKERS}/test_{name}.py" for name in ("old_log_probs", "actor", "objectives", "average"))
+NUMERIC = tuple(f"{_WORKERS}/test_{name}.py" for name in ("old_log_probs", "actor", "objectives"))
 INSTRUCTIONS = ("AVX2", "SSE41")
 
 
