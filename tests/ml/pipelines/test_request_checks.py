@@ -14,6 +14,8 @@ from verl_omni.pipelines.engine_requests import sde_window
 from verl_omni.pipelines.request_checks import check_request
 
 STEPS = 4
+SD3 = "StableDiffusion3Pipeline"
+CONFIGS = {"vae": {"block_out_channels": [8] * 4}, "transformer": {"patch_size": 2, "pos_embed_max_size": 4}}
 NAMES = (
     "noise_level", "sde_window_size", "sde_window_range", "sde_type", "sample_strategy", "iters_per_group",
     "sde_window_seed", "global_steps", "sde_contiguous",
@@ -26,7 +28,7 @@ JSON = st.recursive(
 
 
 def check(extra: dict[str, Any]) -> None:
-    check_request(SimpleNamespace(height=None, width=None, extra_args=extra), multiple=16, steps=STEPS)
+    check_request(SimpleNamespace(height=None, width=None, extra_args=extra), SD3, CONFIGS, steps=STEPS)
 
 
 @given(extra=st.dictionaries(st.sampled_from(NAMES), JSON), seed=st.integers(0, 2**32))
@@ -69,6 +71,6 @@ def size(height: int | None, width: int | None) -> Any:
 )  # fmt: skip
 def test_a_size_that_no_sample_has_is_refused(height: int, width: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_request(size(height, width), multiple=16, steps=STEPS, most=64)
+        check_request(size(height, width), SD3, CONFIGS, steps=STEPS)
     for accepted in (size(64, 16), size(None, None)):
-        check_request(accepted, multiple=16, steps=STEPS, most=64)
+        check_request(accepted, SD3, CONFIGS, steps=STEPS)
