@@ -12,7 +12,7 @@ from omni_operator.api.yaml_document import Document
 from omni_operator.cli import sample_size
 from omni_operator.cli.preflight import file_problems
 from verl_omni.models.tiny import MAKERS
-from verl_omni.pipelines.sample_shapes import read_configs, size_problem
+from verl_omni.pipelines.sample_shapes import size_check
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -34,10 +34,10 @@ spec:
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"qwen3_vl"}))
 def test_both_refuse_the_same_sizes(name: str, tmp_path: Path) -> None:
     MAKERS[name](tmp_path)
-    configs = read_configs(tmp_path)
     architecture = json.loads((tmp_path / "model_index.json").read_text())["_class_name"]
     sides = range(8, 2048, 8)
-    trainer = [size_problem(architecture, configs, side, None) for side in sides]
+    check = size_check(architecture, tmp_path)
+    trainer = [check(side, None) for side in sides]
     operator = [sample_size.find_problem(tmp_path, side) for side in sides]
     assert [problem is None for problem in operator] == [problem is None for problem in trainer]
     assert {problem is None for problem in operator} == {True, False}

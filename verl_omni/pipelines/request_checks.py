@@ -8,21 +8,21 @@ from typing import Any
 import torch
 
 from verl_omni.pipelines.engine_requests import sde_window
-from verl_omni.pipelines.sample_shapes import Configs, size_problem
+from verl_omni.pipelines.sample_shapes import SizeCheck
 
 
-def check_request(params: Any, architecture: str, configs: Configs, *, steps: int) -> None:
+def check_request(params: Any, size: SizeCheck, *, steps: int) -> None:
     """Check the size of a request's samples and its SDE window.
 
     Args:
         params: the engine's sampling parameters; sides that are not set are those of the model. Upstream's pipelines
             would make a smaller sample.
-        configs: of the model (`sample_shapes.read_configs`). steps: number of denoising steps.
+        size: of the model (`sample_shapes.size_check`). steps: number of denoising steps.
 
     Raises:
         ValueError: no sample has this size, the window does not fit, or an argument of it is of a wrong type.
     """
-    if problem := size_problem(architecture, configs, params.height, params.width):
+    if problem := size(params.height, params.width):
         raise ValueError(problem)
     _check_extra(params.extra_args or {}, steps)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -14,6 +14,8 @@ from torch import Tensor
 from verl_omni.pipelines.registry import family
 
 Configs = Mapping[str, Mapping[str, Any]]  # a component's config.json, by the component's name
+# Height and width in pixels, None where the model has its own, to why no sample has them; None if one has.
+SizeCheck = Callable[[int | None, int | None], str | None]
 
 
 class SampleShapes(Protocol):
@@ -74,25 +76,29 @@ def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def size_problem(architecture: str | None, configs: Configs, height: int | None, width: int | None) -> str | None:
-    """Why no sample of a model has these sides in pixels; None if one has, or the family has no shapes.
+def size_check(architecture: str | None, folder: Path) -> SizeCheck:
+    """The check of the sides of a model's samples; it accepts all if the model's family does not say which it has.
 
-    Args:
-        height, width: None: the model's own.
+    Raises:
+        FileNotFoundError: the transformer or the VAE has no configuration.
+        ValueError: no family has this architecture.
     """
-    if family(architecture).shapes is None:
-        return None
-    shapes: Any = sample_shapes(architecture)
+    shapes: Any = None if family(architecture).shapes is None else sample_shapes(architecture)
     if not hasattr(shapes, "size_step"):
-        return None  # of a user's family
+        return lambda height, width: None
+    configs = read_configs(folder)
     step = shapes.size_step(configs)
     longest = shapes.longest_side(configs) if hasattr(shapes, "longest_side") else None
-    for side, pixels in (("height", height), ("width", width)):
-        if pixels is not None and (pixels <= 0 or pixels % step):
-            return f"{side} must be a multiple of {step}, not {pixels}; write {max(pixels // step, 1) * step}"
-        if pixels is not None and longest is not None and pixels > longest:
-            return f"{side} must be at most {longest}, not {pixels}: the model has no more positions"
-    return None
+
+    def check(height: int | None, width: int | None) -> str | None:
+        for side, pixels in (("height", height), ("width", width)):
+            if pixels is not None and (pixels <= 0 or pixels % step):
+                return f"{side} must be a multiple of {step}, not {pixels}; write {max(pixels // step, 1) * step}"
+            if pixels is not None and longest is not None and pixels > longest:
+                return f"{side} must be at most {longest}, not {pixels}: the model has no more positions"
+        return None
+
+    return check
 
 
 def example(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -72,21 +72,22 @@ def _check_sampler(architecture: str, adapter: Any, folder: Path, rollout: DictC
     """Refuse settings of samples that the engine would refuse at the first request, and a scheduler it has no use for.
 
     Raises:
-        FileNotFoundError: the model has no configuration of its scheduler, transformer or VAE.
         ValueError: the scheduler is not supported, samples cannot have the size, prompts not the length, or the shift
             of noise levels is set twice.
     """
-    from verl_omni.pipelines.sample_shapes import read_configs, size_problem
+    from verl_omni.pipelines.sample_shapes import size_check
     from verl_omni.pipelines.scheduler_config import scheduler_config
 
-    if hasattr(adapter, "SCHEDULERS"):
+    if hasattr(adapter, "SCHEDULERS") and (folder / "scheduler").is_dir():  # `drl fit` needs none
         scheduler_config(folder, adapter.SCHEDULERS, dynamic=adapter.DYNAMIC_SHIFT)
-    configs = read_configs(folder)
+    # Files that are missing are found when the parts of the model are loaded.
+    whole = all((folder / part / "config.json").is_file() for part in ("transformer", "vae"))
+    size = size_check(architecture, folder) if whole else None
     longest = getattr(adapter, "MOST_TOKENS", None)
     evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
     for group, pipeline in (("pipeline", rollout.pipeline), ("val_kwargs.pipeline", evaluated)):
         name, length = f"{ROLLOUT}.{group}", pipeline.max_sequence_length
-        if problem := size_problem(architecture, configs, pipeline.height, pipeline.width):
+        if size is not None and (problem := size(pipeline.height, pipeline.width)):
             raise ValueError(f"{name}: {problem}")
         if longest is not None and length is not None and length > longest:
             raise ValueError(f"{name}.max_sequence_length: {architecture} reads at most {longest} tokens, not {length}")

@@ -1,6 +1,6 @@
 """Sides of samples that a model can make, from the configuration files in its folder.
 
-The trainer checks the same for every model (`verl_omni.pipelines.sample_shapes.size_problem`); a contract test compares
+The trainer checks the same for every model (`verl_omni.pipelines.sample_shapes.size_check`); a contract test compares
 the two.
 """
 

@@ -51,7 +51,9 @@ def test_moments_equal_the_formulas_in_float64(kind: str, data: st.DataObject) -
 def test_a_first_level_that_a_scheduler_rounds_is_1(rounded: float) -> None:
     """diffusers' and the engine's schedulers give 1 - 2^-24 for a shift of 1.43, and 1 - 2^-23 for one of 1.18.
 
-    diffusers' UniPC begins at 1 - 1e-6. sigma / (1 - sigma) of such a level is 16 million, and the noise of the step would be 4,096 times that of sigma = 1.
+    diffusers' UniPC begins at 1 - 1e-6.
+
+    sigma / (1 - sigma) of such a level is 16 million, and the noise of the step would be 4,096 times that of sigma = 1.
     """
     level = lambda value: torch.full((2,), value)  # noqa: E731
     x, v = (torch.randn(2, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))

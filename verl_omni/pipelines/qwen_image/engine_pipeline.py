@@ -18,7 +18,7 @@ from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
 from verl_omni.pipelines.qwen_image.training import ids_problem, received
 from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import read_configs
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
@@ -32,12 +32,12 @@ Prompt = str | list[int]
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    configs = read_configs(Path(od_config.model))
+    size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         params = request.sampling_params
         with client_errors():
-            check_request(params, ARCHITECTURE, configs, steps=params.num_inference_steps or STEPS)
+            check_request(params, size, steps=params.num_inference_steps or STEPS)
         return request
 
     return pre_process

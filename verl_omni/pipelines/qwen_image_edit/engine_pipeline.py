@@ -27,7 +27,7 @@ from verl_omni.pipelines.qwen_image_edit.training import (
     places_problem,
 )
 from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import read_configs
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 __all__ = [
@@ -48,7 +48,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """
     model = Path(od_config.model)
     limit = images.limit(model)
-    configs = read_configs(model)
+    size = size_check(ARCHITECTURE, model)
 
     def pre_process(request: Any) -> Any:
         prompt: dict[str, Any] = {"prompt": request.prompt} if isinstance(request.prompt, str) else request.prompt
@@ -59,7 +59,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         params.num_inference_steps = params.num_inference_steps or STEPS
         params.max_sequence_length = min(params.max_sequence_length or TEXT_TOKENS, TEXT_TOKENS)
         with client_errors():
-            check_request(params, ARCHITECTURE, configs, steps=params.num_inference_steps)
+            check_request(params, size, steps=params.num_inference_steps)
         request.prompt = {**prompt, INFORMATION: {**(prompt.get(INFORMATION) or {}), PICTURE: picture}}
         return request
 

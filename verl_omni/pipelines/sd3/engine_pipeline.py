@@ -16,7 +16,7 @@ from vllm_omni.errors import OmniClientError
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import read_configs
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
@@ -27,7 +27,7 @@ __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    configs = read_configs(Path(od_config.model))
+    size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         prompt, params = request.prompt, request.sampling_params
@@ -35,7 +35,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
             raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
         params.num_inference_steps = params.num_inference_steps or STEPS
         with client_errors():
-            check_request(params, ARCHITECTURE, configs, steps=params.num_inference_steps)
+            check_request(params, size, steps=params.num_inference_steps)
         return request
 
     return pre_process

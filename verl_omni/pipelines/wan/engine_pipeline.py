@@ -17,7 +17,7 @@ from vllm_omni.errors import OmniClientError
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.request_checks import check_request
-from verl_omni.pipelines.sample_shapes import read_configs
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.scheduler_config import noise_levels, scheduler_config
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.pipelines.wan.training import DYNAMIC_SHIFT, SCHEDULERS
@@ -36,7 +36,7 @@ ONE_TRANSFORMER = 0.0  # share of the noise levels that a second transformer com
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
     upstream = get_wan22_pre_process_func(od_config)
-    configs = read_configs(Path(od_config.model))
+    size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         params = request.sampling_params
@@ -44,7 +44,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         if not prompt.get("prompt") and all(prompt.get(name) is None for name in OTHER_PROMPTS):
             raise OmniClientError("the prompt is empty, and Wan needs one")
         with client_errors():
-            check_request(params, ARCHITECTURE, configs, steps=params.num_inference_steps or STEPS)
+            check_request(params, size, steps=params.num_inference_steps or STEPS)
         return upstream(request)
 
     return pre_process
