@@ -1,4 +1,4 @@
-"""`drl validate` and the trainer refuse the same heights and widths for a model in a local folder."""
+"""`drl validate` and the trainer refuse the same heights, widths and ranks, for a model in a local folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from omni_operator.api import read_job
+from omni_operator.api import JobError, read_job
 from omni_operator.api.yaml_document import Document
 from omni_operator.cli import sample_size
 from omni_operator.cli.preflight import file_problems
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.sample_shapes import size_check
+from verl_omni.trainer.number_ranges import AT_MOST
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1
@@ -64,3 +65,11 @@ def test_a_job_of_a_local_model_is_refused_with_the_field(tmp_path: Path) -> Non
     }
     (tmp_path / "model_index.json").write_text('{"_class_name": "MyPipeline"}')
     assert not list(file_problems(read_job(text, "job.yaml").job, Document.parse(text, "job.yaml")))
+
+
+def test_a_rank_is_at_most_the_trainers() -> None:
+    most, _ = AT_MOST["actor_rollout_ref.model.lora_rank"]
+    text = JOB.format(model="./model")
+    assert read_job(text, "job.yaml", [f"spec.model.lora.rank={most}"]).job.spec.model.lora.rank == most
+    with pytest.raises(JobError, match=f"{most}"):
+        read_job(text, "job.yaml", [f"spec.model.lora.rank={most + 1}"])
