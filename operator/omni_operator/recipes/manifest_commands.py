@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from omni_operator.api.yaml_document import plain_values
 from omni_operator.api.yaml_parser import make_yaml
@@ -102,8 +102,10 @@ def commands_in(text: str) -> tuple[Command, ...]:
         documents = [plain_values(tree) for tree in make_yaml().load_all(text)]
         commands = tuple(command for document in documents for command in _commands(document, ""))
     except YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise RecipeError(f"neither a shell script nor YAML; render a template first: {reason}") from error
+        reason = ""
+        if isinstance(error, MarkedYAMLError) and error.problem_mark:
+            reason = f" (line {error.problem_mark.line + 1}: {error.problem})"
+        raise RecipeError(f"neither a shell script nor YAML{reason}; render a template first") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
