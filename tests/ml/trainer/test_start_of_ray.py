@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ml.trainer.uv import below_uv
+
 pytestmark = pytest.mark.slow  # a new interpreter, which imports Ray
 
 # Its `_import_everything` runs in another thread while Ray starts in this one.
@@ -45,33 +47,23 @@ def test_ray_is_imported_before_another_thread_imports_the_training_stack() -> N
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-WORKER = """
-import os, sys
+# What `ray.init` asks for; None is its default.
+RUNTIME = """
 from verl_omni.trainer import startup
 
 startup.prepare_environment(has_accelerator=False)
-cluster = startup._local({"num_cpus": 1, "include_dashboard": False, "_node_ip_address": "127.0.0.1"})
-import ray
+from ray._private.worker import _maybe_modify_runtime_env as completed
 
-@ray.remote
-def about():
-    return sys.executable, os.getcwd()
-
-assert ray.get(about.remote(), timeout=120) == (sys.executable, os.getcwd())
-cluster.stop()
+for environment in (None, {"py_executable": "x"}):
+    assert completed(environment, False) == environment, completed(environment, False)
 """
 
 
-def test_workers_of_a_driver_that_uv_runs_have_its_interpreter_and_its_folder(tmp_path: Path) -> None:
-    """Unless it is told, Ray starts them with `uv run` too, in a copy of the folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "omni-operator")
-    (uv,) = cache.glob("uv-*/bin/uv")  # `make setup` installs it
-    (tmp_path / "pyproject.toml").write_text("")
+def test_ray_starts_workers_of_a_driver_below_uv_as_without_uv(tmp_path: Path) -> None:
+    """Unless it is told, Ray starts them with `uv run` too, in an uploaded copy of the current folder."""
     unset = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
-    # A busy machine takes longer than Ray waits.
-    patient = {"VERL_PLATFORM": "cpu", "RAY_raylet_start_wait_time_s": "240"}
     done = subprocess.run(
-        [uv, "run", "--no-project", "--offline", "--python", sys.executable, sys.executable, "-c", WORKER],
-        env=unset | patient, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500,
+        [*below_uv(), "-c", RUNTIME], env={**unset, "VERL_PLATFORM": "cpu"}, cwd=tmp_path, capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
