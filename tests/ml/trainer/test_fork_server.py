@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ml.trainer.uv import below_uv
 from verl_omni.trainer import fork_server
 
 pytestmark = pytest.mark.slow  # each server imports torch
@@ -178,10 +177,10 @@ def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> N
     assert done.stdout == "['one']\n"
 
 
-def test_ray_workers_are_forks_also_below_uv_and_no_process_is_left(tmp_path: Path) -> None:
+def test_ray_workers_are_forks_and_no_process_is_left(tmp_path: Path) -> None:
     script = Path(__file__).with_name("forked_ray.py")
     done = subprocess.run(
-        [*below_uv(), str(script)], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr[-3000:]
     left = [int(pid) for pid in done.stdout.split()[-1].split(",")]
