@@ -539,8 +539,11 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     ((None,), "no supported model family reads it", (
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.additional_config",
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.auxiliary_text_encoder",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.default_llama_model_id",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.enable_ar_profiler",
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.extras",
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.fastvideo_vsa_topk",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.model_config",
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.task_type",
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.text_encoder_tp_size",
     )),

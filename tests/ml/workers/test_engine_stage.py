@@ -133,7 +133,7 @@ def test_nothing_else_arrives(family: str, models: Any) -> None:
     config = stage(models(family))
     assert (config.diffusion_kv_cache_dtype, config.gpu_memory_utilization, config.flow_shift) == (None, 0.9, None)
     assert config.dtype == torch.float32 and config.max_num_seqs == 8 and config.parallel_config.world_size == 1
-    assert config.diffusion_attention_config.default.backend == "TORCH_SDPA"
+    assert config.diffusion_attention_config.default.backend == DiffusionRolloutConfig().rollout_attn_backend
 
 
 def test_the_time_to_start_is_that_of_the_engine(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
