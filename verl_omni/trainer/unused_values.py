@@ -120,7 +120,11 @@ def _of_engine(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple
     from verl_omni.pipelines.registry import FAMILIES, unread_engine_settings
 
     engine = {name: value for name, value in settings.rollout.engine_kwargs.vllm_omni.items() if value is not None}
-    found = dict(engine_settings.without_effect(engine, enforce_eager=settings.rollout.enforce_eager))
+    rollout = settings.rollout
+    idle = engine_settings.without_effect(
+        engine, enforce_eager=rollout.enforce_eager, attention_backend=rollout.rollout_attn_backend
+    )
+    found = dict(idle)
     if settings.model.architecture in FAMILIES:  # known when the model's folder has been read
         found |= unread_engine_settings(settings.model.architecture, engine)
     for name, reason in found.items():

@@ -100,6 +100,7 @@ SETTINGS: dict[str, EngineSetting] = {
     "vae_use_slicing": EngineSetting(bool, "decode one sample of a batch at a time"),
     "vae_use_tiling": EngineSetting(bool, "decode a large sample in tiles"),
 }  # fmt: skip
+FLASH_ATTENTION = ("diffusion_kv_cache_dtype", "fa_deterministic")
 OFFLOADS = ("enable_cpu_offload", "enable_layerwise_offload")
 ADAPTER_ONLY = ("enable_layerwise_offload", "quantization", "quantization_config")
 ADVICE: Mapping[type, str] = {
@@ -173,18 +174,25 @@ def conflicts(rollout: Any, *, trains_adapter: bool) -> Iterator[str]:
         yield f"{GROUP}.vae_patch_parallel_size: {ranks} is more than tensor_model_parallel_size, which is {size}"
 
 
-def without_effect(engine: Mapping[str, Any], *, enforce_eager: bool) -> Iterator[tuple[str, str]]:
+def without_effect(
+    engine: Mapping[str, Any], *, enforce_eager: bool, attention_backend: str
+) -> Iterator[tuple[str, str]]:
     """(name, reason) of each setting that does nothing with the others.
 
     Args:
         engine: settings in their types.
+        enforce_eager, attention_backend: `rollout.enforce_eager` and `rollout.rollout_attn_backend`.
     """
+    backend = engine.get("diffusion_attention_backend", attention_backend)
+    plain_attention = backend == "TORCH_SDPA" and "diffusion_attention_config" not in engine
     for name in engine:
         other = SETTINGS[name].of
         if other is not None and _asks_for_nothing(engine.get(other)):
             yield name, f"{other} is not set"
         if name.startswith("diffusion_compile_") and enforce_eager:
             yield name, "with rollout.enforce_eager=true nothing is compiled"
+        if name in FLASH_ATTENTION and plain_attention:
+            yield name, "the attention backend TORCH_SDPA does not read it"
 
 
 def _asks_for_nothing(value: Any) -> bool:

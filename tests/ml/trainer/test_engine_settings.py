@@ -215,6 +215,14 @@ def test_what_does_nothing_next_to_other_settings_is_named() -> None:
     assert idle(compiled, "actor_rollout_ref.rollout.enforce_eager=false") == {}
 
 
+def test_what_torchs_attention_does_not_read_is_named() -> None:
+    flash = f"{GROUP}.fa_deterministic=true"
+    assert idle(flash) == {"fa_deterministic": "the attention backend TORCH_SDPA does not read it"}
+    assert idle(flash, "actor_rollout_ref.rollout.rollout_attn_backend=FLASH_ATTN") == {}
+    assert idle(flash, f"{GROUP}.diffusion_attention_backend=FLASH_ATTN") == {}
+    assert idle(flash, f"{GROUP}.diffusion_attention_config.per_role.self=FLASH_ATTN") == {}
+
+
 def test_what_does_nothing_for_a_family_is_named() -> None:
     boundary = f"{GROUP}.boundary_ratio=0.9"
     assert idle(boundary, architecture="QwenImagePipeline") == {

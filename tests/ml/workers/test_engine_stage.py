@@ -111,7 +111,8 @@ def found_in(config: Any, name: str) -> Any:
             return {"method": config.quantization_config.get_name()}
         case "vae_parallel_mode" | "vae_patch_parallel_size":
             return getattr(config.parallel_config, name)
-    return getattr(config, name)
+        case _:
+            return getattr(config, name)
 
 
 @pytest.mark.parametrize("family", ["sd3", "wan"])  # without and with a pipeline in vLLM-Omni's registry
