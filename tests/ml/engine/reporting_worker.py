@@ -15,15 +15,12 @@ def report_settings(worker: Any) -> dict[str, Any]:
     plain = {name: value for name, value in vars(config).items() if isinstance(value, bool | int | float | str)}
     return {
         **plain,
-        "cache_config": config.cache_config.residual_diff_threshold,
         "diffusion_attention_backend": attention.default.backend,
         "diffusion_attention_config": sorted(attention.per_role),
         "vae_parallel_mode": config.parallel_config.vae_parallel_mode,
         "vae_patch_parallel_size": config.parallel_config.vae_patch_parallel_size,
         "vae": (pipeline.vae.use_slicing, pipeline.vae.use_tiling),
         "prompt_embed_cache": cache.stats() if cache is not None else None,
-        "cache": type(worker.model_runner.cache_backend).__name__,
-        "threads": worker.model_runner.od_config.num_weight_load_threads,
     }
 
 

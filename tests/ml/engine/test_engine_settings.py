@@ -14,8 +14,6 @@ PROMPTS = ["a red circle", "two cat photo"]
 # Set in both spellings, as the command line of a recipe.
 GIVEN: dict[str, Any] = {
     "boundary-ratio": 0.875,
-    "cache_backend": "cache_dit",
-    "cache-config.residual_diff_threshold": 0.01,
     "diffusion-attention-backend": "TORCH_SDPA",
     "diffusion_attention_config.per_role.joint.backend": "TORCH_SDPA",
     "diffusion_compile_dynamic": False,
@@ -23,7 +21,6 @@ GIVEN: dict[str, Any] = {
     "diffusion_kv_cache_dtype": "fp8",
     "diffusion_kv_cache_skip_layers": 1,
     "diffusion_kv_cache_skip_steps": "0-1",
-    "enable_cache_dit_summary": True,
     "enable_diffusion_pipeline_profiler": True,
     "enable_multithread_weight_load": False,
     "enable_prompt_embed_cache": True,
@@ -39,8 +36,9 @@ GIVEN: dict[str, Any] = {
     "vae_use_slicing": True,
     "vae-use-tiling": True,
 }
-# Need several devices or an accelerator (tests/ml/workers/test_engine_stage.py), or are set in the other replicas.
+# Need several devices, an accelerator or a model with more blocks: tests/ml/workers/test_engine_stage.py.
 ELSEWHERE = {
+    "cache_backend", "cache_config", "enable_cache_dit_summary",
     "distributed_executor_backend", "enable_cpu_offload", "enable_layerwise_offload", "quantization",
     "quantization_config", "vae_patch_parallel_size",
 }  # fmt: skip
@@ -91,7 +89,6 @@ def test_settings_have_their_effect(stack: Any) -> None:
 
     found = reported(stack)
     assert found["vae"] == (True, True), "vLLM-Omni does not apply them to a pipeline that it does not make itself"
-    assert found["cache"] == "CacheDiTBackend"
     params = {
         "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
         "seed": 3, "logprobs": False,
