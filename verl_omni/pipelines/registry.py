@@ -6,17 +6,20 @@ refers to a family by name (docs/model-families.md). Users add theirs with `verl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from verl_omni.utils.engine_settings import GROUP
 from verl_omni.utils.registry import Registry, load
 
 POST_PROCESS = "get_post_process_func"
 NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
+# Token ids and text of a prompt, to why the engine refuses it; None if it takes it.
+PromptCheck = Callable[[Sequence[int], str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,10 @@ class TrainingAdapter(Protocol):
     It may have `NOT_ADAPTED`, a regular expression of the linear layers that the engine's LoRA does not reach:
     `target_modules=all-linear` leaves them out. `LONGEST_TOKENIZER` is the folder of the tokenizer whose text encoder
     reads the first `max_sequence_length` tokens of a prompt, where the engine cuts longer ones off. `PADS_PROMPTS` is
-    true if every prompt has `prompt_rows` rows.
+    true if every prompt has `prompt_rows` rows. `SCHEDULERS` lists the classes of schedulers that its models may have,
+    and `DYNAMIC_SHIFT` says whether one may depend on a sample's size (`scheduler_config.py`). `MOST_TOKENS` is the
+    engine's limit of `max_sequence_length`. `prompt_check(tokenizer, max_sequence_length) -> PromptCheck` is there if
+    the engine refuses some prompts; `tokenizer` is the model's first.
     """
 
     CONDITIONS: tuple[str, ...]
@@ -165,6 +171,25 @@ def refuse_steps(architecture: str | None) -> NoReturn:
     raise ValueError(
         f"actor_rollout_ref.rollout.step_execution: {architecture} is generated as whole requests only; write false"
     )
+
+
+def check_engine_settings(architecture: str | None, given: Mapping[str, Any]) -> None:
+    """Refuse settings of the engine (`engine_kwargs.vllm_omni`) that a model's family cannot take.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if given.get("enable_prompt_embed_cache") and family(architecture).images is not None:
+        raise ValueError(
+            f"{GROUP}.enable_prompt_embed_cache: embeddings of {architecture} depend on the input images, and the "
+            "cache looks only at the text; write false"
+        )
+
+
+def unread_engine_settings(architecture: str | None, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, reason) of each setting of the engine that a model's family does not read."""
+    if not family(architecture).experts and "boundary_ratio" in given:
+        yield "boundary_ratio", f"{architecture} has one transformer"
 
 
 def check_encoder(architecture: str | None) -> None:

@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.trainer.number_ranges import AT_MOST
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
 from verl_omni.weight_sync.staging import summarize_names
 
 ALL_LINEAR = "all-linear"
 ALPHA = 64  # of a new adapter
 ADAPTER_PATH = "actor_rollout_ref.model.lora_adapter_path"
+RANK = "actor_rollout_ref.model.lora_rank"
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def fill_in(model: DictConfig, rollout: DictConfig) -> None:
@@ -25,7 +28,14 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         ValueError: no model family matches, the family does not support what the model or the settings have, or
             training cannot continue from `lora_adapter_path`.
     """
-    from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, refuse_steps, training_adapter
+    from verl_omni.pipelines.registry import (
+        FAMILIES,
+        check_engine_settings,
+        family,
+        reads_extra_ids,
+        refuse_steps,
+        training_adapter,
+    )
 
     given, folder = model.path, model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
@@ -44,6 +54,8 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
+    _check_sampler(model.architecture, adapter, folder, rollout)
+    check_engine_settings(model.architecture, rollout.engine_kwargs.vllm_omni)
     if rollout.step_execution and family(model.architecture).stepwise is False:
         refuse_steps(model.architecture)
     if model.extra_tokenizers and not reads_extra_ids(model.architecture):
@@ -76,6 +88,37 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         )
 
 
+def _check_sampler(architecture: str, adapter: Any, folder: Path, rollout: DictConfig) -> None:
+    """Refuse settings of samples that the engine would refuse at the first request, and a scheduler it has no use for.
+
+    Raises:
+        ValueError: the scheduler is not supported, samples cannot have the size, prompts not the length, or the shift
+            of noise levels is set twice.
+    """
+    from verl_omni.pipelines.sample_shapes import size_check
+    from verl_omni.pipelines.scheduler_config import scheduler_config
+
+    if hasattr(adapter, "SCHEDULERS") and (folder / "scheduler").is_dir():  # `drl fit` needs none
+        scheduler_config(folder, adapter.SCHEDULERS, dynamic=adapter.DYNAMIC_SHIFT)
+    # Files that are missing are found when the parts of the model are loaded.
+    whole = all((folder / part / "config.json").is_file() for part in ("transformer", "vae"))
+    size = size_check(architecture, folder) if whole else None
+    longest = getattr(adapter, "MOST_TOKENS", None)
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    for group, pipeline in (("pipeline", rollout.pipeline), ("val_kwargs.pipeline", evaluated)):
+        name, length = f"{ROLLOUT}.{group}", pipeline.max_sequence_length
+        if size is not None and (problem := size(pipeline.height, pipeline.width)):
+            raise ValueError(f"{name}: {problem}")
+        if longest is not None and length is not None and length > longest:
+            raise ValueError(f"{name}.max_sequence_length: {architecture} reads at most {longest} tokens, not {length}")
+    shift, of_engine = rollout.pipeline.video_flow_shift, rollout.engine_kwargs.vllm_omni.get("flow_shift")
+    if None not in (shift, of_engine) and shift != of_engine:
+        raise ValueError(
+            f"{ROLLOUT}.pipeline.video_flow_shift: {shift} differs from {ROLLOUT}.engine_kwargs.vllm_omni.flow_shift, "
+            f"which is {of_engine}; write one of them"
+        )
+
+
 def continue_from_adapter(model: DictConfig, base: Path, not_adapted: str | None) -> None:
     """Take rank, alpha and layers from a saved adapter, and refuse settings that contradict it.
 
@@ -101,6 +144,11 @@ def continue_from_adapter(model: DictConfig, base: Path, not_adapted: str | None
                 f"{value}; leave the setting out"
             )
         model[name] = value
+    most, reason = AT_MOST[RANK]
+    if adapter.rank > most:
+        raise saved_adapter.AdapterNotUsable(
+            f"{ADAPTER_PATH}: its rank is {adapter.rank}, above {most}: {reason}; {saved_adapter.FUSE}"
+        )
     if not_adapted and (unreached := [layer for layer in adapter.layers if re.fullmatch(not_adapted, layer)]):
         raise saved_adapter.AdapterNotUsable(
             f"{ADAPTER_PATH}: the engine cannot adapt {summarize_names(unreached)}; {saved_adapter.FUSE}"

@@ -12,11 +12,13 @@ from verl_omni.trainer.pools import NETWORK, VERL_BACKENDS
 from verl_omni.trainer.reference_scorers import is_placeholder
 from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.trainer.value_types import is_number
+from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
+OF_KL = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.diffusion_loss.exact_kl")
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
@@ -73,12 +75,14 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     # Imports torch, before which modules of users are imported.
-    from verl_omni.pipelines.registry import reads_extra_ids
+    from verl_omni.pipelines.registry import FAMILIES, reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     for name in (LOG_PROBS, KL):
         if reason := unneeded(settings.actor.diffusion_loss.loss_mode, name, given.get(name)):
             yield name, reason
+    if settings.actor.get("use_kl_loss") is False:
+        yield from ((name, f"without {KL}=true the loss has no KL") for name in OF_KL if given.get(name))
     noisy = settings.rollout.algo.noise_level > 0  # a window is checked only then
     if given.get(CONTIGUOUS) is False and noisy and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"
@@ -96,10 +100,15 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield name, "with bypass_mode=true the loss has the ratio to the engine's policy already"
     if given.get(f"{MODEL}.extra_tokenizers") and not reads_extra_ids(settings.model.architecture):
         yield f"{MODEL}.extra_tokenizers", "the model family tokenizes the prompt for each of its text encoders itself"
+    if settings.model.architecture in FAMILIES and not FAMILIES[settings.model.architecture].videos:
+        for name in (f"{ROLLOUT}.pipeline.video_flow_shift", f"{ROLLOUT}.val_kwargs.pipeline.video_flow_shift"):
+            if given.get(name) is not None:
+                yield name, f"{settings.model.architecture} generates images; their scheduler's shift is the model's"
     for name in given:
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+    yield from _of_engine(settings, given)
     yield from _of_no_noise(settings.rollout, given)
     yield from _unread_guidance(settings, given)
     if settings.model.lora_adapter_path is not None:
@@ -115,6 +124,23 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+
+
+def _of_engine(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings of the engine that do nothing with the others, or that the model's family does not read."""
+    from verl_omni.pipelines.registry import FAMILIES, unread_engine_settings
+
+    engine = {name: value for name, value in settings.rollout.engine_kwargs.vllm_omni.items() if value is not None}
+    rollout = settings.rollout
+    idle = engine_settings.without_effect(
+        engine, enforce_eager=rollout.enforce_eager, attention_backend=rollout.rollout_attn_backend
+    )
+    found = dict(idle)
+    if settings.model.architecture in FAMILIES:  # known when the model's folder has been read
+        found |= unread_engine_settings(settings.model.architecture, engine)
+    for name, reason in found.items():
+        if (full := f"{engine_settings.GROUP}.{name}") in given:
+            yield full, reason
 
 
 def _of_no_noise(rollout: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ class Lora(StrictModel):
         "targetModules; the base stays the reference of a KL loss. Default: a new adapter.",
     )
     rank: int | None = Field(
-        default=None, ge=1, le=1024, description="Rank of the adapter. Default: 32, or that of startFrom."
+        default=None, ge=1, le=512, description="Rank of the adapter. Default: 32, or that of startFrom."
     )
     alpha: int | None = Field(
         default=None,

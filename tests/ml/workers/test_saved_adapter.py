@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ml.workers.tiny_actor import model_settings
 from verl_omni.trainer import model_settings as driver
-from verl_omni.trainer import settings
+from verl_omni.trainer import number_ranges, settings
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -317,6 +317,15 @@ def test_what_is_no_adapter_of_the_model_is_refused_before_the_start(
 def test_layers_that_the_engine_cannot_adapt_are_refused(model_folder: Path, tmp_path: Path) -> None:
     folder = write_peft(trained(model_folder, ["norm1.linear"]), tmp_path / "adapter")
     with pytest.raises(saved_adapter.AdapterNotUsable, match=r"the engine cannot adapt .*norm1.linear.*fuse it"):
+        filled(model_folder, folder)
+
+
+def test_a_rank_that_the_engine_does_not_support_is_refused(
+    model_folder: Path, before: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_peft(before, tmp_path / "adapter")
+    monkeypatch.setitem(number_ranges.AT_MOST, f"{MODEL}.lora_rank", (RANK - 1, "so says the engine"))
+    with pytest.raises(saved_adapter.AdapterNotUsable, match=r"its rank is 4, above 3: so says the engine; fuse it"):
         filled(model_folder, folder)
 
 

@@ -10,6 +10,7 @@ from verl.workers.config import RolloutConfig
 
 from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
+from verl_omni.utils import engine_settings
 from verl_omni.workers.config.diffusion import reference_fields
 
 ROLLOUT_ADAPTERS = ("default", "old")
@@ -28,9 +29,10 @@ class DiffusionPipelineConfig(BaseConfig):
         true_cfg_scale, guidance_scale: scale of classifier-free guidance, 1.0: none; a family uses one of the two.
         max_sequence_length: tokens of the longest text encoder; prompt embeddings are padded to it.
         num_frames: frames of a video; 1 for an image.
-        output_type: `image` (pixels; `pt` means the same) or `latent`.
+        output_type: `image` (pixels; `pt` and `np` mean the same) or `latent`.
         pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
-        aspect_ratio, frame_rate, video_flow_shift: the reference's; only their defaults, which no request carries.
+        video_flow_shift: replaces the shift of a video model's scheduler; None: the model's own.
+        aspect_ratio, frame_rate: the reference's; only their defaults, which no request carries.
 
     Raises:
         ValueError: a value of the reference's settings is not supported.
@@ -47,7 +49,7 @@ class DiffusionPipelineConfig(BaseConfig):
     pixel_dtype: str = "uint8"
     aspect_ratio: str | None = None
     frame_rate: float = 24.0
-    video_flow_shift: float = 12.0
+    video_flow_shift: float | None = None
 
     def __post_init__(self) -> None:
         reference_fields.check(self, f"{ROLLOUT}.pipeline")
@@ -131,6 +133,8 @@ class DiffusionRolloutConfig(RolloutConfig):
         seed: determines the noise of training samples; None: that of the run (`trainer.seed`).
         rollout_attn_backend: attention backend of the pipeline, by vLLM-Omni's name, unless `engine_kwargs.vllm_omni`
             sets one.
+        engine_kwargs: `vllm_omni` has settings of the engine's stage by name (`utils/engine_settings.py`); afterwards
+            only those that it is handed, in their types.
         step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.
         rollout_adapter: policy that samples: `default`, the trained one, or `old`.
         external_lib: module to import in the server's process before the engine starts.
@@ -147,7 +151,8 @@ class DiffusionRolloutConfig(RolloutConfig):
         llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 
     Raises:
-        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
+        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, `deadline_seconds` is not positive, or a setting of
+            the engine is unknown or not supported.
         NotImplementedError: pipeline parallelism is requested.
     """
 
@@ -176,9 +181,10 @@ class DiffusionRolloutConfig(RolloutConfig):
     def __post_init__(self) -> None:
         for name, kind in _GROUPS.items():
             object.__setattr__(self, name, reference_fields.typed(getattr(self, name), kind))
-        engine = (self.engine_kwargs or {}).get("vllm_omni") or {}
+        engine = reference_fields.plain((self.engine_kwargs or {}).get("vllm_omni")) or {}
         if engine.get("output_mode") != "ar":  # whose engine has these settings
             reference_fields.check(self, ROLLOUT)
+            self._read_engine(engine)
         if self.mode == "sync":
             raise ValueError("Rollout mode 'sync' is not supported: a diffusion rollout is always 'async'")
         if self.rollout_adapter not in ROLLOUT_ADAPTERS:
@@ -191,6 +197,14 @@ class DiffusionRolloutConfig(RolloutConfig):
             raise NotImplementedError(
                 "vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1"
             )
+
+    def _read_engine(self, given: dict[str, Any]) -> None:
+        """Keep the engine's settings that it is handed."""
+        arguments, problems = engine_settings.read(given)
+        if problems:
+            raise ValueError("\n".join(problems))
+        if given:
+            object.__setattr__(self, "engine_kwargs", {**self.engine_kwargs, "vllm_omni": arguments})
 
 
 _GROUPS: dict[str, type[Any]] = {
