@@ -22,6 +22,7 @@ POSITIVE = (
     f"{ACTOR}.optim.clip_grad",
     f"{ACTOR}.ppo_epochs",
     f"{ACTOR}.ppo_mini_batch_size",
+    f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift",
     f"{ROLLOUT}.n",
     *(f"{group}pipeline.{name}" for group in SAMPLED for name in (*SIZES, "video_flow_shift")),
 )

@@ -74,7 +74,7 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     # Imports torch, before which modules of users are imported.
-    from verl_omni.pipelines.registry import FAMILIES, reads_extra_ids
+    from verl_omni.pipelines.registry import FAMILIES, IMAGE_SHIFT, reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     for name in (LOG_PROBS, KL):
@@ -102,7 +102,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     if settings.model.architecture in FAMILIES and not FAMILIES[settings.model.architecture].videos:
         for name in (f"{ROLLOUT}.pipeline.video_flow_shift", f"{ROLLOUT}.val_kwargs.pipeline.video_flow_shift"):
             if given.get(name) is not None:
-                yield name, f"{settings.model.architecture} generates images; their scheduler's shift is the model's"
+                yield name, IMAGE_SHIFT.format(settings.model.architecture)
     for name in given:
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:

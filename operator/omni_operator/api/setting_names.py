@@ -389,6 +389,7 @@ POSITIVE = {
     "actor_rollout_ref.actor.optim.clip_grad": "",
     "actor_rollout_ref.actor.ppo_epochs": "",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.flow_shift": "",
     "actor_rollout_ref.rollout.n": "",
     "actor_rollout_ref.rollout.pipeline.height": "",
     "actor_rollout_ref.rollout.pipeline.max_sequence_length": "",
