@@ -118,6 +118,7 @@ class LatentHttpSettings(ScorerSettings):
     )
     timeout: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
     max_retries: int = Field(default=2, ge=0, le=100, description="Attempts after the first.")
+    retry_backoff: float = Field(default=1.0, ge=0, le=3600, description="Seconds before the second attempt.")
     noise_level: float = Field(default=0.0, ge=0, description="Of the noise that the server adds to the latents.")
     noise_seed: int | None = Field(default=None, description="Seed of that noise.")
     score_scale: float = Field(default=1.0, description="The server's score is multiplied by this.")
@@ -156,6 +157,7 @@ class Hpsv3Settings(ScorerSettings):
         description=f"The base model, of which the weights are not read: {FOLDER}",
     )
     device: Device = Field(default="cpu", description="Device of the model.")
+    score_scale: float = Field(default=1.0, description="Factor of the score.")
 
 
 class ClapSettings(ScorerSettings):
