@@ -20,10 +20,10 @@ from verl_omni.trainer import (
     checkpoints,
     data,
     generation_ahead,
-    judges,
     metrics,
     rank_rows,
     sample_generation,
+    scorer_devices,
     shown_samples,
 )
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
@@ -233,7 +233,7 @@ class DiffusionTrainer:
         )  # fmt: skip
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
-        score = self._score_all if judges.sleeps(self.config) else None
+        score = self._score_all if scorer_devices.scores_late(self.config) else None
         prompts.meta_info |= {"carry_responses": saved, "store_samples": True}
         if self._ahead is None:
             samples = self._generate_scored(prompts, score, version)
@@ -263,7 +263,7 @@ class DiffusionTrainer:
             return watched(call, lambda: updates.while_lost(self._poll_requests), self.stack.before_ray_ends.append)
 
     def _score_all(self, samples: DataProto) -> DataProto:
-        """Have the judge on the trainer's accelerators score a batch, while the engines sleep."""
+        """Have the judge, or scorers, on the trainer's accelerators score a batch, while the engines sleep."""
         self._sleep_engines()
         found: DataProto = self.stack.rewards.compute_rm_score(samples)
         return found
@@ -316,7 +316,7 @@ class DiffusionTrainer:
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
-            score = self._score_all if judges.sleeps(self.config) else None
+            score = self._score_all if scorer_devices.scores_late(self.config) else None
 
             def generate() -> sample_generation.ScoredSamples:
                 return self._generate_scored(prompts, score, step)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
 from verl_omni.trainer.pools import NETWORK, VERL_BACKENDS
-from verl_omni.trainer.reference_scorers import is_placeholder
+from verl_omni.trainer.reference_scorers import is_placeholder, replaced
 from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.trainer.value_types import is_number
 from verl_omni.utils import engine_settings
@@ -120,6 +120,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+    yield from replaced(given)
 
 
 def _of_engine(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

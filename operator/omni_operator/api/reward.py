@@ -71,6 +71,9 @@ class Http(StrictModel):
     )
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the server is unreachable or busy.")
+    retry_backoff_seconds: float = Field(
+        default=1.0, ge=0, le=3600, description="Pause before the second attempt; later ones are longer, up to 10 s."
+    )
     batched: bool = Field(
         default=False,
         description="true: a request has a list `samples` of images and prompts, and its answer a list `scores`.",

@@ -215,6 +215,8 @@ def _arguments(scorer: Scorer) -> Settings:
     if scorer.http:
         server = {"url": scorer.http.url, "timeout": scorer.http.timeout_seconds, "attempts": scorer.http.attempts}
         server |= {"protocol": "pickle"} if scorer.http.protocol == "Pickle" else {}
+        if "retry_backoff_seconds" in scorer.http.model_fields_set:
+            server["retry_backoff"] = scorer.http.retry_backoff_seconds
     # The models refuse mappings, the only values that `JsonValue` has and `Value` has not.
     return {**server, **cast(Settings, scorer.settings)}
 

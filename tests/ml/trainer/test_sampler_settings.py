@@ -115,7 +115,7 @@ def test_another_class_of_scheduler_too(models: dict[str, Path], tmp_path: Path,
 
 def test_two_shifts_that_differ_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
     engine = "engine_kwargs.vllm_omni.flow_shift=3"
-    with pytest.raises(ValueError, match=r"video_flow_shift: 5.0 differs from .*flow_shift, which is 3; write one"):
+    with pytest.raises(ValueError, match=r"video_flow_shift: 5.0 differs from .*flow_shift, which is 3.0; write one"):
         load(tmp_path, models["wan"], engine, "pipeline.video_flow_shift=5.0")
     load(tmp_path, models["wan"], engine, "pipeline.video_flow_shift=3.0")
 
