@@ -24,7 +24,7 @@ PROJECTIONS = 32  # |y| differs from |v| by about 1 / sqrt(2 K) = 12%
 # latter not below `rounding_limit`.
 VELOCITY_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 SIZE_SHARE = 0.1  # of that limit: the limit for the mean relative difference of their sizes, at any depth and guidance
-# One pass through L >= 12 layers of Wan, Qwen-Image or Stable Diffusion 3 with random weights, in bfloat16, differs from
+# In bfloat16, a pass through L >= 12 layers of Wan, Qwen-Image or Stable Diffusion 3 with random weights differs from
 # one in float32 by 0.002 to 0.004 sqrt(L) (tests/ml/algos/test_rounding_limit.py).
 ROUNDING_OF_LAYERS = 0.004
 
@@ -72,7 +72,7 @@ def size_difference(trainer: Tensor, engine: Tensor) -> Tensor:
 
 
 def squared_difference(trainer: Tensor, engine: Tensor) -> Tensor:
-    """Estimate of |v_trainer - v_engine|^2 / |v_engine|^2 of each row without bias, [B], from `velocity_projections`."""
+    """Unbiased estimate of |v_trainer - v_engine|^2 / |v_engine|^2 of each row, [B], from `velocity_projections`."""
     return _relative((trainer - engine)[:, :PROJECTIONS].pow(2).sum(1), engine[:, -1] ** 2)
 
 

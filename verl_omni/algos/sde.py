@@ -75,7 +75,7 @@ def velocity_error_effect(
 ) -> Tensor:
     """Expected change of `log_prob` if the velocity has an error that does not depend on the noise of the step, [B].
 
-    At most 0: the mean of the next latent is linear in the velocity, and its error adds its square to that of the noise.
+    At most 0: the mean of the next latent is linear in the velocity, and the square of its error adds to the noise's.
 
     Args:
         squared_error: mean square of the error over the elements of the velocity, float32 [B].

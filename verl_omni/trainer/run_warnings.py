@@ -64,7 +64,7 @@ def clipping_text(metrics: Mapping[str, float | None]) -> str | None:
         return None
     return (
         f"Before anything was learned in a step, the clip range excluded {negative:.0%} of the terms with a negative "
-        f"advantage and {positive:.0%} of those with a positive one: the log-probabilities of engine and trainer differ "
+        f"advantage and {positive:.0%} of those with a positive one: log-probabilities of engine and trainer differ "
         "in one direction, by more than clip_ratio. Raise actor.diffusion_loss.clip_ratio, let both compute in "
         "float32, or write algorithm.rollout_correction.bypass_mode=false."
     )
