@@ -305,10 +305,17 @@ def sde_window(data: Data) -> Section:
             for run in own
         ]
     means = {variant: statistics.mean(values) for variant, values in gains.items()}
-    errors = {variant: standard_error(values) for variant, values in gains.items()}
-    error = math.hypot(*errors.values())
-    difference = means["prompt"] - means["sample"]
-    found = "no difference beyond it was found" if abs(difference) <= 2 * error else "that is more than twice as much"
+    compared = (
+        f"The reward rises by {means['prompt']:.3f} on average with a shared window, and by {means['sample']:.3f} with "
+        "one for each sample"
+    )
+    if min(len(values) for values in gains.values()) < SEEDS_FOR_STALENESS:
+        compared += f"; too few runs to compare them, of which {SEEDS_FOR_STALENESS} seeds each are needed."
+    else:
+        error = math.hypot(*(standard_error(values) for values in gains.values()))
+        difference = means["prompt"] - means["sample"]
+        found = "no difference was found" if abs(difference) <= 2 * error else "that is more than twice as much"
+        compared += f": {difference:+.3f}, with a standard error over the seeds of {error:.3f}, so {found}."
     return Section(
         [
             f"The main example with noise in {window['size']} consecutive steps of the first {window['end']}, in "
@@ -316,10 +323,7 @@ def sde_window(data: Data) -> Section:
             "and late steps in the samples of a prompt, which are compared with each other. All runs of a seed have "
             "the same prompts. Other work ran on the same machine.",
             table(["window", "seed", *(f"reward at step {step}" for step in steps)], rows),
-            f"The reward rises by {means['prompt']:.3f} ± {errors['prompt']:.3f} (standard error over the seeds) with "
-            f"a shared window, and by {means['sample']:.3f} ± {errors['sample']:.3f} with one for each sample. The "
-            f"difference is {difference:+.3f}, with a standard error of {error:.3f}: {found}. A shared window costs "
-            "nothing, and is the default.",
+            compared,
         ],
     )
 
