@@ -67,7 +67,11 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
     return DataProto(
         batch=None,
         non_tensor_batch=columns,
-        meta_info={"global_steps": version, "rollout_seed": hashed_seed("samples", seed, step)},
+        meta_info={
+            "global_steps": version,
+            "finished_steps": step - 1,
+            "rollout_seed": hashed_seed("samples", seed, step),
+        },
     )
 
 

@@ -202,7 +202,6 @@ REFERENCE_DEFAULTS = {
     f"{ROLLOUT}.val_kwargs.pipeline.num_inference_steps": "50",
     f"{ALGO}.noise_level": "1.0",
     f"{ALGO}.iters_per_group": "1",
-    f"{ALGO}.sde_window_seed": "0",
     "trainer.n_gpus_per_node": "8",
     "trainer.save_freq": "-1",
     "trainer.test_freq": "-1",

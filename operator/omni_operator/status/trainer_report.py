@@ -42,7 +42,7 @@ OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
 WARNING_REASONS = frozenset({
     "SamplesCollapsed", "PolicyDiverged", "RewardConstant", "CheckpointsSetAside", "ResumedWithChanges",
     "CheckpointDropped", "ReplicaRemoved", "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect",
-    "PromptsTruncated", "ReportNotWritten", OUTPUT_NOT_SENT,
+    "PromptsTruncated", "ReportNotWritten", "ClippingOneSided", OUTPUT_NOT_SENT,
 })  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255

@@ -47,6 +47,13 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
         look=STATUS,
         action="Add the overrides that the message names, or lower `spec.rollout.batchesAhead`.",
     ),
+    "ClippingOneSided": Explanation(
+        shown=("warning",),
+        meaning="Before anything was learned in a step, the clip range excluded far more terms with a negative "
+        "advantage than with a positive one, or the reverse: engine and trainer compute log-probabilities differently.",
+        look=STATUS,
+        action="Raise `diffusion_loss.clip_ratio`, or one of the other changes that the message names.",
+    ),
     "PromptsTruncated": Explanation(
         shown=("warning",),
         meaning="Prompts have more tokens than the model's text encoder reads "

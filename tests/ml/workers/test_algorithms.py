@@ -195,7 +195,7 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
-        "velocity_tolerance": 1e-3,
+        "velocity_tolerance": 1e-3, "limit_by_depth": False,
         "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
         "rollout_rs": None, "rollout_rs_threshold": None,
     }  # fmt: skip
@@ -232,7 +232,7 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
 
 @pytest.mark.parametrize(
     ("overrides", "limit"),
-    [
+    [  # in bfloat16 the actor raises it by depth and guidance, unless it is given
         (FLOAT32, 1e-3),
         ((*FLOAT32, f"{PARAM_DTYPE}=bf16"), 0.05),
         ((*FLOAT32, "actor_rollout_ref.rollout.dtype=bfloat16"), 0.05),
@@ -250,7 +250,8 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
 )
 def test_the_coarser_dtype_determines_how_far_velocities_may_differ(overrides: tuple[str, ...], limit: float) -> None:
     config = load("actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *overrides)
-    assert arguments(config, step=1)["velocity_tolerance"] == limit
+    made = arguments(config, step=1)
+    assert (made["velocity_tolerance"], made.get("limit_by_depth", False)) == (limit, limit == 0.05)
 
 
 def test_schedules_count_the_optimizer_steps_of_the_run() -> None:
