@@ -98,8 +98,8 @@ COMMON = (
     "data.trust_remote_code", "data.val_files", "data.val_max_samples", "ray_kwargs", "ray_kwargs.ray_init",
     "ray_kwargs.ray_init.address", "ray_kwargs.ray_init.num_cpus", "reward", "reward.aggregation", "reward.batch_size",
     "reward.custom_reward_function", "reward.custom_reward_function.name", "reward.custom_reward_function.path",
-    "reward.custom_reward_function.reward_kwargs", "reward.deadline_seconds", "reward.num_workers",
-    "reward.reward_functions", "reward.reward_manager", "reward.reward_manager.module",
+    "reward.custom_reward_function.reward_kwargs", "reward.deadline_seconds", "reward.max_failed_share",
+    "reward.num_workers", "reward.reward_functions", "reward.reward_manager", "reward.reward_manager.module",
     "reward.reward_manager.module.path", "reward.reward_manager.name", "reward.reward_manager.source",
     "reward.reward_model", "reward.reward_model.deadline_seconds", "reward.reward_model.enable",
     "reward.reward_model.enable_resource_pool", "reward.reward_model.model_path", "reward.reward_model.n_gpus_per_node",
@@ -228,7 +228,7 @@ NUMBERS = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_rollout_ref.rollout.val_kwargs.algo.noise_level",
     "actor_rollout_ref.rollout.val_kwargs.seed", "algorithm.old_policy_update_interval", "data.max_prompt_length",
     "data.seed", "data.train_batch_size", "data.train_max_samples", "data.val_max_samples", "reward.batch_size",
-    "reward.deadline_seconds", "reward.num_workers", "reward.reward_model.deadline_seconds",
+    "reward.deadline_seconds", "reward.max_failed_share", "reward.num_workers", "reward.reward_model.deadline_seconds",
     "reward.reward_model.n_gpus_per_node", "reward.reward_model.nnodes",
     "reward.reward_model.rollout.data_parallel_size", "reward.reward_model.rollout.expert_parallel_size",
     "reward.reward_model.rollout.gpu_memory_utilization", "reward.reward_model.rollout.max_num_batched_tokens",
@@ -301,9 +301,10 @@ NEVER_NULL = (
     "actor_rollout_ref.rollout.prompt_length", "actor_rollout_ref.rollout.step_execution",
     "actor_rollout_ref.rollout.tensor_model_parallel_size", "data.filter_overlong_prompts", "data.max_prompt_length",
     "data.shuffle", "data.train_batch_size", "data.train_files", "data.trust_remote_code", "reward.batch_size",
-    "reward.deadline_seconds", "trainer.log_val_generations", "trainer.n_gpus_per_node", "trainer.nnodes",
-    "trainer.output.deadline_s", "trainer.rollout_data_save_freq", "trainer.sample_prompts", "trainer.save_freq",
-    "trainer.seed", "trainer.test_freq", "trainer.use_v1", "trainer.val_before_train", "trainer.video_fps",
+    "reward.deadline_seconds", "reward.max_failed_share", "trainer.log_val_generations", "trainer.n_gpus_per_node",
+    "trainer.nnodes", "trainer.output.deadline_s", "trainer.rollout_data_save_freq", "trainer.sample_prompts",
+    "trainer.save_freq", "trainer.seed", "trainer.test_freq", "trainer.use_v1", "trainer.val_before_train",
+    "trainer.video_fps",
 )
 # Groups of settings, and those that are empty by default, so that null means empty.
 GROUPS = (

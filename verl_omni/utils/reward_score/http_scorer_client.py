@@ -34,4 +34,5 @@ async def compute_score(
         http.compute_score, data_source, as_pixels(solution_image), ground_truth, extra_info or {},
         url=server_url, timeout=timeout, protocol=PICKLE,
     )  # fmt: skip
+    assert found is not None  # only JSON has a score that is null
     return found["score"]
