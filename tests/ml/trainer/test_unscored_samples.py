@@ -14,7 +14,7 @@ from verl import DataProto
 
 from tests.ml.trainer.runs_in_memory import AHEAD, Trained, trainer
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
-from verl_omni.trainer import metrics
+from verl_omni.trainer import metrics, settings
 from verl_omni.trainer.checkpoints import path_of
 from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
 from verl_omni.trainer.run_warnings import RunWarnings
@@ -121,6 +121,12 @@ def test_a_batch_without_any_reward_stops_the_run_also_for_an_optional_scorer(tm
     for required in (True, False):
         with pytest.raises(TooManyUnscored, match=r"no connection\. 4 samples have no score, .* allows 3 in"):
             trainer(tmp_path / str(required), Down(required=required), 7, f"{AHEAD}=0", f"{SHARE}=1.0").fit(None)
+
+
+@pytest.mark.slow
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(settings.SettingsError, match=r"reward\.max_failed_share: must be from 0 to 1: 1\.5"):
+        settings.load(["data.train_files=t", "actor_rollout_ref.model.path=m", f"{SHARE}=1.5"])
 
 
 def test_metrics_are_over_the_samples_that_have_them() -> None:
