@@ -17,6 +17,7 @@ from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
+OF_KL = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.diffusion_loss.exact_kl")
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
@@ -72,12 +73,14 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     # Imports torch, before which modules of users are imported.
-    from verl_omni.pipelines.registry import reads_extra_ids
+    from verl_omni.pipelines.registry import FAMILIES, reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     for name in (LOG_PROBS, KL):
         if reason := unneeded(settings.actor.diffusion_loss.loss_mode, name, given.get(name)):
             yield name, reason
+    if settings.actor.get("use_kl_loss") is False:
+        yield from ((name, f"without {KL}=true the loss has no KL") for name in OF_KL if given.get(name))
     noisy = settings.rollout.algo.noise_level > 0  # a window is checked only then
     if given.get(CONTIGUOUS) is False and noisy and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"
@@ -95,6 +98,10 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield name, "with bypass_mode=true the loss has the ratio to the engine's policy already"
     if given.get(f"{MODEL}.extra_tokenizers") and not reads_extra_ids(settings.model.architecture):
         yield f"{MODEL}.extra_tokenizers", "the model family tokenizes the prompt for each of its text encoders itself"
+    if settings.model.architecture in FAMILIES and not FAMILIES[settings.model.architecture].videos:
+        for name in (f"{ROLLOUT}.pipeline.video_flow_shift", f"{ROLLOUT}.val_kwargs.pipeline.video_flow_shift"):
+            if given.get(name) is not None:
+                yield name, f"{settings.model.architecture} generates images; their scheduler's shift is the model's"
     for name in given:
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:

@@ -21,7 +21,6 @@ from .fields import (
     BUILTIN,
     ESTIMATOR,
     FIELDS,
-    GLOBAL_STD,
     IMPLIED,
     LORA,
     LOSS,
@@ -38,11 +37,11 @@ from .fields import (
     Refusal,
     algorithm_of,
     contradicting_names,
+    default_parallel_size,
     defaults,
     interval,
     job_name,
     joined_options,
-    named_algorithm,
     number,
     ratio_of_reference,
     settings_in,
@@ -149,7 +148,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
     made.offline = own.get(SOURCE) == "offline"
     made.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
     algorithm = algorithm_of(own)
-    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
+    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: value_of(name, texts_given) for name in texts_given}
     made.put("algorithm.name", algorithm or "FlowGRPO")
@@ -260,19 +259,15 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
 
 
 def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
-    """Advantages other than those of the job's algorithm are a setting of their standard deviation."""
+    """Refuse an estimator that does not exist, or contradicts the algorithm; the others give the same advantages."""
     algorithm = made.spec["algorithm"]["name"]
-    default = "dance_grpo" if named_algorithm(values) == "DanceGRPO" else ESTIMATORS.get(algorithm, "flow_grpo")
-    estimator = values.get(ESTIMATOR, default)
+    estimator = values.get(ESTIMATOR, ESTIMATORS.get(algorithm, "flow_grpo"))
     if estimator not in ESTIMATORS.values():
         raise Refusal(f"{estimator} is not supported; write {' or '.join(dict.fromkeys(ESTIMATORS.values()))}")
     if found := contradicting_names(values):
         raise Refusal(found[1], found[0])
     if reason := describe_unsupported(ESTIMATOR, estimator, LOSSES.get(algorithm)):
         raise Refusal(reason.removeprefix(f"{ESTIMATOR}: "))
-    by_group = estimator == "dance_grpo"
-    if by_group != (algorithm == "DanceGRPO") and GLOBAL_STD not in values:
-        made.overrides.append(f"{GLOBAL_STD}={str(not by_group).lower()}")
 
 
 def _lora(made: _Made, values: Mapping[str, Any]) -> None:
@@ -346,7 +341,9 @@ def _judge(made: _Made, values: Mapping[str, Any]) -> None:
         return
     if not path:
         raise Refusal("the script names no model for its judge; write spec.reward.model.base")
-    made.put("reward.model", {"base": str(path), "tensorParallelSize": _number(values, JUDGE_FIELDS[5], 2)})
+    accelerators = _number(values, JUDGE_FIELDS[3], 8) if separate else values["trainer.n_gpus_per_node"]
+    parallel = _number(values, JUDGE_FIELDS[5], default_parallel_size(accelerators))
+    made.put("reward.model", {"base": str(path), "tensorParallelSize": parallel})
     if separate:
         vendor = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
         made.put("reward.model.placement", "Separate")

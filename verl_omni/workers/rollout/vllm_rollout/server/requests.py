@@ -14,9 +14,10 @@ from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat
 
 # `hasattr` on the class would miss fields with a default factory and hit methods.
 ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingParams)) - {"extra_args"}
-# Output types of the rollout settings, and the engine's names for them. The engine's default, PIL images, is for HTTP.
-OUTPUT_TYPES = {"image": "pt", "video": "pt", "latent": "latent"}
+# All but `latent` are pixels, for which the engine is asked for `pt`; its default, PIL images, is for HTTP.
+OUTPUT_TYPES = ("image", "video", "pt", "np", "pil", "latent")
 PIXEL_DTYPES = ("uint8", "float32")
+VIDEO_SHIFT = "video_flow_shift"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ def sample_format(params: Mapping[str, Any]) -> SampleFormat:
         _param_or_extra(params, "output_type") or "image",
         _param_or_extra(params, "pixel_dtype") or "uint8",
     )
-    if output_type not in {*OUTPUT_TYPES, "pil", "pt"}:
-        raise ValueError(f"Unknown output_type {output_type!r}; one of {sorted(OUTPUT_TYPES)}")
+    if output_type not in OUTPUT_TYPES:
+        raise ValueError(f"Unknown output_type {output_type!r}; one of {', '.join(OUTPUT_TYPES)}")
     if pixel_dtype not in PIXEL_DTYPES:
         raise ValueError(f"Unknown pixel_dtype {pixel_dtype!r}; one of {sorted(PIXEL_DTYPES)}")
     return SampleFormat(
@@ -82,7 +83,9 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
     """
     sample = sample_format(params)
     own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
-    extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args"}}
+    extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args", VIDEO_SHIFT}}
+    if params.get(VIDEO_SHIFT) is not None:
+        extra["flow_shift"] = params[VIDEO_SHIFT]  # the engine's name, which keeps other shifts out of a batch
     own["output_type"] = "latent" if sample.latent else "pt"
     if own.get("true_cfg_scale") == 0:
         own["true_cfg_scale"] = 1.0  # no guidance either; the engine takes 0 for "not set", whose default is 4
