@@ -79,6 +79,25 @@ def test_two_pools_are_estimated_each_for_its_device(job: Path, tmp_path: Path) 
     assert "on this machine, with both pools" in alone.stdout, alone.output
 
 
+@pytest.mark.slow
+def test_a_batch_size_among_the_settings_of_the_engine_is_that_of_the_estimate(job: Path, tmp_path: Path) -> None:
+    make_tiny_sd3(tmp_path / "model")
+    samples = {"model.base": "./model", "trainer.batch.prompts": "8"}
+
+    def activations(*changes: str) -> int:
+        assignments = [*(f"spec.{name}={value}" for name, value in samples.items()), *changes]
+        given = ["fit", str(job), "--device", "h100-80g", "--json", *(f"--set={one}" for one in assignments)]
+        result = CliRunner().invoke(app, given)
+        assert result.exit_code == 0, result.output
+        phases = json.loads(result.stdout)["device"]
+        return int(next(phase for phase in phases if phase["name"] == "generation")["parts"]["engine activations"])
+
+    engine = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.max_num_seqs"
+    whole, field = activations("spec.rollout.engine.maxBatchSize=64"), activations("spec.rollout.engine.maxBatchSize=4")
+    override = f"spec.algorithm.overrides=[{engine}=4]"
+    assert activations("spec.rollout.engine.maxBatchSize=64", override) == field < whole / 2
+
+
 def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> None:
     result = CliRunner().invoke(app, ["fit", str(job), "--device", "h100-80g", "--set", "spec.model.base=some/model"])
     assert result.exit_code == 2

@@ -20,6 +20,7 @@ from verl_omni.workers.algorithms import registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
+ENGINE = f"{ROLLOUT}.engine_kwargs.vllm_omni"
 FSDP, OPTIM = f"{ACTOR}.fsdp_config", f"{ACTOR}.optim"
 NFT = ["spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"]
 SEPARATE = ["spec.rollout.placement=Separate", "spec.rollout.batchesAhead=2"]
@@ -51,6 +52,16 @@ CASES = [
     (SEPARATE, [f"{ROLLOUT}.enable_sleep_mode=true"], "never sleeps"),
     (SEPARATE, [f"{V1}.sampler.max_off_policy_threshold=2"], "span 3 versions, more than 2"),
     ([*DPO, *SEPARATE], ["algorithm.sample_source=offline"], "nothing is generated"),
+    ([], [f"{ENGINE}.enable-cpu-offload=true"], "an engine's sleep does not free offloaded weights"),
+    ([], [f"{ENGINE}.vae_patch_parallel_size=2"], "2 is more than "),
+    (
+        [],
+        [
+            f"{ROLLOUT}.enable_sleep_mode=false", f"{ENGINE}.enable_layerwise_offload=true",
+            f"{ENGINE}.enable_cpu_offload=true",
+        ],
+        "is not read with enable_layerwise_offload",
+    ),
     # By a name of the reference.
     ([], [f"{ACTOR}.rollout_correction.loss_type=reinforce"], "the loss is PPO's clipped one"),
 ]  # fmt: skip

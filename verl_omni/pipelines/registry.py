@@ -6,13 +6,14 @@ refers to a family by name (docs/model-families.md). Users add theirs with `verl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from verl_omni.utils.engine_settings import GROUP
 from verl_omni.utils.registry import Registry, load
 
 POST_PROCESS = "get_post_process_func"
@@ -170,6 +171,25 @@ def refuse_steps(architecture: str | None) -> NoReturn:
     raise ValueError(
         f"actor_rollout_ref.rollout.step_execution: {architecture} is generated as whole requests only; write false"
     )
+
+
+def check_engine_settings(architecture: str | None, given: Mapping[str, Any]) -> None:
+    """Refuse settings of the engine (`engine_kwargs.vllm_omni`) that a model's family cannot take.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if given.get("enable_prompt_embed_cache") and family(architecture).images is not None:
+        raise ValueError(
+            f"{GROUP}.enable_prompt_embed_cache: embeddings of {architecture} depend on the input images, and the "
+            "cache looks only at the text; write false"
+        )
+
+
+def unread_engine_settings(architecture: str | None, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, reason) of each setting of the engine that a model's family does not read."""
+    if not family(architecture).experts and "boundary_ratio" in given:
+        yield "boundary_ratio", f"{architecture} has one transformer"
 
 
 def check_encoder(architecture: str | None) -> None:

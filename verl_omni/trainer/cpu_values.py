@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_omni.utils.engine_settings import GROUP as ENGINE
 from verl_omni.workers.rollout.cpu_settings import NEEDED
 
 ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
@@ -28,6 +29,11 @@ REPLACED: dict[str, tuple[Any, str]] = {
 IGNORED: dict[str, tuple[Any, str]] = {
     f"{ROLLOUT}.enforce_eager": (True, "the engine compiles nothing"),
     f"{ROLLOUT}.gpu_memory_utilization": (0.5, "the engine reserves no memory"),
+    f"{ENGINE}.diffusion_kv_cache_dtype": (None, "attention is torch's"),
+    f"{ENGINE}.enable_cpu_offload": (False, "weights are in host memory"),
+    f"{ENGINE}.enable_layerwise_offload": (False, "weights are in host memory"),
+    f"{ENGINE}.fa_deterministic": (False, "attention is torch's"),
+    f"{ENGINE}.force_cutlass_fp8": (False, "there are no kernels of CUTLASS"),
     f"{FSDP}.param_offload": (False, "weights are in host memory"),
     f"{FSDP}.optimizer_offload": (False, "the optimizer state is in host memory"),
 }

@@ -20,7 +20,14 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         FileNotFoundError: the folder is not in diffusers' layout.
         ValueError: no model family matches, or the family does not support what the model or the settings have.
     """
-    from verl_omni.pipelines.registry import FAMILIES, family, reads_extra_ids, refuse_steps, training_adapter
+    from verl_omni.pipelines.registry import (
+        FAMILIES,
+        check_engine_settings,
+        family,
+        reads_extra_ids,
+        refuse_steps,
+        training_adapter,
+    )
 
     given, folder = model.path, model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
@@ -40,6 +47,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
     _check_sampler(model.architecture, adapter, folder, rollout)
+    check_engine_settings(model.architecture, rollout.engine_kwargs.vllm_omni)
     if rollout.step_execution and family(model.architecture).stepwise is False:
         refuse_steps(model.architecture)
     if model.extra_tokenizers and not reads_extra_ids(model.architecture):

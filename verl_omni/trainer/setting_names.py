@@ -23,6 +23,7 @@ from verl_omni.trainer.registered_names import ARCHITECTURE, DEFAULT_LOOP, MISSI
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
 from verl_omni.trainer.unused_values import KL, LOG_PROBS
+from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.verl_names import AGENT_LOOP
 from verl_omni.workers.algorithms.registry import ALGORITHMS
@@ -40,8 +41,9 @@ from __future__ import annotations
 
 
 def setting_names(loss: str) -> frozenset[str]:
-    """Names of all settings of an algorithm; those of groups of settings too."""
-    return frozenset(_walk(OmegaConf.to_container(defaults(loss), resolve=False), ""))
+    """Names of all settings of an algorithm; those of groups of settings too, and all of the engine."""
+    own = frozenset(_walk(OmegaConf.to_container(defaults(loss), resolve=False), ""))
+    return own | {f"{engine_settings.GROUP}.{name}" for name in engine_settings.SETTINGS}
 
 
 def _walk(node: Any, prefix: str) -> Iterator[str]:
@@ -62,7 +64,7 @@ def render() -> str:
         *(f'    "{loss}": (\n{_lines(names - common, 8)}    ),\n' for loss, names in by_loss.items()),
         "}\n",
         "# Groups whose keys the user chooses.\n",
-        _tuple("OPEN", OPEN),
+        _tuple("OPEN", _open_groups()),
         "# What this project registers, by the setting that names one of them.\n",
         f'REGISTERED = {{\n    "{ARCHITECTURE}": {tuple(sorted(FAMILIES))!r},\n',
         f'    "{DEFAULT_LOOP}": {(AGENT_LOOP,)!r},\n}}\n',
@@ -73,6 +75,14 @@ def render() -> str:
         *_reference(),
     ]
     return HEADER + "".join(parts)
+
+
+def _open_groups() -> Iterator[str]:
+    """`OPEN`, with the groups among the engine's settings instead of those settings, whose names are known."""
+    yield from (name for name in OPEN if name != engine_settings.GROUP)
+    for name, setting in engine_settings.SETTINGS.items():
+        if setting.kind is dict:
+            yield f"{engine_settings.GROUP}.{name}"
 
 
 def _required() -> Iterator[str]:
@@ -95,7 +105,7 @@ def _values(by_loss: Mapping[str, frozenset[str]]) -> Iterator[str]:
     groups: dict[str, bool] = {}
     for loss, names in by_loss.items():
         config = defaults(loss)
-        known = value_types.kinds(config, sorted(names - SUPPORTED.keys()))
+        known = value_types.kinds(config, sorted(names - SUPPORTED.keys())) | _engine_kinds()
         for name in {*names, *known}:
             found.setdefault(name, set()).add(known.get(name))
         groups |= setting_groups.groups(config)
@@ -116,6 +126,13 @@ def _values(by_loss: Mapping[str, frozenset[str]]) -> Iterator[str]:
         yield f"{name} = {{\n{_entries({one: number_ranges.ADVICE.get(one, '') for one in settings})}}}\n"
 
 
+def _engine_kinds() -> dict[str, type]:
+    """Types of the engine's settings that are numbers or switches."""
+    kinds: dict[type, type] = {bool: bool, int: float, float: float}
+    found = ((name, kinds.get(setting.kind)) for name, setting in engine_settings.SETTINGS.items())
+    return {f"{engine_settings.GROUP}.{name}": kind for name, kind in found if kind is not None}
+
+
 def _entries(values: Mapping[str, str]) -> str:
     return "".join(f"    {json.dumps(name)}: {json.dumps(text)},\n" for name, text in sorted(values.items()))
 
@@ -130,6 +147,10 @@ def _reference() -> Iterator[str]:
             rejected.setdefault(f"{rule.accepted!r}, {json.dumps(rule.advice)}", []).append(name)
     for name, supported in sorted(SUPPORTED.items()):
         rejected.setdefault(f"{supported.values!r}, {json.dumps(supported.advice)}", []).append(name)
+    for name, setting in engine_settings.SETTINGS.items():
+        if setting.choices:
+            row = f"{(None, *setting.choices)!r}, {json.dumps(setting.meaning)}"
+            rejected.setdefault(row, []).append(f"{engine_settings.GROUP}.{name}")
     yield "# Settings of the reference, by the setting here that has their value. In a name, `.*` stands for a group.\n"
     yield "ELSEWHERE = {\n"
     yield from (f"    {json.dumps(name)}: {json.dumps(target)},\n" for name, target in elsewhere.items())

@@ -30,11 +30,13 @@ from verl_omni.trainer import (
     value_types,
 )
 from verl_omni.trainer.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
+from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
 from verl_omni.workers.algorithms import registry
 from verl_omni.workers.algorithms.other_names import LOSS, resolve
 
 CONFIG_NAME = "diffusion_trainer"
+ENGINE = engine_settings.GROUP
 # Groups whose keys the user chooses; supported_values.py and reward_settings.py check some of them.
 OPEN = (
     "data.apply_chat_template_kwargs",
@@ -42,7 +44,7 @@ OPEN = (
     "reward.reward_functions",
     "reward.scorer_kwargs",
     "reward.custom_reward_function.reward_kwargs",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm_omni",
+    ENGINE,
     "actor_rollout_ref.rollout.val_kwargs.pipeline",
     "actor_rollout_ref.rollout.val_kwargs.algo",
     "actor_rollout_ref.actor.optim.override_optimizer_config",
@@ -75,6 +77,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
         _apply(config, [_opened(override) for override in own.overrides])
         if wrong := setting_groups.find_problems(config, groups):
             raise SettingsError("\n".join(wrong))
+        _read_engine(config.actor_rollout_ref.rollout)
         given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
         if wrong := list(value_types.find_problems(config, _kinds(registry.ALGORITHMS[loss].like or loss), given)):
             raise SettingsError("\n".join(wrong))
@@ -89,8 +92,17 @@ def _joined(overrides: Sequence[str]) -> list[str]:
     found, rest = [], iter(overrides)
     for each in rest:
         option = _SHORT_OPTIONS.get(each, each)
-        found.append(f"{option}={next(rest, '')}" if option in _SHORT_OPTIONS.values() else each)
+        found.append(f"{option}={next(rest, '')}" if option in _SHORT_OPTIONS.values() else _spelled(each))
     return found
+
+
+def _spelled(override: str) -> str:
+    """The override with the name of an engine's setting as it is spelled here."""
+    match = _KEY.match(override)
+    if match is None or not match["key"].startswith(f"{ENGINE}."):
+        return override
+    value = "" if match["value"] is None else f"={match['value']}"
+    return f"{match['mark']}{engine_settings.full_name(match['key'])}{value}"
 
 
 def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
@@ -107,6 +119,23 @@ def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
     wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, _installed_trackers())]
     if wrong := [*registered_names.find_problems(config), *_differing_copies(config, own.copies), *wrong]:
         raise SettingsError("\n".join(wrong))
+
+
+def _read_engine(rollout: DictConfig) -> None:
+    """Give the engine's settings their types; a batch size among them is that of the rollout.
+
+    Raises:
+        SettingsError: one is unknown, or its value is not supported.
+    """
+    engine = rollout.engine_kwargs.vllm_omni
+    given = OmegaConf.to_container(engine, resolve=True)
+    arguments, problems = engine_settings.read(given)  # type: ignore[arg-type]
+    if problems:
+        raise SettingsError("\n".join(problems))
+    defaults = {name: None for name, value in given.items() if value is None and name in engine_settings.SETTINGS}
+    rollout.engine_kwargs.vllm_omni = {**defaults, **arguments}
+    if engine_settings.BATCH.rpartition(".")[2] in arguments:
+        rollout.max_num_seqs = f"${{{engine_settings.BATCH}}}"
 
 
 def _guide_evaluations(rollout: DictConfig) -> None:
@@ -257,8 +286,12 @@ def _settings_of_losses() -> frozenset[str]:
 
 
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of overrides, by name."""
-    return {match["key"]: _parsed(match["value"] or "") for each in overrides if (match := _KEY.match(each))}
+    """The values of overrides, by name; those of a mapping of the engine's settings too."""
+    given = (match for each in overrides if (match := _KEY.match(_spelled(each))))
+    found = {match["key"]: _parsed(match["value"] or "") for match in given}
+    inner = found.get(ENGINE)
+    own = inner if isinstance(inner, dict) else {}
+    return {**{engine_settings.full_name(f"{ENGINE}.{name}"): value for name, value in own.items()}, **found}
 
 
 def _parsed(text: str) -> Any:

@@ -22,7 +22,8 @@ from verl_omni.trainer import cpu_values
 from verl_omni.trainer.generated_file import write_or_check
 from verl_omni.trainer.settings import OPEN, defaults
 from verl_omni.trainer.supported_values import SUPPORTED
-from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule
+from verl_omni.utils import engine_settings
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 PAGE, SOURCE = Path("docs/settings.md"), Path("docs/figures/reference-settings.tsv")
@@ -49,6 +50,25 @@ many of its 40 published recipes set a value.
 On a machine without an accelerator, these settings of `actor_rollout_ref` have no effect either, and are named as well:
 {on_cpu}.
 """
+ENGINE_TITLE = "Settings of the engine"
+ENGINE_HEADER = f"""
+## {ENGINE_TITLE}
+
+Below `{engine_settings.GROUP}` a run, and each program that starts a
+[rollout server](rollout-server.md), may set these, with hyphens too. The engine is handed what is set, by name; null
+is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values that other settings
+rule out are refused at the start. What does nothing for a model's family or next to other settings is named.
+
+| setting | value | what it does |
+| --- | --- | --- |
+"""
+REFUSED_HEADER = """
+These are settings of vLLM-Omni that the stage of this trainer cannot take, unless their value asks for nothing:
+
+| setting | why |
+| --- | --- |
+"""
+_WRITTEN = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "group, or JSON text"}
 KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
 
 
@@ -95,6 +115,8 @@ def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None
             return KINDS[3], f"only {_listed(accepted)}: {advice}"
         case None:
             pass
+    if name.removeprefix(f"{engine_settings.GROUP}.") in engine_settings.SETTINGS:
+        return KINDS[0], f"used: [{ENGINE_TITLE}](#{ENGINE_TITLE.lower().replace(' ', '-')})"
     if any(name.startswith(f"{group}.") for group in OPEN):
         return KINDS[0], "used; one of a group whose names the user chooses"
     return None
@@ -163,6 +185,27 @@ def _parts(found: Sequence[Row]) -> Iterator[str]:
             yield f"\n## {section}\n\n| setting | recipes | default there | here |\n| --- | ---: | --- | --- |\n"
         short = row.name.removeprefix(f"{section}.")
         yield f"| `{short}` | {row.recipes} | {_there(row.default)} | {row.here} |\n"
+    yield from _engine()
+
+
+def _engine() -> Iterator[str]:
+    """The settings that the engine is handed, and those that it cannot take."""
+    yield ENGINE_HEADER
+    for name, setting in engine_settings.SETTINGS.items():
+        meaning = setting.meaning + (f": {_listed(setting.choices)}" if setting.choices else "")
+        yield f"| `{name}` | {_WRITTEN[setting.kind]} | {meaning} |\n"
+    reasons: dict[str, list[str]] = {}
+    for name, rule in sorted(rules().items()):
+        match rule:
+            case Rejected(advice=reason) if name.startswith(f"{engine_settings.GROUP}."):
+                reasons.setdefault(f"refused: {reason}", []).append(name)
+            case WithoutEffect(reason=reason) if name.startswith(f"{engine_settings.GROUP}."):
+                reasons.setdefault(f"without effect: {reason}", []).append(name)
+            case _:
+                pass
+    yield REFUSED_HEADER
+    for reason, names in reasons.items():
+        yield f"| {', '.join(_code(name.rpartition('.')[2]) for name in names)} | {reason} |\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from verl_omni.trainer.pools import NETWORK, VERL_BACKENDS
 from verl_omni.trainer.reference_scorers import is_placeholder
 from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.trainer.value_types import is_number
+from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -106,6 +107,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
             yield name, f"training does not run the sampler; {rule.name} is that of the samples"
+    yield from _of_engine(settings, given)
     yield from _of_no_noise(settings.rollout, given)
     yield from _unread_guidance(settings, given)
     if settings.model.lora_rank <= 0:
@@ -118,6 +120,23 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+
+
+def _of_engine(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings of the engine that do nothing with the others, or that the model's family does not read."""
+    from verl_omni.pipelines.registry import FAMILIES, unread_engine_settings
+
+    engine = {name: value for name, value in settings.rollout.engine_kwargs.vllm_omni.items() if value is not None}
+    rollout = settings.rollout
+    idle = engine_settings.without_effect(
+        engine, enforce_eager=rollout.enforce_eager, attention_backend=rollout.rollout_attn_backend
+    )
+    found = dict(idle)
+    if settings.model.architecture in FAMILIES:  # known when the model's folder has been read
+        found |= unread_engine_settings(settings.model.architecture, engine)
+    for name, reason in found.items():
+        if (full := f"{engine_settings.GROUP}.{name}") in given:
+            yield full, reason
 
 
 def _of_no_noise(rollout: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -13,13 +15,25 @@ from .suggestions import nearest_setting
 
 DEFAULT_LOSS = "flow_grpo"
 CORRECTION = "algorithm.rollout_correction"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
 BYPASS = f"{CORRECTION}.bypass_mode"
 _REJECTED = {name: (accepted, advice) for accepted, advice, names in REJECTED for name in names}
 
 
+def setting_here(name: str) -> str:
+    """The setting that has the value of an override here.
+
+    Settings of the engine may be spelled with hyphens, and some of the reference have other names.
+    """
+    if name.startswith(f"{ENGINE}."):
+        own, dot, inner = name.removeprefix(f"{ENGINE}.").partition(".")
+        name = f"{ENGINE}.{own.replace('-', '_')}{dot}{inner}"
+    return ELSEWHERE.get(name, name)
+
+
 def describe_reserved(name: str) -> str | None:
     """Why an override may not set `name`, whichever trainer runs; None if it may."""
-    owner = owner_of(ELSEWHERE.get(name, name))
+    owner = owner_of(setting_here(name))
     return f"{name} is reserved: {owner} sets it" if owner else None
 
 
@@ -31,6 +45,11 @@ def describe_unsupported(name: str, value: str, loss: str | None) -> str | None:
     Args:
         loss: the trainer's name of the algorithm; None if it is not known, or one of the user's.
     """
+    if name.startswith(f"{ENGINE}."):
+        name = setting_here(name)
+    if name == ENGINE and value.lstrip().startswith("{"):
+        inner = (describe_unsupported(f"{ENGINE}.{own}", "null", loss) for own in _names_in(value))
+        return next((text for text in inner if text), None)
     if name not in _REJECTED and any(name.startswith(f"{group}.") for group in OPEN):
         return None
     known = {*COMMON, *BY_LOSS[loss or DEFAULT_LOSS]}
@@ -59,7 +78,15 @@ def limits_older_samples(loss: str | None) -> bool:
 
 def has_no_effect(name: str) -> bool:
     """Whether a setting of the reference does nothing here."""
-    return name not in COMMON and _reference_rule(name) in WITHOUT_EFFECT
+    return name not in COMMON and _reference_rule(setting_here(name)) in WITHOUT_EFFECT
+
+
+def _names_in(mapping: str) -> Iterator[str]:
+    """Names in the text of a mapping, not those in mappings inside it."""
+    text = mapping.strip().removeprefix("{").removesuffix("}")
+    while (flat := re.sub(r"\{[^{}]*\}", "", text)) != text:
+        text = flat
+    yield from re.findall(r"(?:^|,)\s*([A-Za-z_][A-Za-z0-9_-]*)\s*:", text)
 
 
 def _reference_rule(name: str) -> str | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .base import Violation
+from .override_names import ENGINE, setting_here
 from .override_values import find_wrong_values, is_number, read_value
 from .rollout import Rollout
-from .setting_names import BY_LOSS, COMMON, ELSEWHERE
+from .setting_names import BY_LOSS, COMMON
 from .training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, Algorithm, Trainer
 
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
@@ -21,6 +22,8 @@ WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warm
 FILTER, EPOCHS = "data.filter_overlong_prompts", "trainer.total_epochs"
 DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")
 FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
+OFFLOADS = tuple(f"{ENGINE}.enable_{name}_offload" for name in ("cpu", "layerwise"))
+SLEEP = f"{ROLLOUT}.enable_sleep_mode"
 DIVISORS = (FSDP_SIZE, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size")
 
 
@@ -42,7 +45,7 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
     given: dict[str, _Given] = {}
     for place, line in enumerate(algorithm.overrides):
         if match := OVERRIDE.match(line):
-            name = ELSEWHERE.get(match[2], match[2])
+            name = setting_here(match[2])
             # The last one counts, also for settings in a group that it replaces.
             given = {other: one for other, one in given.items() if other != name and not other.startswith(f"{name}.")}
             if "${" not in match[3]:
@@ -60,6 +63,7 @@ def override_violations(algorithm: Algorithm, trainer: Trainer, rollout: Rollout
         _sampler(given, algorithm.name, rollout),
         _pools(given, rollout),
         _ahead(given, rollout),
+        _engine(given, rollout),
     )
     for name, text in (found for check in checks for found in check):
         yield Violation(("algorithm", "overrides", given[name].place), f"{name}: {text}")
@@ -147,7 +151,7 @@ def _pools(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, st
         return
     if backend == "naive":
         yield BACKEND, "naive is for engines on the trainer's accelerators; remove it"
-    for name in (f"{ROLLOUT}.free_cache_engine", f"{ROLLOUT}.enable_sleep_mode"):
+    for name in (f"{ROLLOUT}.free_cache_engine", SLEEP):
         if _value(given, name) is True:
             yield name, "an engine in pods of its own (spec.rollout.placement Separate) never sleeps; remove it"
 
@@ -163,6 +167,21 @@ def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, st
             name,
             f"samples generated {ahead} batches ahead (spec.rollout.batchesAhead) span {ahead + 1} versions, more than "
             f"{most}; raise it, or write {strategy}=drop",
+        )
+
+
+def _engine(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, str]]:
+    """Settings of the engine that others rule out."""
+    offloads = [name for name in OFFLOADS if _value(given, name)]
+    if len(offloads) > 1:
+        yield offloads[0], f"is not read with {offloads[1].rpartition('.')[2]}; write one"
+    if offloads and not rollout.separate and _value(given, SLEEP) is not False:
+        yield offloads[0], f"an engine's sleep does not free offloaded weights; write {SLEEP}=false"
+    ranks, size = _value(given, f"{ENGINE}.vae_patch_parallel_size", 1), rollout.engine.tensor_parallel_size
+    if is_number(ranks) and ranks > size:
+        yield (
+            f"{ENGINE}.vae_patch_parallel_size",
+            f"{ranks} is more than spec.rollout.engine.tensorParallelSize, which is {size}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -47,6 +48,15 @@ class Drawn(NamedTuple):
     steps: list[int]
 
 
+def command_line(model: Path, batch: int, extension: str | None = None) -> argparse.Namespace:
+    """What a server takes of verl's command line."""
+    return argparse.Namespace(
+        model=str(model), dtype="float32", enforce_eager=True, distributed_executor_backend="uni", max_num_seqs=batch,
+        worker_extension_cls=extension, trust_remote_code=False, tensor_parallel_size=1, data_parallel_size=1,
+        enable_sleep_mode=False,
+    )  # fmt: skip
+
+
 def drawn(model: Path, *, step_execution: bool) -> Drawn:
     return asyncio.run(_drawn(model, step_execution))
 
@@ -62,12 +72,9 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
     from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
     mode, settings = DiffusionMode(), DiffusionModelConfig(path=str(model))
-    rollout = DiffusionRolloutConfig(step_execution=step_execution)
-    arguments: dict[str, Any] = {
-        "model": str(model), "dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni",
-        "max_num_seqs": AT_ONCE, "request_batch_max_wait_ms": 250.0,
-    }  # fmt: skip
-    mode.complete_engine_args(arguments, rollout, settings)
+    engine_kwargs = {"vllm_omni": {"request_batch_max_wait_ms": 250.0}}
+    rollout = DiffusionRolloutConfig(step_execution=step_execution, engine_kwargs=engine_kwargs)
+    arguments = mode.engine_args(command_line(model, AT_ONCE), rollout, settings)
     forwards, steps = list[int](), list[int]()
     pipeline = load(family(settings.architecture).pipeline)
     plain, step = pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step
@@ -167,11 +174,7 @@ async def _aborted_and_updated(model: Path) -> None:
     server._resume_event.set()
     server.node_rank = 0
     server._post_init("")
-    arguments: dict[str, Any] = {
-        "model": str(model), "dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni",
-        "max_num_seqs": 1, "worker_extension_cls": WORKER_EXTENSION,
-    }  # fmt: skip
-    server._mode.complete_engine_args(arguments, server.config, settings)
+    arguments = server._mode.engine_args(command_line(model, 1, WORKER_EXTENSION), server.config, settings)
     pipeline = load(family(settings.architecture).pipeline)
     plain, steps = pipeline.predict_noise_maybe_with_cfg, []
 
@@ -246,6 +249,8 @@ def test_a_family_that_is_generated_as_whole_requests_refuses_step_execution() -
         if each.stepwise:
             continue
         with pytest.raises(ValueError, match=rf"step_execution: {architecture} is generated as whole requests only"):
-            DiffusionMode().complete_engine_args(
-                {}, DiffusionRolloutConfig(step_execution=True), SimpleNamespace(architecture=architecture)
+            DiffusionMode().engine_args(
+                argparse.Namespace(),
+                DiffusionRolloutConfig(step_execution=True),
+                SimpleNamespace(architecture=architecture),
             )

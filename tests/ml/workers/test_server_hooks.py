@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 from pathlib import Path
@@ -72,8 +71,8 @@ def test_a_server_of_a_diffusion_model() -> None:
     assert made._get_override_generation_config() == {}
     engine_kwargs = dict(made.config.engine_kwargs["vllm_omni"])
     made._preprocess_engine_kwargs(engine_kwargs)
-    executor = {"distributed_executor_backend": "uni"}  # on a CPU, unless given
-    assert engine_kwargs == {"custom_pipeline": "mine.Pipeline", "stage_init_timeout": 9, **executor}
+    assert made.config.engine_kwargs["vllm_omni"] == {"distributed_executor_backend": "uni"}, "on a CPU, unless given"
+    assert engine_kwargs == {}, "verl's command line would lose them"
     assert (made._get_engine_kwargs_key(), made._get_wake_up_tags()) == ("vllm_omni", ["weights"])
     assert made._get_cli_description() == "vLLM-Omni CLI"
     assert [module.__name__ for module in made._get_cli_modules()] == ["vllm_omni.entrypoints.cli.serve"]
@@ -105,10 +104,24 @@ def test_the_worker_extension_depends_on_device_and_mode(language_model: Path, m
     assert [each._get_worker_extension_cls() for each in made] == [ascend, plain]
 
 
+def command_line() -> argparse.Namespace:
+    """vLLM-Omni's command line, with its defaults."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm_omni.entrypoints.cli import serve
+
+    parser = FlexibleArgumentParser()
+    kinds = parser.add_subparsers(dest="subparser")
+    for command in serve.cmd_init():
+        command.subparser_init(kinds)
+    args = parser.parse_args(["serve", str(MODEL), "--max-num-seqs", "8"])
+    args.model = args.model_tag
+    return args
+
+
 def prepared(given: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     made = diffusion_server(**settings)
-    arguments: dict[str, Any] = {"max_num_seqs": 8, **(given or {})}
-    made._mode.complete_engine_args(arguments, made.config, made.model_config)
+    made.config.engine_kwargs = {"vllm_omni": {**made.config.engine_kwargs["vllm_omni"], **(given or {})}}
+    arguments: dict[str, Any] = made._mode.engine_args(command_line(), made.config, made.model_config)
     return arguments
 
 
@@ -135,10 +148,16 @@ def test_the_attention_backend_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> 
         assert prepared()["diffusion_attention_config"] is None, "FLASH_ATTN, the default, needs a further package"
         named = prepared(rollout_attn_backend="TORCH_SDPA")["diffusion_attention_config"]
         assert parse_attention_config(named).default.backend == "TORCH_SDPA"
-    for name in ("backend", "config"):
-        given = {f"diffusion_attention_{name}": json.dumps({"default": "CUDNN_ATTN"})}
-        made = prepared(given)
-        assert {key: value for key, value in made.items() if "attention" in key and value is not None} == given
+    named, roles = {"default": {"backend": "CUDNN_ATTN"}}, {"per_role": {"joint": "TORCH_SDPA"}}
+    for own, found in (
+        ({"diffusion_attention_backend": "CUDNN_ATTN"}, named),
+        ({"diffusion_attention_config": named}, named),
+        ({"diffusion_attention_backend": "CUDNN_ATTN", "diffusion_attention_config": roles}, {**named, **roles}),
+    ):
+        made = prepared(own)
+        assert {key: value for key, value in made.items() if "attention" in key} == {
+            "diffusion_attention_config": found
+        }
 
 
 @pytest.mark.parametrize("side", ["", "negative_"])
@@ -169,8 +188,6 @@ class Started(Exception):
 
 async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm_omni.entrypoints
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm_omni.entrypoints.cli import serve
 
     ports = []
 
@@ -181,18 +198,12 @@ async def test_a_server_holds_the_port_of_its_engine_and_runs_no_image(monkeypat
             other.bind(("127.0.0.1", ports[0]))
         raise Started
 
-    parser = FlexibleArgumentParser()
-    kinds = parser.add_subparsers(dest="subparser")
-    for command in serve.cmd_init():
-        command.subparser_init(kinds)
-    args = parser.parse_args(["serve", str(MODEL)])
-    args.model = args.model_tag
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(vllm_omni.entrypoints, "AsyncOmni", start)
     with pytest.raises(Started):
-        await diffusion_server().run_server(args)
+        await diffusion_server().run_server(command_line())
     with socket.socket() as other:
         other.bind(("127.0.0.1", ports[0]))
 

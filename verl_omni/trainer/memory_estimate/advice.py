@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer import pools
+from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -171,7 +172,9 @@ def changes(config: DictConfig, divisible: int = 0) -> Iterator[Change]:
         yield Change(f"{MODEL}.enable_gradient_checkpointing", True, "one more forward pass in each update")
     for size in (16, 4, 1):
         if rollout.max_num_seqs > size:
-            yield Change(f"{ROLLOUT}.max_num_seqs", size, "smaller batches of the engine")
+            of_engine = rollout.engine_kwargs.vllm_omni.get("max_num_seqs") is not None
+            name = engine_settings.BATCH if of_engine else f"{ROLLOUT}.max_num_seqs"
+            yield Change(name, size, "smaller batches of the engine")
             break
     if actor.fsdp_config.mixed_precision.param_dtype != HALF:
         yield Change(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", HALF, "the model computes in bfloat16")

@@ -27,6 +27,7 @@ from verl_omni.trainer.memory_estimate.sample_tensors import (
 from verl_omni.trainer.memory_estimate.sharding import FLOAT32
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.process_counts import BATCHES_IN_FLIGHT
+from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
 
@@ -53,6 +54,7 @@ _ROLLOUT, _FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_con
 NOT_OF_TRAINER = (
     *(f"{_ROLLOUT}.{name}" for name in ("enable_sleep_mode", "free_cache_engine", "max_num_seqs")),
     f"{_ROLLOUT}.tensor_model_parallel_size",
+    engine_settings.BATCH,
     *(f"{_FSDP}.{name}" for name in ("optimizer_offload", "param_offload")),
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_omni.utils.engine_settings import full_name
 from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutEffect, copied_group, find_rule, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
@@ -81,7 +82,7 @@ def check_copies(model: Any, actor: Any, rollout: Any) -> None:
             own: Any = found
             for part in rule.name.removeprefix(SETTINGS).split("."):
                 own = own[part]
-            if _plain(own) != value:
+            if plain(own) != value:
                 problems.append(f"{name}: {value} differs from {rule.name}, which is {own}; write the value there only")
     if problems:
         raise ValueError("\n".join(problems))
@@ -121,7 +122,8 @@ def _given(config: Any, section: str) -> Iterator[tuple[str, Any]]:
         if type(value).__module__.startswith(__name__.rpartition(".")[0]):
             continue  # settings of this package, which were checked when they were made
         if name in rules() or f"{name}{GROUP}" in rules() or any(known.startswith(f"{name}.") for known in rules()):
-            yield from _leaves(name, _plain(value))
+            for leaf, inner in _leaves(name, plain(value)):
+                yield full_name(leaf), inner
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -133,7 +135,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}.{key}", value[key])
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value without OmegaConf's containers, and without tuples."""
     value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     return list(value) if isinstance(value, tuple) else value
 

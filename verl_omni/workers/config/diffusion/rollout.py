@@ -10,6 +10,7 @@ from verl.workers.config import RolloutConfig
 
 from verl_omni.algos.sde import SDE_TYPES
 from verl_omni.algos.window_bounds import SCATTERED_PROGRESSIVE
+from verl_omni.utils import engine_settings
 from verl_omni.workers.config.diffusion import reference_fields
 
 ROLLOUT_ADAPTERS = ("default", "old")
@@ -132,6 +133,8 @@ class DiffusionRolloutConfig(RolloutConfig):
         seed: determines the noise of training samples; None: that of the run (`trainer.seed`).
         rollout_attn_backend: attention backend of the pipeline, by vLLM-Omni's name, unless `engine_kwargs.vllm_omni`
             sets one.
+        engine_kwargs: `vllm_omni` has settings of the engine's stage by name (`utils/engine_settings.py`); afterwards
+            only those that it is handed, in their types.
         step_execution: run one denoising step at a time, so that requests join and leave a batch between steps.
         rollout_adapter: policy that samples: `default`, the trained one, or `old`.
         external_lib: module to import in the server's process before the engine starts.
@@ -148,7 +151,8 @@ class DiffusionRolloutConfig(RolloutConfig):
         llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 
     Raises:
-        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, or `deadline_seconds` is not positive.
+        ValueError: `mode` is `sync`, `rollout_adapter` is unknown, `deadline_seconds` is not positive, or a setting of
+            the engine is unknown or not supported.
         NotImplementedError: pipeline parallelism is requested.
     """
 
@@ -177,9 +181,10 @@ class DiffusionRolloutConfig(RolloutConfig):
     def __post_init__(self) -> None:
         for name, kind in _GROUPS.items():
             object.__setattr__(self, name, reference_fields.typed(getattr(self, name), kind))
-        engine = (self.engine_kwargs or {}).get("vllm_omni") or {}
+        engine = reference_fields.plain((self.engine_kwargs or {}).get("vllm_omni")) or {}
         if engine.get("output_mode") != "ar":  # whose engine has these settings
             reference_fields.check(self, ROLLOUT)
+            self._read_engine(engine)
         if self.mode == "sync":
             raise ValueError("Rollout mode 'sync' is not supported: a diffusion rollout is always 'async'")
         if self.rollout_adapter not in ROLLOUT_ADAPTERS:
@@ -192,6 +197,14 @@ class DiffusionRolloutConfig(RolloutConfig):
             raise NotImplementedError(
                 "vLLM-Omni diffusion has no pipeline parallelism: pipeline_model_parallel_size must be 1"
             )
+
+    def _read_engine(self, given: dict[str, Any]) -> None:
+        """Keep the engine's settings that it is handed."""
+        arguments, problems = engine_settings.read(given)
+        if problems:
+            raise ValueError("\n".join(problems))
+        if given:
+            object.__setattr__(self, "engine_kwargs", {**self.engine_kwargs, "vllm_omni": arguments})
 
 
 _GROUPS: dict[str, type[Any]] = {

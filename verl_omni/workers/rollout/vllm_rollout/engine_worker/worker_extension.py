@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 from verl.workers.rollout.vllm_rollout.utils import set_death_signal
+from vllm_omni.diffusion.distributed.autoencoders.distributed_vae_executor import DistributedVaeMixin
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
 from verl_omni.utils.registry import load
@@ -33,12 +34,19 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
     of prefixes; its requests name the adapter with `VLLM_LORA_NAME`, `VLLM_LORA_INT_ID` and `VLLM_LORA_PATH`.
     """
 
+    od_config: Any  # of the engine's worker
+
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
         # A worker in the server's process ends with that process, which Ray stops.
         if multiprocessing.parent_process() is not None:
             set_death_signal()
         VLLMOmniHijack.hijack()
         return super().__new__(cls)
+
+    @override
+    def re_init_pipeline(self, custom_pipeline_args: dict[str, Any]) -> None:
+        super().re_init_pipeline(custom_pipeline_args)
+        apply_vae_settings(getattr(self.model_runner.pipeline, "vae", None), self.od_config)
 
     def update_weights_from_ipc(
         self,
@@ -139,3 +147,24 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
 
         for name in COMPUTING:
             setattr(self, name, refuse)
+
+
+def apply_vae_settings(vae: Any, od_config: Any) -> None:
+    """Let a pipeline's VAE decode as the engine's settings say.
+
+    vLLM-Omni does this only for pipelines of its own (vllm_omni/diffusion/registry.py, `initialize_model`).
+
+    Raises:
+        ValueError: the VAE does not have what a setting asks for.
+    """
+    ranks = od_config.parallel_config.vae_patch_parallel_size
+    if ranks > 1:
+        if not isinstance(vae, DistributedVaeMixin):
+            raise ValueError(f"vae_patch_parallel_size: {type(vae).__name__} decodes on one accelerator; write 1")
+        od_config.vae_use_tiling = True  # the tiles are what is divided
+        vae.set_parallel_size(ranks, mode=od_config.parallel_config.vae_parallel_mode)
+    for switch in ("use_slicing", "use_tiling"):
+        if getattr(od_config, f"vae_{switch}"):
+            if not hasattr(vae, switch):
+                raise ValueError(f"vae_{switch}: {type(vae).__name__} does not have it; write false")
+            setattr(vae, switch, True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import asdict
 from typing import Any
 
 from typing_extensions import override
@@ -26,7 +28,6 @@ class LanguageModelMode(ModelMode):
     """A language model has a key-value cache, and its worker does not report which weights an output is from."""
 
     npu_worker_extension = WORKER_EXTENSION
-    ignored_engine_kwargs = ("custom_pipeline",)
 
     def __init__(self) -> None:
         self._gate = WeightsGate()
@@ -45,15 +46,24 @@ class LanguageModelMode(ModelMode):
         return verl_defaults
 
     @override
-    def complete_engine_args(
-        self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any
-    ) -> None:
+    def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        for name in ("output_mode", "custom_pipeline"):
+            engine_kwargs.pop(name, None)
+
+    @override
+    def engine_args(
+        self, args: argparse.Namespace, config: DiffusionRolloutConfig, model_config: Any
+    ) -> dict[str, Any]:
+        from vllm_omni.engine.arg_utils import OmniEngineArgs
+
         from verl_omni.workers.rollout.vllm_rollout.language_model import pipeline_stage
 
+        engine_args = asdict(OmniEngineArgs.from_cli_args(args))
         pipeline_stage.register_language_model(engine_args["model"], trust_remote_code=model_config.trust_remote_code)
         pipeline_stage.drop_default_settings(engine_args)
         # The server's documented extension overrides methods of its worker, which vLLM's workers do not allow.
         engine_args["worker_extension_cls"] = TOKEN_WORKER_EXTENSION
+        return engine_args
 
     @override
     def engine_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import get_device_name
 
-from verl_omni.pipelines.registry import POST_PROCESS, reads_extra_ids, refuse_steps
+from verl_omni.pipelines.registry import POST_PROCESS, check_engine_settings, reads_extra_ids, refuse_steps
 from verl_omni.pipelines.registry import family as family_of
 from verl_omni.platforms.server_profile import server_profile
 from verl_omni.utils.registry import load
@@ -21,6 +22,18 @@ from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import check_w
 from verl_omni.workers.rollout.vllm_rollout.server.model_mode import ModelMode, Params
 from verl_omni.workers.rollout.vllm_rollout.server.sampling_checks import check_sampling
 
+# What verl's command line has of the settings of `rollout` and `model` that a diffusion stage takes.
+FROM_COMMAND_LINE = (
+    "model",
+    "trust_remote_code",
+    "dtype",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "enforce_eager",
+    "enable_sleep_mode",
+    "distributed_executor_backend",
+    "worker_extension_cls",
+)
 NPU_WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.npu_utils.vLLMOmniNPUColocateWorkerExtension"
 
 
@@ -28,7 +41,6 @@ class DiffusionMode(ModelMode):
     """A diffusion stage has no cache, and its worker itself refuses requests and updates that would mix weights."""
 
     npu_worker_extension = NPU_WORKER_EXTENSION
-    ignored_engine_kwargs = ()
 
     def __init__(self) -> None:
         self._architecture = ""
@@ -48,9 +60,14 @@ class DiffusionMode(ModelMode):
         return {}
 
     @override
-    def complete_engine_args(
-        self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any
-    ) -> None:
+    def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        """All: the command line takes some of them in other forms, and loses others (`OmniEngineArgs`)."""
+        engine_kwargs.clear()
+
+    @override
+    def engine_args(
+        self, args: argparse.Namespace, config: DiffusionRolloutConfig, model_config: Any
+    ) -> dict[str, Any]:
         from vllm_omni.diffusion.registry import register_diffusion_model
 
         family = family_of(model_config.architecture)
@@ -59,17 +76,21 @@ class DiffusionMode(ModelMode):
             model_config.architecture, *family.pipeline.split(":"),
             pre_process_func_name=family.pre_process, post_process_func_name=POST_PROCESS,
         )  # fmt: skip
-        engine_args["custom_pipeline_args"] = {"pipeline_class": family.pipeline_class}
-        engine_args["step_execution"] = config.step_execution
-        if all(engine_args.get(f"diffusion_attention_{key}") is None for key in ("config", "backend")):
-            attention = server_profile().attention_config(config.rollout_attn_backend)
-            engine_args["diffusion_attention_config"] = attention
         pipeline = load(family.pipeline)
         # The engine looks only whether the class has the methods, which an editing model inherits.
         if config.step_execution and not getattr(pipeline, "supports_step_execution", False):
             refuse_steps(model_config.architecture)
-        if not config.step_execution and not getattr(pipeline, "supports_request_batch", False):
-            engine_args["max_num_seqs"] = 1
+        given = dict((config.engine_kwargs or {}).get("vllm_omni") or {})
+        check_engine_settings(model_config.architecture, given)
+        batches = config.step_execution or getattr(pipeline, "supports_request_batch", False)
+        return {
+            **{name: getattr(args, name) for name in FROM_COMMAND_LINE},
+            **_attention(given, config.rollout_attn_backend),
+            **given,
+            "max_num_seqs": given.get("max_num_seqs", args.max_num_seqs) if batches else 1,
+            "step_execution": config.step_execution,
+            "custom_pipeline_args": {"pipeline_class": family.pipeline_class},
+        }
 
     @override
     def engine_request(
@@ -116,3 +137,13 @@ class DiffusionMode(ModelMode):
     @override
     async def resume_engine(self, engine: Any) -> None:
         """vLLM-Omni resumes diffusion stages by itself."""
+
+
+def _attention(given: dict[str, Any], backend: str) -> dict[str, Any]:
+    """The engine's `diffusion_attention_config`, with the settings that `given` has of it, which are taken out."""
+    named = given.pop("diffusion_attention_backend", None)
+    roles = given.pop("diffusion_attention_config", None)
+    # The engine of a model with a registered pipeline (Wan) takes no backend by its name.
+    if named is not None:
+        return {"diffusion_attention_config": {**(roles or {}), "default": {"backend": named}}}
+    return {"diffusion_attention_config": server_profile().attention_config(backend) if roles is None else roles}

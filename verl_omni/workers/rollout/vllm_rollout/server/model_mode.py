@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
@@ -21,11 +22,9 @@ class ModelMode(Protocol):
 
     Attributes:
         npu_worker_extension: qualified name of the engine worker's extension on an Ascend NPU.
-        ignored_engine_kwargs: settings of the other mode.
     """
 
     npu_worker_extension: str
-    ignored_engine_kwargs: tuple[str, ...]
 
     # --- configuration ---
 
@@ -38,10 +37,20 @@ class ModelMode(Protocol):
     def generation_defaults(self, verl_defaults: dict[str, Any]) -> dict[str, Any]:
         """Default sampling parameters, given those that verl sets."""
 
-    def complete_engine_args(
-        self, engine_args: dict[str, Any], config: DiffusionRolloutConfig, model_config: Any
-    ) -> None:
-        """Complete the engine's arguments in place."""
+    def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        """Remove, in place, the settings of `engine_kwargs.vllm_omni` that do not go through the command line."""
+
+    def engine_args(
+        self, args: argparse.Namespace, config: DiffusionRolloutConfig, model_config: Any
+    ) -> dict[str, Any]:
+        """Arguments of `AsyncOmni`.
+
+        Args:
+            args: verl's command line, parsed.
+
+        Raises:
+            ValueError: the model's family does not support one of them.
+        """
 
     # --- requests ---
 

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -87,21 +87,18 @@ class vLLMOmniHttpServer(EngineControlServer):
 
     @override
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
-        for name in ("output_mode", *self._mode.ignored_engine_kwargs):
-            engine_kwargs.pop(name, None)
+        self._mode.drop_engine_kwargs(engine_kwargs)
 
     # --- start and stop -------------------------------------------------------------------------------
 
     @override
     async def run_server(self, args: argparse.Namespace) -> None:
-        from vllm_omni.engine.arg_utils import OmniEngineArgs
         from vllm_omni.entrypoints import AsyncOmni
 
         if self.config.external_lib:
             importlib.import_module(self.config.external_lib)
         forbid_programs()  # requests over HTTP have images
-        engine_args = asdict(OmniEngineArgs.from_cli_args(args))
-        self._mode.complete_engine_args(engine_args, self.config, self.model_config)
+        engine_args = self._mode.engine_args(args, self.config, self.model_config)
         engine_args["log_stats"] = not self.config.disable_log_stats
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         server_profile().tune_process(executor=engine_args["distributed_executor_backend"])

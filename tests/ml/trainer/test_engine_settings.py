@@ -1,0 +1,265 @@
+"""Settings of the engine in `rollout.engine_kwargs.vllm_omni`: names, types, and what other settings rule out."""
+
+from __future__ import annotations
+
+import ast
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_omni.trainer import settings
+from verl_omni.trainer.memory_estimate.advice import changes
+from verl_omni.utils import engine_settings
+from verl_omni.utils.engine_settings import GROUP, SETTINGS
+from verl_omni.utils.reference_settings import rules
+
+REQUIRED = [
+    "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1",
+    "actor_rollout_ref.model.lora_rank=4",
+]  # fmt: skip
+AWAKE = "actor_rollout_ref.rollout.enable_sleep_mode=false"
+
+
+def load(*overrides: str) -> Any:
+    return settings.load([*REQUIRED, *overrides]).actor_rollout_ref.rollout
+
+
+def engine(*overrides: str) -> dict[str, Any]:
+    return dict(load(*(f"{GROUP}.{override}" for override in overrides)).engine_kwargs.vllm_omni)
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(settings.SettingsError) as caught:
+        load(*overrides)
+    return str(caught.value)
+
+
+def names_of_the_stage() -> set[str]:
+    """The arguments that vLLM-Omni reads for a stage of a model without a pipeline in its registry."""
+    source = Path(str(distribution("vllm-omni").locate_file("vllm_omni"))) / "engine" / "async_omni_engine.py"
+    (method,) = (
+        node
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == "_create_default_diffusion_stage_cfg"
+    )
+    return {
+        str(node.args[0].value)
+        for node in ast.walk(method)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "get"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in ("kwargs", "normalized_kwargs")
+        and isinstance(node.args[0], ast.Constant)
+    }
+
+
+def test_everything_that_a_stage_of_vllm_omni_takes_is_handed_on_or_refused_with_a_reason() -> None:
+    taken = names_of_the_stage()
+    assert len(taken) > 60
+    known = {name.removeprefix(f"{GROUP}.") for name in rules()} | SETTINGS.keys()
+    assert taken - known == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("vae_use_tiling=true", {"vae_use_tiling": True}),
+        ("vae-use-tiling=1", {"vae_use_tiling": True}),
+        ("flow-shift=3", {"flow_shift": 3.0}),
+        ("num_weight_load_threads=2.0", {"num_weight_load_threads": 2}),
+        ("diffusion_kv_cache_skip_steps=4", {"diffusion_kv_cache_skip_steps": "4"}),
+        ("cache_config={rel_l1_thresh: 0.5}", {"cache_config": {"rel_l1_thresh": 0.5}}),
+        ("cache_config='{\"rel_l1_thresh\": 0.5}'", {"cache_config": {"rel_l1_thresh": 0.5}}),
+        ("cache-config.rel_l1_thresh=0.5", {"cache_config": {"rel_l1_thresh": 0.5}}),
+        ("quantization_config=fp8", {"quantization_config": "fp8"}),
+        ("flow_shift=null", {"flow_shift": None}),
+    ],
+)
+def test_values_get_their_types_and_names_their_spelling(given: str, found: dict[str, Any]) -> None:
+    made = engine(given)
+    assert {name: made[name] for name in found} == found
+    assert {name: type(made[name]) for name in found if name != "cache_config"} == {
+        name: type(value) for name, value in found.items() if name != "cache_config"
+    }
+    assert made.keys() == {"distributed_executor_backend", "request_batch_max_wait_ms", *found}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("vae_use_tilling=true", "vae_use_tilling: unknown setting; did you mean vae_use_tiling?"),
+        ("kv_cache_memory_bytes=1", "kv_cache_memory_bytes: unknown setting"),
+        ("vae_use_tiling=maybe", "vae_use_tiling: the text 'maybe' is not supported; write true or false"),
+        ("flow_shift=true", "flow_shift: True is not supported; write a number"),
+        ("flow_shift=", "flow_shift: has no value; write a number"),
+        ("max_num_seqs=2.5", "max_num_seqs: 2.5 is not supported; write a whole number"),
+        ("max_num_seqs=inf", "max_num_seqs: inf is not supported; write a whole number"),
+        ("cache_config=fast", "cache_config: the text 'fast' is not supported; write a group of settings"),
+        (
+            "cache_backend=step_cache",
+            "cache_backend: step_cache is not supported; write none or cache_dit or tea_cache",
+        ),
+        ("ulysses-degree=2", "ulysses_degree: 2 is not supported; write 1 or null: vLLM-Omni 0.28 splits sequences"),
+        ("enable_sleep_mode=true", "enable_sleep_mode: true is not supported; write null: write actor_rollout_ref."),
+        ("no_such.flow_shift=1", "no_such: unknown setting"),
+    ],
+)
+def test_what_the_engine_does_not_take_is_refused(given: str, said: str) -> None:
+    assert refusal(f"{GROUP}.{given}").startswith(f"{GROUP}.{said}")
+
+
+def test_a_group_is_checked_like_its_settings() -> None:
+    said = refusal(f"{GROUP}={{no_such: 1, ulysses_degree: 2, vae-use-tiling: maybe, mm_processor_cache_gb: 0}}")
+    assert [line.partition(":")[0].rpartition(".")[2] for line in said.splitlines()] == [
+        "no_such", "ulysses_degree", "vae_use_tiling",
+    ]  # fmt: skip
+    given = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
+    assert dict(load(given).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
+    assert list(settings.without_effect([given])) == [f"{GROUP}.mm_processor_cache_gb"]
+
+
+def test_two_spellings_with_two_values_are_refused() -> None:
+    assert engine_settings.read({"flow-shift": 2, "flow_shift": 2.0}) == ({"flow_shift": 2.0}, [])
+    (said,) = engine_settings.read({"flow-shift": 2, "flow_shift": 3})[1]
+    assert said == f"{GROUP}.flow_shift: has two values, 2.0 and 3.0; write one"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("custom_pipeline", "mine.Pipeline"), ("custom-pipeline", "mine.Pipeline"), ("deploy_config", "/d.yaml"),
+        ("mm_processor_cache_gb", "0"), ("stage_configs_path", "/s.yaml"), ("stage-init-timeout", "9"),
+    ],
+)  # fmt: skip
+def test_what_recipes_set_in_vain_loads_and_is_named(name: str, value: str) -> None:
+    given = [f"+{GROUP}.{name}={value}"]
+    assert load(*given) == load()
+    assert list(settings.without_effect(given)) == [f"{GROUP}.{name.replace('-', '_')}"]
+
+
+def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
+    given = [f"{GROUP}.max-num-seqs=7", "actor_rollout_ref.rollout.max_num_seqs=9"]
+    for order in (given, given[::-1]):
+        assert load(*order).max_num_seqs == 7
+    assert load(f"{GROUP}.max_num_seqs=null").max_num_seqs == load().max_num_seqs == 64
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [([f"{GROUP}.max_num_seqs=32"], f"{GROUP}.max_num_seqs"), ([], "actor_rollout_ref.rollout.max_num_seqs")],
+)
+def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], setting: str) -> None:
+    from omegaconf import OmegaConf
+
+    config = settings.load([*REQUIRED, *overrides, f"{GROUP}.distributed_executor_backend=uni"])
+    (change,) = (each for each in changes(config) if each.setting.endswith("max_num_seqs"))
+    OmegaConf.update(config, change.setting, change.value)
+    assert (change.setting, config.actor_rollout_ref.rollout.max_num_seqs) == (setting, 16)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([f"{GROUP}.enable_cpu_offload=true"], "enable_cpu_offload: an engine's sleep does not free offloaded weights"),
+        (
+            [AWAKE, *(f"{GROUP}.enable_{name}_offload=true" for name in ("cpu", "layerwise"))],
+            "enable_cpu_offload: is not read with enable_layerwise_offload; write one",
+        ),
+        (
+            [AWAKE, f"{GROUP}.enable_layerwise_offload=true", "actor_rollout_ref.model.lora_rank=0"],
+            "enable_layerwise_offload: updates of all weights cannot write weights",
+        ),
+        (
+            [f"{GROUP}.quantization=fp8", "actor_rollout_ref.model.lora_rank=0"],
+            "quantization: updates of all weights cannot write weights",
+        ),
+        (
+            [f"{GROUP}.vae_patch_parallel_size=2"],
+            "vae_patch_parallel_size: 2 is more than tensor_model_parallel_size, which is 1",
+        ),
+    ],
+)
+def test_what_other_settings_rule_out_is_refused(overrides: list[str], said: str) -> None:
+    assert refusal(*overrides).startswith(f"{GROUP}.{said}")
+
+
+def test_what_goes_with_other_settings_is_accepted() -> None:
+    load(AWAKE, f"{GROUP}.enable_layerwise_offload=true", f"{GROUP}.quantization=fp8")
+    load("actor_rollout_ref.rollout.nnodes=1", f"{GROUP}.enable_cpu_offload=true")
+    load("actor_rollout_ref.rollout.tensor_model_parallel_size=2", f"{GROUP}.vae_patch_parallel_size=2")
+
+
+def idle(*overrides: str, architecture: str | None = None) -> dict[str, str]:
+    config = settings.load([*REQUIRED, *overrides])
+    config.actor_rollout_ref.model.architecture = architecture
+    named = settings.without_effect(overrides, config)
+    return {name.removeprefix(f"{GROUP}."): reason for name, reason in named.items()}
+
+
+def test_what_does_nothing_next_to_other_settings_is_named() -> None:
+    given = [f"{GROUP}.{name}" for name in ("cache_config={}", "vae_parallel_mode=tile", "prompt_embed_cache_size=8")]
+    assert idle(*given) == {
+        "cache_config": "cache_backend is not set",
+        "vae_parallel_mode": "vae_patch_parallel_size is not set",
+        "prompt_embed_cache_size": "enable_prompt_embed_cache is not set",
+    }
+    assert idle(*given, f"{GROUP}.cache_backend=none", f"{GROUP}.enable_prompt_embed_cache=true").keys() == {
+        "cache_config", "vae_parallel_mode",
+    }  # fmt: skip
+    assert idle(f"{GROUP}.cache_config={{}}", f"{GROUP}.cache_backend=cache_dit") == {}
+    compiled = f"{GROUP}.diffusion-compile-dynamic=true"
+    assert list(idle(compiled)) == ["diffusion_compile_dynamic"]
+    assert idle(compiled, "actor_rollout_ref.rollout.enforce_eager=false") == {}
+
+
+def test_what_torchs_attention_does_not_read_is_named() -> None:
+    flash = f"{GROUP}.fa_deterministic=true"
+    assert idle(flash) == {"fa_deterministic": "the attention backend TORCH_SDPA does not read it"}
+    assert idle(flash, "actor_rollout_ref.rollout.rollout_attn_backend=FLASH_ATTN") == {}
+    assert idle(flash, f"{GROUP}.diffusion_attention_backend=FLASH_ATTN") == {}
+    assert idle(flash, f"{GROUP}.diffusion_attention_config.per_role.self=FLASH_ATTN") == {}
+
+
+def test_what_does_nothing_for_a_family_is_named() -> None:
+    boundary = f"{GROUP}.boundary_ratio=0.9"
+    assert idle(boundary, architecture="QwenImagePipeline") == {
+        "boundary_ratio": "QwenImagePipeline has one transformer"
+    }
+    assert idle(boundary, architecture="WanPipeline") == idle(boundary) == {}
+
+
+def test_what_does_nothing_on_a_cpu_is_named() -> None:
+    given = [f"{GROUP}.enable-cpu-offload=true", f"{GROUP}.fa_deterministic=false"]
+    assert settings.without_effect(given, has_accelerator=False) == {
+        f"{GROUP}.enable_cpu_offload": "on a CPU weights are in host memory"
+    }
+    assert settings.without_effect(given) == {}
+
+
+@pytest.mark.parametrize("architecture", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])
+def test_embeddings_that_depend_on_images_are_not_cached_by_their_text(architecture: str) -> None:
+    from verl_omni.pipelines.registry import check_engine_settings
+
+    with pytest.raises(ValueError, match=r"enable_prompt_embed_cache: embeddings of QwenImageEdit\w+ depend on the"):
+        check_engine_settings(architecture, {"enable_prompt_embed_cache": True})
+    check_engine_settings(architecture, {"enable_prompt_embed_cache": False})
+    check_engine_settings("QwenImagePipeline", {"enable_prompt_embed_cache": True})
+
+
+def test_a_program_that_starts_a_server_has_the_same_checks(caplog: pytest.LogCaptureFixture) -> None:
+    from verl_omni.workers.config import DiffusionRolloutConfig
+
+    made = DiffusionRolloutConfig(
+        engine_kwargs={
+            "vllm_omni": {"flow-shift": 3, "vae_use_tiling": None, "custom-pipeline": "a.B"},
+            "vllm": {"a": 1},
+        }
+    )
+    assert made.engine_kwargs == {"vllm_omni": {"flow_shift": 3.0}, "vllm": {"a": 1}}
+    assert f"{GROUP}.custom_pipeline has no effect: a replica has one stage" in caplog.text
+    for name, value in (("no_such", 1), ("ulysses-degree", 2), ("vae_use_tiling", "maybe")):
+        with pytest.raises(ValueError, match=name.replace("-", "_")):
+            DiffusionRolloutConfig(engine_kwargs={"vllm_omni": {name: value}})
