@@ -88,7 +88,9 @@ class DiffusionTrainer:
         self._seconds: list[float] = []
         self._awake, self._complete = True, 0  # the engines; the last step whose update is complete
         self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
-        self._optimizer_steps, self._drawn = 0.0, 0  # taken, and training samples, since this process started
+        self._optimizer_steps = 0.0  # taken since this process started
+        self._drawn = 0  # training samples since then
+        self._unscored = 0  # those of them without a reward
         self._warnings = RunWarnings(folder)
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
@@ -158,6 +160,8 @@ class DiffusionTrainer:
             self._drawn += len(samples.scores)
             self.exported.generated(len(samples.scores))
             line |= metrics.rewards(samples.scores, samples.extras)
+            self._unscored += int(samples.scores.isnan().sum())
+            self._warnings.observe_scores(step, samples.failures, samples.extras)
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _timed(line, "update"):
             line |= self._update(samples, step, fresh=version == step - 1)
@@ -327,6 +331,7 @@ class DiffusionTrainer:
             if not self._awake:
                 self._publish(step)
         line |= metrics.evaluation(found.scores, found.extras)
+        self._warnings.observe_scores(step, found.failures, found.extras)
         if not (samples := shown_samples.evaluation_samples(rows, found, seed)):
             return line
         trainer = self.config.trainer
@@ -339,7 +344,7 @@ class DiffusionTrainer:
         return line | metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
-        new = self.folder.step(line, eta_s, samples=self._drawn)  # each number counts once
+        new = self.folder.step(line, eta_s, samples=self._drawn, unscored=self._unscored)  # each number counts once
         if self.tracking is not None:
             self.tracking.log(data=new, step=line["step"])
         self._warnings.observe(line["step"], new)

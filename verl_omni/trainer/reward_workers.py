@@ -18,14 +18,16 @@ from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from verl.utils.device import get_device_name
 
-from verl_omni.agent_loop.batching import check_reward_fields, reward_column
+from verl_omni.agent_loop.batching import check_reward_fields, reward_columns
 from verl_omni.agent_loop.rows import run_rows, short_prompt
 from verl_omni.agent_loop.training_tensors import UNSCORED
 from verl_omni.reward_loop import clip_model
 from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_names import lost_worker_text
+from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
 from verl_omni.trainer import judges, scorer_devices
 from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
+from verl_omni.utils.columns import objects
 
 if TYPE_CHECKING:
     from verl_omni.trainer.judge_members import JudgeMembers
@@ -65,10 +67,10 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
 
     @override
     async def compute_score_batch(self, data: DataProto) -> list[dict[str, Any]]:
-        """The scores of samples, in their order; those in the object store are loaded. A failure cancels the others.
+        """The scores of samples, in their order; those in the object store are loaded. An error cancels the others.
 
         Raises:
-            SampleFailed: a sample could not be scored; the message has its prompt.
+            SampleFailed: the reward manager raised an error; the message has the sample's prompt.
         """
         prompts = data.non_tensor_batch.get("raw_prompt", [None] * len(data))
 
@@ -124,12 +126,13 @@ class RewardWorkers(PinnedRewardLoopManager):
         """Score generated samples, with the judge and the scorers on the trainer's accelerators, if there are any.
 
         Returns:
-            `rm_scores` [B, 1], and the scorers' further numbers in `meta_info["reward_extra_keys"]`.
+            `rm_scores` [B, 1], NaN where a sample could not be scored, the column `scoring_failure`, and the scorers'
+            further numbers in `meta_info["reward_extra_keys"]`.
 
         Raises:
             TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
             RuntimeError: the process of a reward worker has ended.
-            RayTaskError: a sample could not be scored; the message has its prompt.
+            RayTaskError: the reward manager raised an error; the message has the sample's prompt.
             ValueError: the scorer returned a field with the name of a column that training reads.
         """
         if self.judge is not None:
@@ -158,11 +161,12 @@ class RewardWorkers(PinnedRewardLoopManager):
         extras = [each["reward_extra_info"] for each in found]
         for each in extras:
             check_reward_fields(each)
-        names = sorted(set.intersection(*(set(each) for each in extras)))  # a key that only some have has no column
+        reported = reward_columns(extras)
+        failures = [failure_of(each["reward_score"], each.get(FAILURE)) for each in found]
         return DataProto.from_dict(
             tensors={"rm_scores": manager.assemble_rm_scores(data, [each["reward_score"] for each in found])},
-            non_tensors={name: reward_column([each[name] for each in extras]) for name in names},
-            meta_info={"reward_extra_keys": names},
+            non_tensors={**reported, FAILURE: objects(failures)},
+            meta_info={"reward_extra_keys": list(reported)},
         )
 
     @property

@@ -6,15 +6,19 @@ A constant reward, collapsed samples, a diverging policy, and a clip range that 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from verl_omni.trainer import collapse, policy_drift
+from verl_omni.reward_loop.scorer_results import ScoringFailure
+from verl_omni.trainer import collapse, metrics, policy_drift
 from verl_omni.trainer.run_folder import RunFolder
 
 CONSTANT_REWARD = "RewardConstant"
 ONE_SIDED = "ClippingOneSided"
 ONE_SIDED_BY = 0.2  # difference of the shares of positive and negative advantages; of 100 rows each, 3 standard errors
+NOT_SCORED = "SamplesNotScored"
+NOT_FINITE = "MetricNotFinite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class RunWarnings:
     _drift: policy_drift.DriftState = field(default_factory=policy_drift.DriftState, init=False)
     _reward: RewardState = field(default_factory=RewardState, init=False)
     _one_sided: bool = field(default=False, init=False)
+    _named: set[str] = field(default_factory=set, init=False)  # what scorers did not return: failures, extras
 
     @property
     def collapsed(self) -> bool:
@@ -100,6 +105,20 @@ class RunWarnings:
             self.folder.event("warning", reason=collapse.REASON, message=collapsed, step=step)
         for message in diverged:
             self.folder.event("warning", reason=policy_drift.REASON, message=message, step=step)
+
+    def observe_scores(
+        self, step: int, failures: Sequence[ScoringFailure], extras: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Take what scorers returned for the samples of a step, or of an evaluation after it."""
+        if failures and NOT_SCORED not in self._named:
+            self._named.add(NOT_SCORED)
+            text = f"{failures[0].text}. A sample without a score is not trained on; reward/unscored counts them"
+            self.folder.event("warning", reason=NOT_SCORED, message=text, step=step)
+        for name, count in metrics.not_finite(extras).items():
+            if name not in self._named:
+                self._named.add(name)
+                text = f"the scorers' field {name} is not a finite number for {count} samples: its mean is without them"
+                self.folder.event("warning", reason=NOT_FINITE, message=text, step=step)
 
     def restore(self) -> None:
         """Replay the metrics of the steps before the checkpoint; their warnings have been given."""

@@ -174,6 +174,7 @@ FIELDS: dict[str, FieldOf] = {
     "trainer.project_name": FieldOf("observability.tracking.project", text),
     "trainer.log_val_generations": FieldOf("observability.tracking.images", number),
     "reward.num_workers": FieldOf("reward.replicas", number),
+    "reward.max_failed_share": FieldOf("reward.maxFailedShare", number),
     f"{ROLLOUT}.n": FieldOf("rollout.samplesPerPrompt", number),
     f"{ROLLOUT}.tensor_model_parallel_size": FieldOf("rollout.engine.tensorParallelSize", number),
     f"{ROLLOUT}.dtype": FieldOf("rollout.engine.dtype", one_of(bfloat16="bfloat16", float32="float32")),

@@ -272,6 +272,14 @@ def test_a_response_without_a_score_for_each_sample_is_an_error(serve: Callable[
         batch_of([CONSTANT] * 2, url=url(server))
 
 
+def test_a_server_abstains_with_null_as_the_score_of_a_sample(serve: Callable[..., Server]) -> None:
+    empty = '{"score": null, "detail": 2}'
+    assert score("http", CONSTANT, url=url(serve((200, empty)))) is None
+    assert score("latent_http", torch.zeros(4, 3, 2), "truth", server_url=url(serve((200, empty)))) is None
+    server = serve((200, f'{{"scores": [{{"score": 1}}, {empty}]}}'))
+    assert batch_of([CONSTANT] * 2, url=url(server)) == [{"score": 1.0}, None]
+
+
 def test_a_number_that_no_float_can_hold_is_infinite(serve: Callable[..., Server]) -> None:
     server = serve((200, f'{{"score": 1, "detail": -1{"0" * 400}}}'))
     assert score("http", CONSTANT, url=url(server)) == {"score": 1.0, "detail": -math.inf}
@@ -343,5 +351,6 @@ def test_a_redirect_says_where_to(serve: Callable[..., Server]) -> None:
 
 
 def test_an_unreachable_server_is_named() -> None:
-    with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x"):
+    with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x") as unreachable:
         score("http", CONSTANT, url="http://127.0.0.1:9/x", attempts=1)
+    assert isinstance(unreachable.value, ConnectionError), "so that the samples of a batch are not asked about alone"

@@ -15,6 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_omni.trainer import settings
 from verl_omni.trainer.sample_generation import ScoredSamples
 from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registry import ACTOR, ALGORITHMS, optimizer_steps
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -217,6 +218,35 @@ def test_advantages_are_divided_by_the_deviation_of_the_batch_or_of_each_prompt(
     made = batch(load(*overrides), scored([0.0, 0.0, 1.0, 9.0]), seed=1)
     first, second = made["advantages"][2:].tolist()
     assert (first == pytest.approx(second, rel=1e-3)) is by_group, "rewards of one prompt spread nine times as far"
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm.global_std=false"], ["algorithm.adv_estimator=mine"]])
+def test_a_sample_without_a_reward_has_advantage_0_whatever_the_scores_are(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with an estimator of the user, which gets the other samples only."""
+    monkeypatch.setitem(ESTIMATORS._entries, "mine", f"{__name__}:ranks")
+    made = batch(load(*overrides), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
+    assert made["advantages"].sign().tolist() == [1, -1, 0, 0, -1, 1]
+
+
+def ranks(rewards: torch.Tensor, groups: list[str], settings: Any) -> torch.Tensor:
+    assert rewards.isfinite().all() and groups == ["a", "b", "a", "b"]
+    return torch.tensor([1.0, -1.0, -1.0, 1.0])
+
+
+def test_diffusion_nft_takes_a_sample_without_a_reward_for_neither_good_nor_bad() -> None:
+    made = batch(load(NFT, "actor_rollout_ref.model.lora_rank=4"), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
+    assert made["optimality"].sub(0.5).sign().tolist() == [1, -1, 0, 0, -1, 1]
+
+
+def test_online_dpo_pairs_samples_that_have_a_reward() -> None:
+    made = batch(load(DPO, "actor_rollout_ref.model.lora_rank=4"), scored([NAN, NAN, -22.0, 8.0, -20.0, NAN]), seed=1)
+    assert made["clean_latents"][:, :, 0, 0, 0].tolist() == [[4.0, 2.0], [3.0, 3.0]]
+    assert made["preferred"].tolist() == [1.0, 0.0], "one reward is no preference"
 
 
 def test_each_step_draws_other_steps_of_a_sample() -> None:

@@ -29,6 +29,10 @@ class RewardServerError(RuntimeError):
     """The reward server did not return a score."""
 
 
+class NoResponse(RewardServerError, ConnectionError):
+    """The reward server did not respond."""
+
+
 def compute_score(
     data_source: str,
     solution_image: Tensor,
@@ -39,12 +43,12 @@ def compute_score(
     attempts: Attempts = 3,
     retry_backoff: NotNegative = 1.0,
     protocol: str = JSON,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     """Request a score from the server at `url`.
 
     Sends JSON: `prompt`, `ground_truth`, `data_source`, `extra_info` (its values that JSON has), and `image` (PNG,
     base64), or of a video `frames`, a list of all of them. Expects JSON with a number `score`; further numbers are
-    reported as metrics.
+    reported as metrics. With null as `score`, the sample has none: the result is None.
 
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable, answers 408, 425,
@@ -151,17 +155,19 @@ def _exchange(
         raise RewardServerError(f"{url}: {error}, in each of {attempts} attempts") from error
     except httpx.TransportError as error:
         text = f"no response in {attempts} attempts of {timeout:g} s ({error_text(error)})"
-        raise RewardServerError(f"{url}: {text}") from error
+        raise NoResponse(f"{url}: {text}") from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RewardServerError(f"{url}: {error_text(error)}") from error
 
 
-def score_fields(url: str, answer: Any) -> dict[str, float]:
-    """The numbers of a response for one sample.
+def score_fields(url: str, answer: Any) -> dict[str, float] | None:
+    """The numbers of a response for one sample; None if its score is null.
 
     Raises:
         RewardServerError: it has no number `score`, or one that is not finite in fp32.
     """
+    if isinstance(answer, dict) and answer.get("score", math.nan) is None:
+        return None
     found = {name: _number(value) for name, value in answer.items()} if isinstance(answer, dict) else {}
     if (score := found.get("score")) is None:
         raise RewardServerError(f"{url}: the response has no number 'score': {str(answer)[:200]}")

@@ -31,7 +31,7 @@ def compute_score(
     attempts: Attempts = 3,
     retry_backoff: NotNegative = 1.0,
     protocol: str = JSON,
-) -> list[dict[str, float]]:
+) -> list[dict[str, float] | None]:
     """Request the scores of up to `reward.batch_size` samples from the server at `url`.
 
     Sends JSON: `samples`, a list of what the scorer `http` sends. Expects JSON: `scores`, a list with an object for

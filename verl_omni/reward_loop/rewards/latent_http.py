@@ -25,7 +25,7 @@ def compute_score(
     noise_seed: int | None = None,
     score_scale: float = 1.0,
     score_bias: float = 0.0,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     """score_scale * score + score_bias, with the score of the server at `server_url`.
 
     Sends JSON: `prompt`, `ground_truth`, `data_source`, `extra_info` (its values that JSON has), `latents` (float32,
@@ -39,7 +39,7 @@ def compute_score(
         noise_level, noise_seed: of the noise that the server adds to the latents before it scores them.
 
     Returns:
-        `score`, `server_score`, and the server's further numbers.
+        `score`, `server_score`, and the server's further numbers; None if the server's score is null.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score.
@@ -57,6 +57,8 @@ def compute_score(
         "noise_level": noise_level, "noise_seed": noise_seed,
     }  # fmt: skip
     found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1, retry_backoff))
+    if found is None:
+        return None
     return {**found, "score": score_scale * found["score"] + score_bias, "server_score": found["score"]}
 
 

@@ -37,4 +37,5 @@ async def compute_score(
         http.compute_score, data_source, as_pixels(solution_image), ground_truth, extra_info or {},
         url=server_url, timeout=timeout, attempts=max_retries + 1, retry_backoff=retry_backoff, protocol=PICKLE,
     )  # fmt: skip
+    assert found is not None  # only JSON has a score that is null
     return found["score"]
