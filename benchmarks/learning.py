@@ -19,7 +19,10 @@ from results import FIGURES, write
 
 JOB = HERE.parent / "examples" / "red-grpo.yaml"
 ACTOR = "actor_rollout_ref.actor"
-ATTENTION = ("spec.model.lora={}", "spec.trainer.learningRate=0.002")
+ATTENTION = (
+    "spec.model.lora={targetModules: [attn.to_q, attn.to_k, attn.to_v, attn.to_out.0]}",
+    "spec.trainer.learningRate=0.002",
+)
 ALL_WEIGHTS = ("spec.model.lora.enabled=false", "spec.trainer.learningRate=0.002")
 KL = f"{ACTOR}.use_kl_loss=true"
 NFT = ("spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0")
@@ -53,7 +56,7 @@ class Variant:
 VARIANTS = {
     "plain": Variant("the example itself"),
     "control": Variant("learning rate 0", assignments=("spec.trainer.learningRate=0",), learns=False),
-    "ema": Variant("`actor.ema_decay=0.9`; the average is evaluated", (f"{ACTOR}.ema_decay=0.9",)),
+    "ema": Variant("`actor.ema_decay=0.9` without its warm-up; the average is evaluated", (f"{ACTOR}.ema_decay=0.9",)),
     "fraction": Variant("`algorithm.timestep_fraction=0.5`", ("algorithm.timestep_fraction=0.5",)),
     "weighted-mean": Variant(
         "scorers `color` and `jpeg`, weighted mean", assignments=TWO_SCORERS, score="reward/color", learns=False
@@ -63,7 +66,7 @@ VARIANTS = {
         score="reward/color",
     ),
     "attention": Variant(
-        "an adapter of rank 32 for the attention layers, learning rate 0.002", assignments=ATTENTION
+        "an adapter of rank 32 for the image's attention layers, learning rate 0.002", assignments=ATTENTION
     ),
     "attention-kl": Variant(
         "the same, `use_kl_loss=true`, `kl_loss_coef=0.001`", (KL, f"{ACTOR}.kl_loss_coef=0.001"), ATTENTION

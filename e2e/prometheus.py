@@ -7,11 +7,11 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -22,8 +22,11 @@ from e2e.cluster.ports import free_ports
 from e2e.cluster.tools import Say
 from e2e.debian_package import unpack
 
+T = TypeVar("T")
 PROGRAMS = ("prometheus", "promtool")
-SCRAPED_S = 60.0
+# Scrapes that succeed until what was exported before must be there: exporters write every few seconds.
+SCRAPES = 120
+SCRAPE_S = 3  # interval and timeout; on a busy machine a page takes more than a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,26 @@ class Running:
         found: list[dict[str, Any]] = answer.json()["data"]["result"]
         return found
 
+    def scrapes(self) -> float:
+        """How many scrapes have succeeded, of the target that has had the most."""
+        found = self.query("max(sum_over_time(up[1d]))")
+        return float(found[0]["value"][1]) if found else 0.0
+
+    def wait_until(self, what: str, probe: Callable[[], T | None]) -> T:
+        """The first value of `probe` that is neither None nor False, within `SCRAPES` scrapes.
+
+        Raises:
+            DeadlinePassed: there is none, or nothing is scraped any more.
+        """
+        return deadlines.wait_for_progress(what, SCRAPES, self.scrapes, probe)
+
     def await_value(self, expression: str) -> float:
         """The value of an expression of one sample, once there is one.
 
         Raises:
             DeadlinePassed: there is none.
         """
-        found = deadlines.wait_until(expression, SCRAPED_S, lambda: self.query(expression) or None)
+        found = self.wait_until(expression, lambda: self.query(expression) or None)
         assert len(found) == 1, found
         return float(found[0]["value"][1])
 
@@ -93,7 +109,7 @@ class Running:
             return last == value
 
         try:
-            deadlines.wait_until(f"{expression} == {value}", SCRAPED_S, equal)
+            self.wait_until(f"{expression} == {value}", equal)
         except DeadlinePassed as error:
             raise DeadlinePassed(f"{error}; it is {last}") from error
 
@@ -110,7 +126,7 @@ class Running:
             return not without
 
         try:
-            deadlines.wait_until("every query to return data", SCRAPED_S, none_left)
+            self.wait_until("every query to return data", none_left)
         except DeadlinePassed as error:
             raise AssertionError(f"queries without data: {without}") from error
 
@@ -162,7 +178,7 @@ def scraping(
     honor_labels: bool = False,
     rules: Path | None = None,
 ) -> Iterator[Running]:
-    """A Prometheus that scrapes `host:port` every second; it ends with the context.
+    """A Prometheus that scrapes `host:port` every few seconds; it ends with the context.
 
     Args:
         labels: of the target, as a PodMonitor gives them. honor_labels: as in a PodMonitor.
@@ -180,7 +196,11 @@ def running(
     """A Prometheus with the settings of a scrape; as `scraping`."""
     (port,) = free_ports(1, random.Random())
     settings = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {
+            "scrape_interval": f"{SCRAPE_S}s",
+            "scrape_timeout": f"{SCRAPE_S}s",
+            "evaluation_interval": "1s",
+        },
         "scrape_configs": [{"job_name": "omni", **scrape}],
         "rule_files": [str(rules)] if rules else [],
     }

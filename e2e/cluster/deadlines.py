@@ -27,6 +27,7 @@ INSTALL_PACKAGES = 900.0
 BUILD_PROGRAM = 5400.0
 
 PAUSE = 0.1
+NO_PROGRESS = 300.0
 
 
 def wait_until(what: str, deadline: float, probe: Callable[[], T | None]) -> T:
@@ -42,4 +43,30 @@ def wait_until(what: str, deadline: float, probe: Callable[[], T | None]) -> T:
             return found
         if time.monotonic() >= end:
             raise DeadlinePassed(f"waited {deadline:g} s for {what}")
+        time.sleep(PAUSE)
+
+
+def wait_for_progress(what: str, most: int, steps: Callable[[], float], probe: Callable[[], T | None]) -> T:
+    """The first value of `probe` that is neither None nor False, however long the steps before it take.
+
+    Args:
+        most: how many more steps may be made until then.
+        steps: how many have been made.
+
+    Raises:
+        DeadlinePassed: there is none after so many steps, or no step was made for `NO_PROGRESS` seconds.
+    """
+    first = last = steps()
+    end = time.monotonic() + NO_PROGRESS
+    while True:
+        found = probe()
+        if found is not None and found is not False:
+            return found
+        if last - first >= most:
+            raise DeadlinePassed(f"waited {most} steps for {what}")
+        if (made := steps()) != last:
+            last = made
+            end = time.monotonic() + NO_PROGRESS
+        elif time.monotonic() >= end:
+            raise DeadlinePassed(f"waited for {what}, and nothing happened for {NO_PROGRESS:g} s")
         time.sleep(PAUSE)

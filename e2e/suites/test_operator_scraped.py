@@ -60,7 +60,7 @@ def test_a_real_prometheus_scrapes_it(
 ) -> None:
     label = f'{{namespace="{job.namespace}",name="{job.name}"}}'
     with prometheus.scraping(programs, f"127.0.0.1:{running.http}", tmp_path) as server:
-        deadlines.wait_until("a scrape", prometheus.SCRAPED_S, lambda: server.query('up{job="omni"} == 1'))
+        server.wait_until("a scrape", lambda: server.query('up{job="omni"} == 1') or None)
         assert server.await_value(f"diffusionrl_job_attempts{label}") == 1
         ready = f'diffusionrl_job_condition{{namespace="{job.namespace}",type="Ready",status="True"}}'
         assert server.await_value(ready) == 1
@@ -90,7 +90,7 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
             url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
             return httpx.post(url, json=step, headers=sent, timeout=30, trust_env=False).status_code == httpx.codes.OK
 
-        deadlines.wait_until("the operator to accept a report", prometheus.SCRAPED_S, reported)
+        deadlines.wait_until("the operator to accept a report", deadlines.API_READY, reported)
         job.await_status("the step", lambda found: found.get("progress", {}).get("globalStep") == 3)
         values = {"namespace": namespace, "job": job.name, "__rate_interval": "1m"}
         with prometheus.scraping(
@@ -109,8 +109,6 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
             assert [sample["metric"] for sample in server.query(chosen[-1])] == [{"name": job.name}]
             assert server.query('diffusionrl_operator_leader{namespace="omni-system",pod="operator-0"}')
             assert not server.query('{exported_namespace!=""}'), "the job's namespace keeps its name"
-            deadlines.wait_until(
-                "the rules to be evaluated", prometheus.SCRAPED_S, lambda: set(server.rules().values()) == {"ok"}
-            )
+            server.wait_until("the rules to be evaluated", lambda: set(server.rules().values()) == {"ok"})
             assert len(server.rules()) == 6
             assert not server.query('ALERTS{alertstate="firing"}'), "nothing is wrong with this job"

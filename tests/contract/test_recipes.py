@@ -148,9 +148,7 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
 
 def _advantages_and_sampler(config: Any) -> tuple[bool, str]:
     """Whether advantages are divided by the deviation of all, and the sampler's type."""
-    algorithm = config.algorithm
-    global_std = algorithm.adv_estimator != "dance_grpo" if algorithm.global_std is None else algorithm.global_std
-    return bool(global_std), config.actor_rollout_ref.rollout.algo.sde_type
+    return config.algorithm.global_std, config.actor_rollout_ref.rollout.algo.sde_type
 
 
 def _values(config: Any) -> dict[str, object]:

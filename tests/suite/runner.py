@@ -141,7 +141,7 @@ class Runner:
         with self._log(stage).open("wb") as log:
             process = subprocess.Popen(
                 self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, "PYTHONPATH": "."},
+                start_new_session=True, env={**os.environ, "PYTHONPATH": ".", **dict(stage.environment)},
             )  # fmt: skip
         if stage.niceness:
             # Linux shares the processors out between sessions, for which the nice values of their processes do not

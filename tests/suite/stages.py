@@ -31,6 +31,10 @@ SLOW = {
     "trainer": (_TRAINER,),
     "others": ("tests",),
 }
+# Their numbers depend on the instructions that oneDNN chooses. The usual stages have the newest that the processor has;
+# `make test-all` also has those of processors without AVX-512, and the oldest.
+NUMERIC = tuple(f"{_WORKERS}/test_{name}.py" for name in ("old_log_probs", "actor", "objectives"))
+INSTRUCTIONS = ("AVX2", "SSE41")
 
 
 class Target(Enum):
@@ -51,6 +55,7 @@ class Stage:
         after: names of stages that have to succeed before this one starts.
         niceness: nice value of a build; 0: tests, which other lanes may take over.
         last: starts only when every other stage has ended, because its deadlines need the machine to itself.
+        environment: variables, by name.
         preloaded: runs in a fork of the process that has imported torch and the engine, if there is no accelerator.
     """
 
@@ -59,6 +64,7 @@ class Stage:
     after: tuple[str, ...] = ()
     niceness: int = 0
     last: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
     preloaded: bool = False
 
     @property
@@ -134,6 +140,12 @@ def slow_stages() -> tuple[Stage, ...]:
     return tuple(replace(stage, preloaded=True) for stage in stages)
 
 
+def numeric_stages() -> tuple[Stage, ...]:
+    """The numeric tests with other instructions; not preloaded, because oneDNN chooses when it is first called."""
+    stages = {level: pytest_stage(f"numeric: {level}", ELSEWHERE, "-W", "default", *NUMERIC) for level in INSTRUCTIONS}
+    return tuple(replace(stage, environment=(("ONEDNN_MAX_CPU_ISA", level),)) for level, stage in stages.items())
+
+
 def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     """The lanes of a run."""
     keep = ("--keep-sources",) if target is Target.ALL else ()
@@ -154,7 +166,8 @@ def lanes(target: Target, engine_files: Sequence[Path]) -> list[Lane]:
     # A build next to two lanes of tests gets little of the processors: Ray starts its workers in sessions of their own,
     # and Linux shares the processors out between sessions. So the programs, for which long tests wait, are built in
     # place of one lane's tests.
-    main = (static, programs, *fast, plane, *slow_stages())
+    numeric = numeric_stages() if target is Target.ALL else ()
+    main = (static, programs, *fast, plane, *numeric, *slow_stages())
     if target is Target.TEST:
         return [engine_lane(engine_files), main]
     return [engine_lane(engine_files), (*main, clusters), (images,)]

@@ -32,6 +32,7 @@ LEARNED = (
 TRAINING_FILES = "data.train_files"
 # What decides what an evaluation measures: the curve of the held-out reward has a break where it changes.
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
+GLOBAL_STD = "algorithm.global_std"
 OPTIM = "actor_rollout_ref.actor.optim"
 SHOWN = 8  # of the settings that differ
 Content = Mapping[str, Sequence[str | None]]
@@ -63,6 +64,8 @@ def _values(config: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
+    if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # of an earlier version, where DanceGRPO had another default
+        found[GLOBAL_STD] = found.get("algorithm.adv_estimator") != "dance_grpo"
     if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":
         found.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change
     return found

@@ -17,6 +17,7 @@ from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
+OF_KL = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.diffusion_loss.exact_kl")
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
@@ -78,6 +79,8 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     for name in (LOG_PROBS, KL):
         if reason := unneeded(settings.actor.diffusion_loss.loss_mode, name, given.get(name)):
             yield name, reason
+    if settings.actor.get("use_kl_loss") is False:
+        yield from ((name, f"without {KL}=true the loss has no KL") for name in OF_KL if given.get(name))
     noisy = settings.rollout.algo.noise_level > 0  # a window is checked only then
     if given.get(CONTIGUOUS) is False and noisy and _fills_its_range(settings.rollout):
         yield CONTIGUOUS, "the window has every step of its range"

@@ -12,7 +12,10 @@ class FluxTraining:
 
     CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "image_ids", "guidance")
     LAYERS = ("transformer_blocks.", "single_transformer_blocks.")
-    LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+    LORA_TARGETS = (
+        *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+        *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+    )
     CHAT_TEMPLATE = None
 
     def guidance(self, pipeline: Any) -> float:

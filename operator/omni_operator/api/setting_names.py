@@ -253,7 +253,7 @@ SWITCHES = (
     "actor_rollout_ref.rollout.algo.clean_latents", "actor_rollout_ref.rollout.algo.init_same_noise",
     "actor_rollout_ref.rollout.algo.sde_contiguous", "actor_rollout_ref.rollout.calculate_log_probs",
     "actor_rollout_ref.rollout.disable_log_stats", "actor_rollout_ref.rollout.enforce_eager",
-    "actor_rollout_ref.rollout.full_determinism", "actor_rollout_ref.rollout.step_execution",
+    "actor_rollout_ref.rollout.full_determinism", "actor_rollout_ref.rollout.step_execution", "algorithm.global_std",
     "algorithm.norm_adv_by_std_in_grpo", "data.filter_overlong_prompts", "data.shuffle", "data.trust_remote_code",
     "reward.reward_model.enable", "reward.reward_model.enable_resource_pool",
     "reward.reward_model.rollout.disable_log_stats", "reward.reward_model.rollout.enable_chunked_prefill",
@@ -299,11 +299,12 @@ NEVER_NULL = (
     "actor_rollout_ref.rollout.pipeline.num_inference_steps", "actor_rollout_ref.rollout.pipeline.true_cfg_scale",
     "actor_rollout_ref.rollout.pipeline.width", "actor_rollout_ref.rollout.pipeline_model_parallel_size",
     "actor_rollout_ref.rollout.prompt_length", "actor_rollout_ref.rollout.step_execution",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size", "data.filter_overlong_prompts", "data.max_prompt_length",
-    "data.shuffle", "data.train_batch_size", "data.train_files", "data.trust_remote_code", "reward.batch_size",
-    "reward.deadline_seconds", "trainer.log_val_generations", "trainer.n_gpus_per_node", "trainer.nnodes",
-    "trainer.output.deadline_s", "trainer.rollout_data_save_freq", "trainer.sample_prompts", "trainer.save_freq",
-    "trainer.seed", "trainer.test_freq", "trainer.use_v1", "trainer.val_before_train", "trainer.video_fps",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size", "algorithm.global_std", "algorithm.norm_adv_by_std_in_grpo",
+    "data.filter_overlong_prompts", "data.max_prompt_length", "data.shuffle", "data.train_batch_size",
+    "data.train_files", "data.trust_remote_code", "reward.batch_size", "reward.deadline_seconds",
+    "trainer.log_val_generations", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.output.deadline_s",
+    "trainer.rollout_data_save_freq", "trainer.sample_prompts", "trainer.save_freq", "trainer.seed",
+    "trainer.test_freq", "trainer.use_v1", "trainer.val_before_train", "trainer.video_fps",
 )
 # Groups of settings, and those that are empty by default, so that null means empty.
 GROUPS = (

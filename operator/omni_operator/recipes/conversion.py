@@ -21,7 +21,6 @@ from .fields import (
     BUILTIN,
     ESTIMATOR,
     FIELDS,
-    GLOBAL_STD,
     IMPLIED,
     LORA,
     LOSS,
@@ -42,7 +41,6 @@ from .fields import (
     interval,
     job_name,
     joined_options,
-    named_algorithm,
     number,
     ratio_of_reference,
     settings_in,
@@ -260,19 +258,15 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
 
 
 def _estimator(made: _Made, values: Mapping[str, Any]) -> None:
-    """Advantages other than those of the job's algorithm are a setting of their standard deviation."""
+    """Refuse an estimator that does not exist, or contradicts the algorithm; the others give the same advantages."""
     algorithm = made.spec["algorithm"]["name"]
-    default = "dance_grpo" if named_algorithm(values) == "DanceGRPO" else ESTIMATORS.get(algorithm, "flow_grpo")
-    estimator = values.get(ESTIMATOR, default)
+    estimator = values.get(ESTIMATOR, ESTIMATORS.get(algorithm, "flow_grpo"))
     if estimator not in ESTIMATORS.values():
         raise Refusal(f"{estimator} is not supported; write {' or '.join(dict.fromkeys(ESTIMATORS.values()))}")
     if found := contradicting_names(values):
         raise Refusal(found[1], found[0])
     if reason := describe_unsupported(ESTIMATOR, estimator, LOSSES.get(algorithm)):
         raise Refusal(reason.removeprefix(f"{ESTIMATOR}: "))
-    by_group = estimator == "dance_grpo"
-    if by_group != (algorithm == "DanceGRPO") and GLOBAL_STD not in values:
-        made.overrides.append(f"{GLOBAL_STD}={str(not by_group).lower()}")
 
 
 def _lora(made: _Made, values: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ ALGO = f"{ROLLOUT}.algo"
 ALGORITHM_NAMES = {(ESTIMATORS[name] if loss == "flow_grpo" else loss): name for name, loss in LOSSES.items()}
 ALGORITHM_NAMES["dpo"] = "DiffusionDPO"  # the name of its estimator there
 LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
-ESTIMATOR, GLOBAL_STD = "algorithm.adv_estimator", "algorithm.global_std"
+ESTIMATOR = "algorithm.adv_estimator"
 # Settings that several fields follow from.
 LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")

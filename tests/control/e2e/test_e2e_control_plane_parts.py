@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -294,3 +295,14 @@ def test_a_process_has_ended_when_its_last_thread_has() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
     process.wait()
+
+
+def test_a_wait_follows_the_progress_of_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "PAUSE", 0.0)
+    steps, probes = itertools.count(), itertools.count()
+    assert deadlines.wait_for_progress("it", 100, lambda: next(steps), lambda: next(probes) == 50 or None)
+    with pytest.raises(DeadlinePassed, match="waited 3 steps for it"):
+        deadlines.wait_for_progress("it", 3, lambda: next(steps), lambda: None)
+    monkeypatch.setattr(deadlines, "NO_PROGRESS", 0.0)
+    with pytest.raises(DeadlinePassed, match="waited for it, and nothing happened for 0 s"):
+        deadlines.wait_for_progress("it", 3, lambda: 1.0, lambda: None)

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,10 +16,24 @@ import pytest
 from e2e.cluster import deadlines
 from suite import timings
 from suite.runner import Runner
-from suite.stages import FEWER_EXAMPLES, IMAGES, LONG, PROGRAMS, SLOW, Stage, Target, lanes, only, pytest_stage
+from suite.stages import (
+    FEWER_EXAMPLES,
+    IMAGES,
+    INSTRUCTIONS,
+    LONG,
+    NUMERIC,
+    PROGRAMS,
+    SLOW,
+    Stage,
+    Target,
+    lanes,
+    only,
+    pytest_stage,
+)
 from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
+NUMERIC_STAGES = {f"numeric: {level}" for level in INSTRUCTIONS}
 ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").glob("test_*.py"))
 
 
@@ -77,9 +92,20 @@ def test_every_run_but_the_one_before_a_commit_draws_all_examples_of_property_te
         assert fewer == ({True} if target is Target.CHECK else {False} if stages else set()), target
 
 
-def test_all_is_the_other_two_together() -> None:
+def test_numeric_tests_run_once_with_the_instructions_of_each_kind_of_processor(tmp_path: Path) -> None:
+    stages = [stage for lane in lanes(Target.ALL, ENGINE) for stage in lane if stage.name in NUMERIC_STAGES]
+    assert [dict(stage.environment)["ONEDNN_MAX_CPU_ISA"] for stage in stages] == ["AVX2", "SSE41"]
+    assert all((ROOT / path).is_file() and runs(stage, path, {"slow"}) for stage in stages for path in NUMERIC)
+    log = tmp_path / "log"
+    (stage,) = [stage for stage in stages if stage.name == "numeric: AVX2"]
+    program = f"import os, pathlib; pathlib.Path({str(log)!r}).write_text(os.environ['ONEDNN_MAX_CPU_ISA'])"
+    assert Runner(tmp_path / "run", lambda _: None).run([(replace(stage, command=("-c", program)),)]) == []
+    assert log.read_text() == "AVX2"
+
+
+def test_all_is_the_other_two_together_and_the_numeric_stages() -> None:
     named = {target: {stage.name for lane in lanes(target, ENGINE) for stage in lane} for target in Target}
-    assert named[Target.ALL] == named[Target.TEST] | named[Target.CLUSTER]
+    assert named[Target.ALL] == named[Target.TEST] | named[Target.CLUSTER] | NUMERIC_STAGES
     assert named[Target.CHECK] < named[Target.TEST]
     assert IMAGES not in named[Target.TEST], "`make test` needs no root"
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from verl_omni.models import __main__ as makers
 from verl_omni.pipelines import engine_requests, post_processing, registry, trajectory_recorder
+from verl_omni.pipelines.guided_batch import guide
 from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.pipelines.qwen_image_edit import images as edit_images
 from verl_omni.pipelines.wan import shapes as wan_shapes
@@ -50,6 +51,12 @@ def test_a_guidance_of_0_is_none(architecture: str) -> None:
     assert (
         registry.training_adapter(architecture).guidance(SimpleNamespace(guidance_scale=0.0, true_cfg_scale=0.0)) <= 1
     )
+
+
+def test_both_predictions_of_guidance_have_gradients() -> None:
+    both = torch.zeros(2, 1, requires_grad=True)
+    guide(both, 3.0)[0].sum().backward()
+    assert both.grad is not None and both.grad.flatten().tolist() == [3.0, -2.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

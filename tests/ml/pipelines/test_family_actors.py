@@ -23,7 +23,8 @@ from verl_omni.workers.config import DiffusionActorConfig
 pytestmark = pytest.mark.slow
 
 FLOAT32 = Precision(torch.float32, torch.float32)
-MODULES = {"sd3": 8, "qwen_image": 16, "qwen_image_edit": 16, "wan": 16}  # two layers
+# Two layers; the last one of sd3 gives no text to another.
+MODULES = {"sd3": 15, "qwen_image": 16, "qwen_image_edit": 16, "wan": 16}
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES.items()), ids=sorted(FAMILIES))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from verl_omni.pipelines.registry import training_adapter
 from verl_omni.trainer.memory_estimate import model_shapes, public_models
 
 # Parameters of the transformer as published: billions, with the precision of the publication.
@@ -45,3 +46,15 @@ def test_public_text_encoders_have_their_published_size(model: str, tmp_path: Pa
     public_models.write(model, tmp_path)
     assert round(billions(tmp_path, *model_shapes.read(tmp_path).text_encoders), 1) == ENCODERS[model]
     assert 0.05 < billions(tmp_path, "vae") < 0.15
+
+
+@pytest.mark.slow
+def test_the_default_adapter_of_sd35_medium_has_the_size_that_published_recipes_train(tmp_path: Path) -> None:
+    """18.8 million parameters of rank 32: the attention projections of both streams."""
+    model = "stabilityai/stable-diffusion-3.5-medium"
+    public_models.write(model, tmp_path)
+    module = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16)
+    targets = training_adapter("StableDiffusion3Pipeline").LORA_TARGETS
+    adapted = [layer for name, layer in module.named_modules() if name.endswith(tuple(f".{each}" for each in targets))]
+    assert len(adapted) == 24 * 8 - 1, "the last layer gives no text to another"
+    assert sum(32 * (layer.in_features + layer.out_features) for layer in adapted) == 18_776_064

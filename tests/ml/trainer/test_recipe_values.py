@@ -179,6 +179,7 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
         ([DPO, f"{ROLLOUT}.algo.sample_strategy=random", f"{ROLLOUT}.algo.sde_window_seed=42"], "no step has noise"),
         ([f"{MODEL}.lora_rank=0", f"{MODEL}.lora_alpha=128", f"{MODEL}.lora_dtype=float32",
           f"{MODEL}.target_modules=[to_q]"], f"{MODEL}.lora_rank is 0: all weights are trained"),
+        ([f"{ACTOR}.kl_loss_coef=0.04", f"{ACTOR}.diffusion_loss.exact_kl=true"], f"without {ACTOR}.use_kl_loss=true"),
         ([DPO, "algorithm.global_std=False"], "diffusion_dpo orders samples without advantages"),
     ],
 )  # fmt: skip
@@ -196,6 +197,7 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
     [
         [f"{ROLLOUT}.algo.sde_type=cps"], [NFT, f"{ROLLOUT}.algo.sde_type=cps", f"{ROLLOUT}.algo.noise_level=0.7"],
         [NFT, f"{ROLLOUT}.algo.sde_type=cps", f"++{ROLLOUT}.val_kwargs.algo.noise_level=0.7"],
+        [f"{ACTOR}.kl_loss_coef=0.04", f"{ACTOR}.use_kl_loss=true"], [f"{ACTOR}.kl_loss_coef=0.0"],
         [f"{MODEL}.lora_alpha=128"], [NFT, "algorithm.global_std=False"],
         [f"{MODEL}.lora_rank=0", f"{MODEL}.target_modules=null"],
     ],

@@ -136,6 +136,17 @@ def test_a_longer_run_has_another_learning_rate_only_with_a_schedule(tmp_path: P
     assert [event["reason"] for event in events if event["event"] == "warning"] == ["ResumedWithChanges"] * said
 
 
+@pytest.mark.parametrize(("estimator", "said"), [("flow_grpo", False), ("dance_grpo", True)])
+def test_a_run_of_an_earlier_version_says_if_advantages_have_another_deviation_now(
+    tmp_path: Path, estimator: str, said: bool
+) -> None:
+    checkpoint(tmp_path / "checkpoints", 4)
+    for global_std in (None, True):
+        _, events = started(tmp_path, "auto", algorithm={"adv_estimator": estimator, "global_std": global_std})
+    messages = [event["message"] for event in events if event["event"] == "warning"]
+    assert ["algorithm.global_std was False, is True" in message for message in messages] == [True] * said
+
+
 def test_a_run_says_that_its_training_files_have_another_content(tmp_path: Path) -> None:
     (file := tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n')
     written(tmp_path / "run" / "checkpoints", 4, 0.1, file)

@@ -92,7 +92,7 @@ def make_batch(models: Path, case: Any, loss: Any) -> dict[str, Tensor]:
         scores = scores.repeat_interleave(2, 0).roll(-1, 0)
         groups = [str(row // 2) for row in range(2 * ROWS)]
     settings = {
-        "adv_estimator": case.estimator, "norm_adv_by_std_in_grpo": True, "global_std": None,
+        "adv_estimator": case.estimator, "norm_adv_by_std_in_grpo": True, "global_std": True,
         "timestep_fraction": case.request.get("timestep_fraction", 1.0),
     }  # fmt: skip
     samples: Any = SimpleNamespace(tensors=tensors, scores=scores, groups=groups)

@@ -204,12 +204,16 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
 @pytest.mark.parametrize(
     ("overrides", "by_group"),
     [
-        ([], False), (["algorithm.adv_estimator=dance_grpo"], True), ([f"{LOSS}.loss_mode=dance_grpo"], True),
+        ([], False),
+        (["algorithm.adv_estimator=dance_grpo"], False),
+        ([f"{LOSS}.loss_mode=dance_grpo"], False),
         (["algorithm.global_std=false"], True),
-        (["algorithm.adv_estimator=dance_grpo", "algorithm.global_std=true"], False),
+        (["algorithm.adv_estimator=dance_grpo", "algorithm.global_std=false"], True),
     ],
-)  # fmt: skip
-def test_dance_grpo_divides_advantages_by_the_deviation_of_each_prompt(overrides: list[str], by_group: bool) -> None:
+)
+def test_advantages_are_divided_by_the_deviation_of_the_batch_or_of_each_prompt(
+    overrides: list[str], by_group: bool
+) -> None:
     made = batch(load(*overrides), scored([0.0, 0.0, 1.0, 9.0]), seed=1)
     first, second = made["advantages"][2:].tolist()
     assert (first == pytest.approx(second, rel=1e-3)) is by_group, "rewards of one prompt spread nine times as far"

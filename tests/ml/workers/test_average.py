@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from safetensors.torch import load_file
 
 from ml.workers.tiny_actor import model_settings
 from verl_omni.workers.actor.actor import DiffusionActor
+from verl_omni.workers.actor.policy import average_decay
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
 SAMPLER = {"noise_level": 0.7, "sde_type": "cps"}
-DECAY = 0.75
+DECAY = 0.28  # reached in the third optimizer step
 
 
 def make(folder: Path, rank: int = 4, decay: float | None = DECAY) -> DiffusionActor:
@@ -49,10 +51,12 @@ def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_i
 ) -> None:
     actor, plain, data = make(model_folder, rank), make(model_folder, rank, None), batch()
     average = {name: value.detach().double() for name, value in actor.policy.trained.items()}
+    decays = iter((2 / 11, 3 / 12, *[DECAY] * 4))
 
     def stepped(*_: Any) -> None:
+        decay = next(decays)
         for name, value in actor.policy.trained.items():
-            average[name] = DECAY * average[name] + (1 - DECAY) * value.detach().double()
+            average[name] = decay * average[name] + (1 - decay) * value.detach().double()
 
     actor.optimizer.register_step_post_hook(stepped)
     for _ in range(3):  # of two optimizer steps each
@@ -64,6 +68,13 @@ def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_i
     assert sent.keys() == trained.keys()
     moved = [name for name in sent if not torch.equal(sent[name], trained[name])]
     assert len(moved) == len(kept)
+
+
+@pytest.mark.parametrize(("decay", "steps", "start"), [(0.999, 300, 1e-6), (0.99, 60, 1e-6), (0.9, 60, 1e-3)])
+def test_the_average_forgets_its_start(decay: float, steps: int, start: float) -> None:
+    """Without a warm-up it would still have 74% of the start after 300 steps with 0.999."""
+    assert math.prod(average_decay(step, decay) for step in range(1, steps + 1)) < start
+    assert average_decay(100_000, decay) == decay, "later it is the decay that was asked for"
 
 
 def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:

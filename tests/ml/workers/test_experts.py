@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ml.workers.tiny_actor import relative_difference, smooth_steps
 from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.experts import Experts
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
+from verl_omni.workers.config import DiffusionActorConfig
 
 ROWS, BOUNDARY = 4, 875.0
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
@@ -58,7 +59,7 @@ def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
     )  # fmt: skip
     config = DiffusionActorConfig(
         diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=2,
-        optim=DiffusionOptimizerConfig(lr=1e-3), shuffle=False,
+        optim=smooth_steps(lr=0.1 if rank else 1e-3), shuffle=False,
     )  # fmt: skip
     return DiffusionActor(model, config, 1, mesh=mesh)
 
@@ -78,7 +79,7 @@ def batch(timesteps: Tensor, advantages: tuple[float, ...] = ALL) -> dict[str, T
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     """Updates with rows of both, whose steps cross the boundary, of high noise only, and of which only those learn."""
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    norms, weights = [], []
+    norms, weights = [], [{name: tensor.clone() for name, tensor in actor.weights(kind)}]
     for times, advantages in ((MIXED, ALL), (CROSSING, ALL), (HIGH, ALL), (MIXED, FIRST_HALF)):
         rows = {name: tensor[share] for name, tensor in batch(times, advantages).items()}
         norms.append(actor.update(rows, **SAMPLER)["actor/grad_norm"])
@@ -184,9 +185,9 @@ def test_one_rank_with_fsdp2_gives_the_update_of_one_process(experts_folder: Pat
 
 def check_equal(alone: dict[str, Any], found: dict[str, Any]) -> None:
     assert found["norms"] == pytest.approx(alone["norms"], rel=1e-3)
-    for one, other in zip(alone["weights"], found["weights"], strict=True):
-        assert one.keys() == other.keys()
-        assert max((tensor - other[key]).abs().max().item() for key, tensor in one.items()) < 2e-5
+    before = alone["weights"][0]
+    for one, other in zip(alone["weights"][1:], found["weights"][1:], strict=True):
+        assert relative_difference(before, one, other) < 1e-3
 
 
 @pytest.mark.slow

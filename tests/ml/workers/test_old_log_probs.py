@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
 from verl_omni.algos import advantages, grpo, sde
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
 ROWS, STEPS = 4, 2
 ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
+OPTIM = DiffusionOptimizerConfig(lr=1e-2)  # of tests whose limits are crossed by its steps
 OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
 
 
@@ -33,8 +34,8 @@ def make(folder: Path, *, prompts: int = 2, **changes: Any) -> DiffusionActor:
     """An actor whose mini-batches have `prompts` prompts of two rows."""
     model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"])
     settings = {"diffusion_loss": FlowGRPOLossConfig(clip_ratio=1e-3, adv_clip_max=100.0), **changes}
-    optim = DiffusionOptimizerConfig(lr=1e-2)
-    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, optim=optim, **settings), 2)
+    settings.setdefault("optim", smooth_steps(lr=0.1))
+    return DiffusionActor(model, DiffusionActorConfig(ppo_mini_batch_size=prompts, **settings), 2)
 
 
 @torch.no_grad()
@@ -63,9 +64,10 @@ def adapter(actor: DiffusionActor) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in actor.weights("lora")}
 
 
-def same(one: DiffusionActor, other: DiffusionActor, tolerance: float = 1e-6) -> bool:
-    theirs = adapter(other)
-    return all(torch.allclose(tensor, theirs[name], atol=tolerance) for name, tensor in adapter(one).items())
+def same(one: DiffusionActor, other: DiffusionActor) -> bool:
+    """Whether two actors took the same steps, the first of which has moved."""
+    start = adapter(make(Path(one.model_config.path)))
+    return relative_difference(start, adapter(one), adapter(other)) < 1e-4
 
 
 @pytest.mark.parametrize("changes", [{}, {"prompts": 1}, {"prompts": 1, "ppo_epochs": 2}], ids=str)
@@ -74,7 +76,8 @@ def test_recomputed_log_probs_do_not_depend_on_the_engine(model_folder: Path, ch
     found = [actor.update(batch(actor, off), **SAMPLER) for actor, off in zip(actors, (OFF, 0 * OFF), strict=True)]
     assert same(*actors)
     assert found[0]["actor/clip_fraction_at_start"] == 0
-    assert found[0]["actor/loss"] == pytest.approx(found[1]["actor/loss"])
+    # The terms have the size 1 and cancel, so a smaller loss is rounding.
+    assert found[0]["actor/loss"] == pytest.approx(found[1]["actor/loss"], abs=1e-6)
     rows = slice(2 if changes else ROWS)  # of the first optimizer step
     assert found[0]["rollout_corr/kl"] == pytest.approx(-OFF[rows].mean().item(), rel=1e-3)
     assert found[0]["rollout_corr/k3_kl"] == pytest.approx((OFF.exp() - 1 - OFF)[rows].mean().item(), rel=1e-3)
@@ -96,8 +99,7 @@ def test_a_rejected_sample_teaches_nothing(model_folder: Path, bypass: bool) -> 
     found = rejecting.update(batch(rejecting), **SAMPLER, bypass_mode=bypass, **criterion)
     others = {"advantages": ADVANTAGES * torch.tensor([1, 1, 0, 1])}
     without.update(batch(without) | others, **SAMPLER, bypass_mode=bypass)
-    # Without its row a micro-batch is smaller, and rounds differently; AdamW enlarges that.
-    assert same(rejecting, without, 1e-4) and not same(rejecting, make(model_folder), 1e-3)
+    assert same(rejecting, without) and not same(rejecting, make(model_folder))
     assert found["rollout_corr/rollout_rs_kept"] == 0.75
 
 
@@ -181,7 +183,7 @@ def test_weights_multiply_the_loss_of_their_rows(model_folder: Path, level: str,
     assert found["rollout_corr/rollout_is_mean"] == pytest.approx(weights.mean().item(), rel=1e-4)
     assert "rollout_corr/rollout_is_mean" not in want
     assert found["actor/grad_norm"] == pytest.approx(want["actor/grad_norm"], rel=1e-3)
-    assert same(weighted, scaled, tolerance=1e-5), "by rounding, 1e-6 on some processors"
+    assert same(weighted, scaled)
     assert weights[2] == 1.5, "one of them is truncated"
 
 
@@ -206,7 +208,7 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
     weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
     found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
     want = reference.update(alone, **SAMPLER, **weights)
-    assert found == pytest.approx(want, rel=1e-4) and same(actor, reference)
+    assert found == pytest.approx(want, rel=1e-4, abs=1e-6) and same(actor, reference)
 
 
 @pytest.mark.parametrize("more", [{}, {"timestep_fraction": 0.5}], ids=str)
@@ -220,7 +222,7 @@ def test_steps_recorded_one_by_one_train_as_those_of_a_window(
     pairs = [place for step in range(STEPS) for place in (step, step + 1)]
     single = {**data, "all_latents": data["all_latents"][:, pairs], "all_sigmas": data["all_sigmas"][:, pairs]}
     found, want = (actor.update(given, **SAMPLER, **more) for actor, given in zip(actors, (single, data), strict=True))
-    assert found == pytest.approx(want, rel=1e-5) and same(*actors)
+    assert found == pytest.approx(want, rel=1e-5, abs=1e-6) and same(*actors)
 
 
 @pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)
@@ -281,7 +283,7 @@ def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[T
 
 def test_grpo_guard_against_float64(model_folder: Path) -> None:
     """Two optimizer steps: the second one compares with the means before the first."""
-    one = make(model_folder, diffusion_loss=GUARD)
+    one = make(model_folder, diffusion_loss=GUARD, optim=OPTIM)
     data = batch(one)
     objective = GuardObjective(one.policy, GUARD, kl_loss_coef=None, **SAMPLER)
     with torch.no_grad():
@@ -291,7 +293,7 @@ def test_grpo_guard_against_float64(model_folder: Path) -> None:
     assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
     assert found["actor/clip_fraction_at_start"] == no_clip == 0 and found["actor/ratio_max"] == 1
     second, clip = guard_loss(one, data, old)
-    both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2).update(data, **SAMPLER)
+    both = make(model_folder, diffusion_loss=GUARD, ppo_epochs=2, optim=OPTIM).update(data, **SAMPLER)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-5) and second != pytest.approx(first)
     assert 2 * both["actor/clip_fraction"] == clip > 0
 
@@ -325,7 +327,7 @@ def dppo_loss(objective: DPPOObjective, data: dict[str, Tensor], old: list[tuple
 def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: float) -> None:
     """Two optimizer steps: the second one compares with the means before the first."""
     loss, sampler = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6), {**SAMPLER, "sde_type": kind}
-    one = make(model_folder, diffusion_loss=loss)
+    one = make(model_folder, diffusion_loss=loss, optim=OPTIM)
     data = batch(one)
     objective = DPPOObjective(one.policy, loss, kl_loss_coef=None, **sampler)
     with torch.no_grad():
@@ -335,7 +337,7 @@ def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: flo
     assert found["actor/loss"] == pytest.approx(first, rel=1e-5)
     assert nothing == [0, 0, 0] and found["actor/clip_fraction_at_start"] == found["actor/kl_to_old_max"] == 0
     second, excluded, mean, largest = dppo_loss(objective, data, old)
-    both = make(model_folder, diffusion_loss=loss, ppo_epochs=2).update(data, **sampler)
+    both = make(model_folder, diffusion_loss=loss, ppo_epochs=2, optim=OPTIM).update(data, **sampler)
     assert 2 * both["actor/loss"] - first == pytest.approx(second, rel=1e-4)
     assert 2 * both["actor/clip_fraction"] == excluded and 0 < excluded < 1
     assert 2 * both["actor/kl_to_old"] == pytest.approx(mean, rel=1e-4) and mean > 0
@@ -387,7 +389,7 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
 )  # fmt: skip
 def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder: Path, loss: Any, sign: int) -> None:
     """20 training steps of two optimizer steps each, without an engine."""
-    actor = make(model_folder, prompts=8, diffusion_loss=loss)
+    actor = make(model_folder, prompts=8, diffusion_loss=loss, optim=OPTIM)
     _, before = sampled(actor, 64, seed=999)
     for step in range(20):
         data, reward = sampled(actor, 32, seed=step)

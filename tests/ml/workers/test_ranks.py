@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ml.workers.tiny_actor import relative_difference, smooth_steps
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -25,7 +26,6 @@ from verl_omni.workers.config import (
     DiffusionActorConfig,
     DiffusionFSDPConfig,
     DiffusionMixedPrecisionConfig,
-    DiffusionOptimizerConfig,
 )
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def make(
     config = DiffusionActorConfig(
         use_kl_loss=kl, kl_loss_coef=1e3, diffusion_loss=FlowGRPOLossConfig(),
         ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
-        optim=DiffusionOptimizerConfig(lr=1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
+        optim=smooth_steps(lr=0.1 if rank else 1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
     )  # fmt: skip
     return CapturedActor(model, config, 1, mesh=mesh, device=device)
 
@@ -133,8 +133,12 @@ class Collectives(TorchDispatchMode):
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
-    """Two updates. Returns gradient norms, the trained weights, the collectives of the second one, and new graphs."""
+    """Two updates. Returns gradient norms, the trained weights before and after them, the collectives of the second
+    one, and new graphs.
+    """
     counters.clear()
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
     # Dynamo captures no graph while operators are counted.
     count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
     collectives, forward = Collectives(), Collectives()
@@ -145,9 +149,8 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     with torch.no_grad(), count(forward):
         given = {name: tensor.to(actor.device) for name, tensor in data.items()}
         actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
     return {
-        "norms": norms, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
+        "norms": norms, "before": before, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
         "counts": collectives.counts, "gathers": forward.gathers_in_a_row,
         "graphs": counters["stats"]["unique_graphs"],
     }  # fmt: skip
@@ -215,16 +218,11 @@ def alone(model_folder: Path, found_on_devices: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
-    """After two steps of at most 1e-3, weights differ by at most 2e-5; in bfloat16 by less than 1e-4 on average."""
+    """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
     other, one = found[name], alone(name)
     half = "bfloat16" in name
     assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
-    assert one["weights"].keys() == other["weights"].keys()
-    differences = torch.cat([(tensor - other["weights"][n]).flatten().abs() for n, tensor in one["weights"].items()])
-    if half:
-        assert differences.mean() < 1e-4
-    else:
-        assert differences.max() < 2e-5
+    assert relative_difference(one["before"], one["weights"], other["weights"]) < (0.1 if half else 1e-3)
 
 
 def test_compiled_layers_share_no_more_graphs_than_they_need(found: dict[str, Any], alone: Any) -> None:
@@ -259,10 +257,10 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
-    """4 ranks resume from the shards of 2 and take the same step, to 2e-5."""
+    """4 ranks resume from the shards of 2 and take the same steps, to 0.1%."""
     one, other = found["unbroken on 2"], found[f"resumed with {name}"]
     assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
-    assert all(torch.allclose(tensor, other["weights"][n], atol=2e-5) for n, tensor in one["weights"].items())
+    assert relative_difference(one["before"], one["weights"], other["weights"]) < 1e-3
 
 
 @pytest.mark.parametrize("way", ["saved", "written in the background"])

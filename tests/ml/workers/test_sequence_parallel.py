@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ml.workers.tiny_actor import relative_difference, smooth_steps
 from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_qwen_image_edit, make_tiny_wan
 from verl_omni.pipelines.qwen_image.training import divisible_rows
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
@@ -28,7 +29,6 @@ from verl_omni.workers.config import (
     DiffusionActorConfig,
     DiffusionFSDPConfig,
     DiffusionMixedPrecisionConfig,
-    DiffusionOptimizerConfig,
 )
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def make(
     )  # fmt: skip
     config = DiffusionActorConfig(
         diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
-        optim=DiffusionOptimizerConfig(lr=1e-3), use_kl_loss=case.kl, kl_loss_coef=0.1,
+        optim=smooth_steps(lr=0.1 if case.adapter else 1e-3), use_kl_loss=case.kl, kl_loss_coef=0.1,
         fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
     )  # fmt: skip
     return DiffusionActor(model, config, 1, mesh=mesh, device=device)
@@ -118,11 +118,12 @@ def batch(architecture: str) -> dict[str, Tensor]:
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
-    """Two updates: the metrics of each, and the trained weights afterwards."""
+    """Two updates: the metrics of each, and the trained weights before and after them."""
+    kind: Any = "lora" if actor.model_config.lora_rank else "full"
+    before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
     data = {name: tensor[share] for name, tensor in batch(actor.model_config.architecture).items()}
     metrics = [actor.update(data, **SAMPLER) for _ in range(2)]
-    kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    return {"metrics": metrics, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)}}
+    return {"metrics": metrics, "before": before, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)}}
 
 
 def saved_bytes(actor: DiffusionActor) -> int:
@@ -196,7 +197,7 @@ def found(models: Path, run_ranks: Any, found_on_devices: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, models: Path, name: str) -> None:
-    """After two steps of at most 1e-3, weights differ by at most 2e-5; in bfloat16 by less than 1e-4 on average."""
+    """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
     case, ranks = CASES[name], found[name]
     one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
     for step, alone in enumerate(one["metrics"]):
@@ -204,11 +205,7 @@ def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, mod
         assert norms == pytest.approx([alone["actor/grad_norm"]] * len(ranks), rel=3e-2 if case.half else 1e-3)
         losses = [rank["metrics"][step]["actor/loss"] for rank in ranks[::SHARING]]
         assert sum(losses) / len(losses) == pytest.approx(alone["actor/loss"], rel=1e-3, abs=1e-3)
-    other = ranks[0]["weights"]
-    assert one["weights"].keys() == other.keys()
-    differences = torch.cat([(tensor - other[n]).flatten().abs() for n, tensor in one["weights"].items()])
-    assert differences.mean() < 1e-4
-    assert case.half or differences.max() < 2e-5
+    assert relative_difference(one["before"], one["weights"], ranks[0]["weights"]) < (0.1 if case.half else 1e-3)
 
 
 @pytest.mark.parametrize("name", CASES)

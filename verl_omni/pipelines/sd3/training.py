@@ -12,7 +12,10 @@ from verl_omni.pipelines.guided_batch import guide, twice, with_negative
 
 CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 LAYERS = ("transformer_blocks.",)
-LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
+LORA_TARGETS = (  # the joint attention of image and text
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
 NOT_ADAPTED = r".*(norm|time_text_embed).*"
 CHAT_TEMPLATE = None
 LONGEST_TOKENIZER = "tokenizer_3"  # that of T5; the two of CLIP read the first 77 tokens

@@ -20,7 +20,7 @@ from verl_omni.workers.actor import build, experts, export, parallel, precision,
 from verl_omni.workers.actor.measurements import Measurements
 from verl_omni.workers.actor.model_flops import ModelFlops
 from verl_omni.workers.actor.offload import Offload
-from verl_omni.workers.actor.policy import Batch, Policy, PolicyName
+from verl_omni.workers.actor.policy import Batch, Policy, PolicyName, average_decay
 from verl_omni.workers.actor.sequence_parallel import split_sequence
 from verl_omni.workers.actor.setting_checks import sequence_groups
 from verl_omni.workers.actor.training_state import TrainingState
@@ -239,7 +239,9 @@ class DiffusionActor:
             self.optimizer.step()
             self.scheduler.step()
             if self.config.ema_decay is not None:
-                self.policy.require_average().follow(self.policy.trained, self.config.ema_decay)
+                # The schedule counts the steps that were taken, also those before a resume.
+                decay = average_decay(self.scheduler.last_epoch, self.config.ema_decay)
+                self.policy.require_average().follow(self.policy.trained, decay)
         self.optimizer.zero_grad()
         if self._skipped > self.config.max_skipped_steps:
             raise FloatingPointError(

@@ -17,6 +17,14 @@ Batch = dict[str, Tensor]
 PolicyName = Literal["default", "old", "average"]  # the trained one, and its delayed copies
 
 
+def average_decay(steps: int, decay: float) -> float:
+    """Decay of the moving average after optimizer step `steps`, from 1: min((1 + n) / (10 + n), decay).
+
+    So the average forgets the start early, as in the code of Flow-GRPO's authors and in diffusers' `EMAModel`.
+    """
+    return min((1 + steps) / (10 + steps), decay)
+
+
 class DelayedPolicy:
     """A copy of the trained parameters that follows them with a delay, float32 and sharded as they are.
 

@@ -6,8 +6,9 @@ Each rank writes its own shards (torch.distributed.checkpoint), and any number o
 from __future__ import annotations
 
 import copy
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,7 @@ class TrainingState:
         if trained != set(state[TRAINED]):
             raise ValueError(
                 f"checkpoint {folder} has {len(trained)} trained tensors, the model {len(state[TRAINED])}: "
-                "were model.lora_rank or model.target_modules changed?"
+                f"were model.lora_rank or model.target_modules changed?{_continue_with(trained)}"
             )
         shapes = {name: tuple(stored[f"{TRAINED}.{name}"].size) for name in trained}
         if changed := [name for name in sorted(shapes) if shapes[name] != tuple(state[TRAINED][name].shape)]:
@@ -161,6 +162,13 @@ class TrainingState:
             raise ValueError(
                 f"checkpoint {folder} has no average of the weights: actor.ema_decay was not set in its run"
             )
+
+
+def _continue_with(trained: Iterable[str]) -> str:
+    """Advice for a checkpoint of an adapter: the targets that it has; empty if all weights were trained."""
+    layers = {name.rpartition(".lora_")[0] for name in trained} - {""}
+    suffixes = sorted({re.sub(r"^.*?\.\d+\.", "", layer) for layer in layers})
+    return f" To continue it, write model.target_modules=[{','.join(suffixes)}]" if suffixes else ""
 
 
 def read_weights(folder: Path, *, average: bool) -> dict[str, torch.Tensor]:

@@ -185,16 +185,12 @@ def estimate_advantages(samples: Samples, config: DictConfig) -> Tensor:
 
 
 def group_relative(rewards: Tensor, groups: Sequence[str], algorithm: DictConfig) -> Tensor:
-    """Advantages [B], normalised as `algorithm.norm_adv_by_std_in_grpo` and `algorithm.global_std` say.
-
-    Unless `global_std` is given, DanceGRPO divides by the standard deviation of each group, the others by the batch's.
-    """
-    given = algorithm.global_std
+    """Advantages [B], normalised as `algorithm.norm_adv_by_std_in_grpo` and `algorithm.global_std` say."""
     return advantages.group_advantages(
         rewards,
         groups,
         normalize=algorithm.norm_adv_by_std_in_grpo,
-        global_std=algorithm.adv_estimator != "dance_grpo" if given is None else given,
+        global_std=algorithm.global_std,
     )
 
 
