@@ -1,4 +1,7 @@
-"""Tiny random models for tests, one of each family and a language model: made offline, deterministic by seed."""
+"""Tiny random models for tests, one of each family and a language model: made offline, deterministic by seed.
+
+Each has the scheduler of its released model.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from diffusers import (
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    UniPCMultistepScheduler,
     WanPipeline,
     WanTransformer3DModel,
 )
@@ -62,7 +66,7 @@ def make_tiny_sd3(path: Path, seed: int = 0) -> None:
         vae.decoder.conv_out.weight *= CONTRAST
     pipeline = StableDiffusion3Pipeline(
         transformer=transformer.eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=vae.eval(),
         text_encoder=text.clip_encoder(clip, WIDTH, TEXT_LENGTH, seed=seed + 1),
         tokenizer=clip,
@@ -113,7 +117,9 @@ def _make_qwen_image(path: Path, seed: int, pipeline_class: Any, tokenizer: Any,
         vae.encoder.conv_out.weight *= CONTRAST
     pipeline = pipeline_class(
         transformer=transformer.eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+        ),
         vae=vae.eval(),
         text_encoder=text.qwen_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,
@@ -168,7 +174,7 @@ def _make_wan(
         vae.decoder.conv_out.weight *= CONTRAST
     pipeline = WanPipeline(
         **made,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        scheduler=UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=3.0),
         vae=vae.eval(),
         text_encoder=text.umt5_encoder(tokenizer, WIDTH, seed=seed + 1),
         tokenizer=tokenizer,

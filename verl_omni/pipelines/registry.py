@@ -6,7 +6,7 @@ refers to a family by name (docs/model-families.md). Users add theirs with `verl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, cast
 
@@ -17,6 +17,8 @@ from verl_omni.utils.registry import Registry, load
 
 POST_PROCESS = "get_post_process_func"
 NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
+# Token ids and text of a prompt, to why the engine refuses it; None if it takes it.
+PromptCheck = Callable[[Sequence[int], str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,10 @@ class TrainingAdapter(Protocol):
     It may have `NOT_ADAPTED`, a regular expression of the linear layers that the engine's LoRA does not reach:
     `target_modules=all-linear` leaves them out. `LONGEST_TOKENIZER` is the folder of the tokenizer whose text encoder
     reads the first `max_sequence_length` tokens of a prompt, where the engine cuts longer ones off. `PADS_PROMPTS` is
-    true if every prompt has `prompt_rows` rows.
+    true if every prompt has `prompt_rows` rows. `SCHEDULERS` lists the classes of schedulers that its models may have,
+    and `DYNAMIC_SHIFT` says whether one may depend on a sample's size (`scheduler_config.py`). `MOST_TOKENS` is the
+    engine's limit of `max_sequence_length`. `prompt_check(tokenizer, max_sequence_length) -> PromptCheck` is there if
+    the engine refuses some prompts; `tokenizer` is the model's first.
     """
 
     CONDITIONS: tuple[str, ...]

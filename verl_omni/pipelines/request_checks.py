@@ -8,30 +8,23 @@ from typing import Any
 import torch
 
 from verl_omni.pipelines.engine_requests import sde_window
+from verl_omni.pipelines.sample_shapes import SizeCheck
 
 
-def check_request(params: Any, *, multiple: int, steps: int, most: int | None = None) -> None:
+def check_request(params: Any, size: SizeCheck, *, steps: int) -> None:
     """Check the size of a request's samples and its SDE window.
 
     Args:
-        params: the engine's sampling parameters; sides that are not set are those of the model.
-        multiple: pixels of one token of the transformer. steps: number of denoising steps.
-        most: the largest side in pixels, if there is one.
+        params: the engine's sampling parameters; sides that are not set are those of the model. Upstream's pipelines
+            would make a smaller sample.
+        size: of the model (`sample_shapes.size_check`). steps: number of denoising steps.
 
     Raises:
         ValueError: no sample has this size, the window does not fit, or an argument of it is of a wrong type.
     """
-    _check_size(params, multiple, most)
+    if problem := size(params.height, params.width):
+        raise ValueError(problem)
     _check_extra(params.extra_args or {}, steps)
-
-
-def _check_size(params: Any, multiple: int, most: int | None = None) -> None:
-    """Check height and width; upstream's pipelines would make a smaller sample."""
-    for side, pixels in (("height", params.height), ("width", params.width)):
-        if pixels is not None and (pixels <= 0 or pixels % multiple):
-            raise ValueError(f"{side} must be a multiple of {multiple}, not {pixels}")
-        if pixels is not None and most is not None and pixels > most:
-            raise ValueError(f"{side} must be at most {most}, not {pixels}: the model has no more positions")
 
 
 def _check_extra(extra: Mapping[str, Any], steps: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor
 from verl_omni.pipelines.registry import family
 
 Configs = Mapping[str, Mapping[str, Any]]  # a component's config.json, by the component's name
+# Height and width in pixels, None where the model has its own, to why no sample has them; None if one has.
+SizeCheck = Callable[[int | None, int | None], str | None]
 
 
 class SampleShapes(Protocol):
@@ -41,6 +45,8 @@ class SampleShapes(Protocol):
     def decoder_input(self, configs: Configs, pipeline: Any) -> torch.Size:
         """Shape of the latents of one sample that the VAE decodes, without a batch dimension."""
 
+    # A family whose samples have sides of some sizes only also has `size_step(configs) -> int`: height and width in
+    # pixels of one token of the transformer, and with a table of positions `longest_side(configs) -> int`, in pixels.
     # A family whose engine divides its transformer over accelerators also has `DIVIDED_BY_ENGINES`: the keys of the
     # transformer's config.json whose numbers the tensor parallel size must divide, and what they count.
     # A family with input images also has `encoder_input(configs, pipeline) -> torch.Size`: the shape of the pixels of
@@ -57,6 +63,42 @@ def sample_shapes(architecture: str | None) -> SampleShapes:
     if module is None:
         raise ValueError(f"{architecture}: its model family is registered without `shapes`, which this needs")
     return cast(SampleShapes, importlib.import_module(module))
+
+
+def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Configurations of a model's transformer and VAE.
+
+    Raises:
+        FileNotFoundError: the model has none of one.
+    """
+    return {
+        name: json.loads((folder / name / "config.json").read_text(encoding="utf-8")) for name in ("transformer", "vae")
+    }
+
+
+def size_check(architecture: str | None, folder: Path) -> SizeCheck:
+    """The check of the sides of a model's samples; it accepts all if the model's family does not say which it has.
+
+    Raises:
+        FileNotFoundError: the transformer or the VAE has no configuration.
+        ValueError: no family has this architecture.
+    """
+    shapes: Any = None if family(architecture).shapes is None else sample_shapes(architecture)
+    if not hasattr(shapes, "size_step"):
+        return lambda height, width: None
+    configs = read_configs(folder)
+    step = shapes.size_step(configs)
+    longest = shapes.longest_side(configs) if hasattr(shapes, "longest_side") else None
+
+    def check(height: int | None, width: int | None) -> str | None:
+        for side, pixels in (("height", height), ("width", width)):
+            if pixels is not None and (pixels <= 0 or pixels % step):
+                return f"{side} must be a multiple of {step}, not {pixels}; write {max(pixels // step, 1) * step}"
+            if pixels is not None and longest is not None and pixels > longest:
+                return f"{side} must be at most {longest}, not {pixels}: the model has no more positions"
+        return None
+
+    return check
 
 
 def example(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
+from verl_omni.pipelines.registry import PromptCheck
 from verl_omni.trainer import dataset_class, prompt_images, prompt_tables
 from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
 from verl_omni.utils.messages import prompt_text
@@ -23,6 +24,7 @@ from verl_omni.utils.postscript import forbid_programs
 
 logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
+AGENT_NAME = "agent_name"  # column of the agent loop of a row
 Prompt = str | list[dict[str, Any]]
 
 
@@ -55,7 +57,13 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
 
     def countable(self, dataframe: Any) -> Sequence[Prompt]:
         """Prompts of rows with places for their images, whose tokens count."""
-        prompts: Sequence[Prompt] = dataframe[self.prompt_key]
+        return self._with_places(dataframe[self.prompt_key], dataframe)
+
+    def countable_negatives(self) -> Sequence[Prompt]:
+        """Negative prompts of all rows, with places for the images of their row."""
+        return self._with_places([prompt or "" for prompt in self.dataframe[NEGATIVE_PROMPT]], self.dataframe)
+
+    def _with_places(self, prompts: Sequence[Prompt], dataframe: Any) -> Sequence[Prompt]:
         if self.image_key not in dataframe.column_names:
             return prompts
         counts = [len(_listed(images)) for images in dataframe.with_format(None)[self.image_key]]
@@ -165,6 +173,31 @@ def check_lengths(dataset: RLHFDataset, setting: str, tokenizer: Any, limit: int
             )
 
 
+def check_refused(
+    dataset: RLHFDataset, setting: str, tokenizer: Any, check: PromptCheck, *, limit: int, guided: bool
+) -> None:
+    """Refuse prompts that the engine would refuse, and negative prompts if samples are guided.
+
+    Args:
+        setting: what names the files of the prompts. tokenizer: that of the agent loop. limit: tokens that it keeps.
+
+    Raises:
+        ValueError: the message names the first row.
+    """
+    if not isinstance(dataset, DiffusionRLDataset) or AGENT_NAME in dataset.dataframe.column_names:
+        return  # a class or an agent loop of the user makes the ids
+    columns = {dataset.prompt_key: dataset.countable(dataset.dataframe)}
+    if guided and NEGATIVE_PROMPT in dataset.dataframe.column_names:
+        columns[NEGATIVE_PROMPT] = dataset.countable_negatives()
+    for column, prompts in columns.items():
+        encoded = token_ids(prompts, tokenizer, dataset.apply_chat_template_kwargs)
+        for row, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
+            text = prompt_text(as_messages(prompt))
+            if problem := check(ids[:limit], text):
+                where = f"row {row} of {setting} ({', '.join(dataset.data_files)}), column {column}"
+                raise ValueError(f"{where}: the engine would refuse {text[:40]!r}: {problem}")
+
+
 def check_images(dataset: RLHFDataset, setting: str, architecture: str | None, pipeline: Any) -> None:
     """Refuse images that the model cannot take, or prompts that lack them.
 
@@ -196,17 +229,22 @@ def check_images(dataset: RLHFDataset, setting: str, architecture: str | None, p
 
 
 def token_counts(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[int]:
-    """Tokens of each prompt, as agent loops count them: by the tokenizer's chat template, else of the plain text."""
+    """Number of tokens of each prompt, as agent loops count them."""
+    return map(len, token_ids(prompts, tokenizer, template_kwargs))
+
+
+def token_ids(prompts: Sequence[Prompt], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[list[int]]:
+    """Token ids of each prompt, as agent loops have them: by the tokenizer's chat template, else of the plain text."""
     if getattr(tokenizer, "chat_template", None):
         for prompt in prompts:
             text = tokenizer.apply_chat_template(
                 as_messages(prompt), add_generation_prompt=True, tokenize=False, **template_kwargs
             )
-            yield len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            yield tokenizer(text, add_special_tokens=False)["input_ids"]
         return
     for first in range(0, len(prompts), COUNTED_AT_ONCE):
         texts = [prompt_text(as_messages(prompt)) for prompt in prompts[first : first + COUNTED_AT_ONCE]]
-        yield from map(len, tokenizer(texts, truncation=False)["input_ids"])
+        yield from tokenizer(texts, truncation=False)["input_ids"]
 
 
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:

@@ -336,7 +336,33 @@ def _prompts(config: Any) -> tuple[Any, Any | None]:
             data.check_images(dataset, files, settings.model.architecture, settings.rollout.pipeline)
             if config.data.truncation == "error":
                 data.check_lengths(dataset, files, tokenizer, settings.rollout.prompt_length)
+    _check_refused(config, tokenizer, train, held_out)
     return train, held_out
+
+
+def _check_refused(config: Any, tokenizer: Any, train: Any, held_out: Any | None) -> None:
+    """Refuse prompts that the engine would refuse; those of an agent loop of the user's are not known here."""
+    from omegaconf import OmegaConf
+    from verl.utils import hf_tokenizer
+
+    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.trainer import data
+    from verl_omni.verl_names import AGENT_LOOP
+
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    adapter: Any = training_adapter(model.architecture)
+    if not hasattr(adapter, "prompt_check") or rollout.agent.default_agent_loop != AGENT_LOOP:
+        return
+    own = hf_tokenizer(f"{model.path}/tokenizer", trust_remote_code=config.data.trust_remote_code)
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    for dataset, files, pipeline in (
+        (train, "data.train_files", rollout.pipeline),
+        (held_out, "data.val_files", evaluated),
+    ):
+        if dataset is not None:
+            check = adapter.prompt_check(own, pipeline.max_sequence_length)
+            guided = adapter.guidance(pipeline) > 1
+            data.check_refused(dataset, files, tokenizer, check, limit=rollout.prompt_length, guided=guided)
 
 
 def _pairs(config: Any, train: Any) -> Any | None:

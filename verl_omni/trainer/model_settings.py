@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
+
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def fill_in(model: DictConfig, rollout: DictConfig) -> None:
@@ -35,6 +39,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.model.path: {folder} has a second transformer for low noise levels, "
             f"{SECOND_TRANSFORMER}, which is supported for {supported} only, not for {model.architecture}"
         )
+    _check_sampler(model.architecture, adapter, folder, rollout)
     if rollout.step_execution and family(model.architecture).stepwise is False:
         refuse_steps(model.architecture)
     if model.extra_tokenizers and not reads_extra_ids(model.architecture):
@@ -60,4 +65,35 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
             f"actor_rollout_ref.rollout.max_prompt_embed_length: every prompt of {model.architecture} has {rows} rows "
             f"with pipeline.max_sequence_length={rollout.pipeline.max_sequence_length}, more than "
             f"{rollout.max_prompt_embed_length}; write {rows}, or leave it out"
+        )
+
+
+def _check_sampler(architecture: str, adapter: Any, folder: Path, rollout: DictConfig) -> None:
+    """Refuse settings of samples that the engine would refuse at the first request, and a scheduler it has no use for.
+
+    Raises:
+        ValueError: the scheduler is not supported, samples cannot have the size, prompts not the length, or the shift
+            of noise levels is set twice.
+    """
+    from verl_omni.pipelines.sample_shapes import size_check
+    from verl_omni.pipelines.scheduler_config import scheduler_config
+
+    if hasattr(adapter, "SCHEDULERS") and (folder / "scheduler").is_dir():  # `drl fit` needs none
+        scheduler_config(folder, adapter.SCHEDULERS, dynamic=adapter.DYNAMIC_SHIFT)
+    # Files that are missing are found when the parts of the model are loaded.
+    whole = all((folder / part / "config.json").is_file() for part in ("transformer", "vae"))
+    size = size_check(architecture, folder) if whole else None
+    longest = getattr(adapter, "MOST_TOKENS", None)
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    for group, pipeline in (("pipeline", rollout.pipeline), ("val_kwargs.pipeline", evaluated)):
+        name, length = f"{ROLLOUT}.{group}", pipeline.max_sequence_length
+        if size is not None and (problem := size(pipeline.height, pipeline.width)):
+            raise ValueError(f"{name}: {problem}")
+        if longest is not None and length is not None and length > longest:
+            raise ValueError(f"{name}.max_sequence_length: {architecture} reads at most {longest} tokens, not {length}")
+    shift, of_engine = rollout.pipeline.video_flow_shift, rollout.engine_kwargs.vllm_omni.get("flow_shift")
+    if None not in (shift, of_engine) and shift != of_engine:
+        raise ValueError(
+            f"{ROLLOUT}.pipeline.video_flow_shift: {shift} differs from {ROLLOUT}.engine_kwargs.vllm_omni.flow_shift, "
+            f"which is {of_engine}; write one of them"
         )

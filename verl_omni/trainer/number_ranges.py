@@ -23,7 +23,7 @@ POSITIVE = (
     f"{ACTOR}.ppo_epochs",
     f"{ACTOR}.ppo_mini_batch_size",
     f"{ROLLOUT}.n",
-    *(f"{group}pipeline.{name}" for group in SAMPLED for name in SIZES),
+    *(f"{group}pipeline.{name}" for group in SAMPLED for name in (*SIZES, "video_flow_shift")),
 )
 NOT_NEGATIVE = (
     f"{ACTOR}.kl_loss_coef",
@@ -36,6 +36,8 @@ NOT_NEGATIVE = (
     *(f"{group}pipeline.{name}" for group in SAMPLED for name in ("guidance_scale", "true_cfg_scale")),
     "trainer.max_log_prob_difference",
 )
+# The largest value, and why.
+AT_MOST = {f"{MODEL}.lora_rank": (512, "the engine has no larger adapters")}  # `vllm.config.lora.MaxLoRARanks`
 # Seeds of which torch's generator on a CPU uses 32 bits: larger ones would be the same as smaller ones.
 SEEDS, SEED_END = (f"{ACTOR}.seed", f"{ROLLOUT}.val_kwargs.seed", "data.seed", "trainer.seed"), 2**32
 WHOLE = (
@@ -61,6 +63,10 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             value = OmegaConf.select(config, name)
             if is_number(value) and not (value > 0 or (least and value == 0)):
                 yield f"{name}: {range_}: {value}{ADVICE.get(name, '')}"
+    for name, (most, reason) in AT_MOST.items():
+        value = OmegaConf.select(config, name)
+        if is_number(value) and value > most:
+            yield f"{name}: must be at most {most}: {value}; {reason}"
     for name in WHOLE:
         value = OmegaConf.select(config, name)
         if _is_copy(config, name):

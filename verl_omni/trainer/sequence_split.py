@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -41,7 +39,7 @@ def check(config: DictConfig) -> None:
         )
     # Imported here: only runs that split sequences need it at this point.
     from verl_omni.pipelines.registry import FAMILIES
-    from verl_omni.pipelines.sample_shapes import sample_shapes
+    from verl_omni.pipelines.sample_shapes import read_configs, sample_shapes
 
     architecture = settings.model.architecture
     shapes = sample_shapes(architecture)
@@ -51,13 +49,8 @@ def check(config: DictConfig) -> None:
             f"{SEQUENCE_PARALLEL}: {size} is not supported for {architecture}, whose sequence diffusers cannot split, "
             f"only for {others}; write 1"
         )
-    configs = {name: _component(settings.model.path, name) for name in ("transformer", "vae")}
+    configs = read_configs(Path(settings.model.path))
     if (processor := processor_config(Path(settings.model.path))) is not None:
         configs["processor"] = processor
     check_heads(size, configs["transformer"]["num_attention_heads"])
     check_tokens(size, shapes.sequence_length(configs, settings.rollout.pipeline))
-
-
-def _component(folder: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(folder) / name / "config.json").read_text(encoding="utf-8"))
-    return found

@@ -73,7 +73,7 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     # Imports torch, before which modules of users are imported.
-    from verl_omni.pipelines.registry import reads_extra_ids
+    from verl_omni.pipelines.registry import FAMILIES, reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     for name in (LOG_PROBS, KL):
@@ -98,6 +98,10 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield name, "with bypass_mode=true the loss has the ratio to the engine's policy already"
     if given.get(f"{MODEL}.extra_tokenizers") and not reads_extra_ids(settings.model.architecture):
         yield f"{MODEL}.extra_tokenizers", "the model family tokenizes the prompt for each of its text encoders itself"
+    if settings.model.architecture in FAMILIES and not FAMILIES[settings.model.architecture].videos:
+        for name in (f"{ROLLOUT}.pipeline.video_flow_shift", f"{ROLLOUT}.val_kwargs.pipeline.video_flow_shift"):
+            if given.get(name) is not None:
+                yield name, f"{settings.model.architecture} generates images; their scheduler's shift is the model's"
     for name in given:
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:

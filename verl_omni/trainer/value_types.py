@@ -20,6 +20,7 @@ NUMBERS = (
     f"{ROLLOUT}.algo.sde_window_size",
     f"{ROLLOUT}.max_concurrent_requests",
     f"{ROLLOUT}.max_prompt_embed_length",
+    f"{ROLLOUT}.pipeline.video_flow_shift",
     "reward.num_workers",
     "trainer.rollout_data_max_samples",
     "trainer.total_epochs",

@@ -29,7 +29,7 @@ class Lora(StrictModel):
     enabled: bool = Field(
         default=True, description="true: train a LoRA adapter. false: train all weights of the transformer."
     )
-    rank: int = Field(default=32, ge=1, le=1024, description="Rank of the adapter.")
+    rank: int = Field(default=32, ge=1, le=512, description="Rank of the adapter.")
     alpha: int = Field(default=64, ge=1, le=65536, description="Scale of the adapter: its output x alpha / rank.")
     target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=(),

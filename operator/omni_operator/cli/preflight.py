@@ -17,11 +17,13 @@ from omni_operator.api.yaml_document import Path as Field
 from omni_operator.plan.overrides import PYTHONS
 from omni_operator.plan.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 
-from . import console, prompt_rows
+from . import console, prompt_rows, sample_size
 from .machine import Accelerators
 from .training_stack import missing_text
 
 PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet")
+SIDES = ("height", "width")
+EVALUATED_SIDES = tuple(f"actor_rollout_ref.rollout.val_kwargs.pipeline.{side}" for side in SIDES)
 CUSTOM_DATASET, PROMPT_KEY = "data.custom_cls.", "data.prompt_key="
 
 
@@ -31,7 +33,7 @@ def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
     Args:
         job: with absolute paths.
     """
-    for at, text in (*_program(job), *_model(job), *_prompts(job), *_functions(job)):
+    for at, text in (*_program(job), *_model(job), *_sizes(job), *_prompts(job), *_functions(job)):
         yield Problem(document.where(at), text, format_path(at))
 
 
@@ -84,6 +86,23 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
             f"no model in {folder} (no model_index.json); to create one offline: `drl model tiny sd3 {word}` "
             f"(random weights) or `drl model shapes {word}` (trained, takes minutes)",
         )
+
+
+def _sizes(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    """Heights and widths that no sample of the model has, for training and in overrides for evaluations."""
+    model, pipeline, algorithm = job.spec.model, job.spec.rollout.pipeline, job.spec.algorithm
+    if not model.base_is_folder or algorithm.entrypoint != ENTRYPOINT:
+        return
+    sides: list[tuple[Field, str, int]] = [
+        (("spec", "rollout", "pipeline", side), "", getattr(pipeline, side)) for side in SIDES
+    ]
+    for place, text in enumerate(algorithm.overrides):
+        name, _, value = text.lstrip("+").partition("=")
+        if name in EVALUATED_SIDES and value.strip().isdecimal():
+            sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", int(value)))
+    for at, name, pixels in sides:
+        if problem := sample_size.find_problem(Path(model.base), pixels):
+            yield at, f"{name}{problem}"
 
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:

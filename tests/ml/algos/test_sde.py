@@ -47,9 +47,11 @@ def test_moments_equal_the_formulas_in_float64(kind: str, data: st.DataObject) -
     assert torch.allclose(std.flatten(), torch.full((2,), want_std), atol=1e-6, rtol=2e-4)
 
 
-@pytest.mark.parametrize("rounded", [1 - 2**-24, 1 - 2**-23, 1.0, 1 + 2**-23])
+@pytest.mark.parametrize("rounded", [1 - 2**-24, 1 - 2**-23, 1 - 1e-6, 1.0, 1 + 2**-23])
 def test_a_first_level_that_a_scheduler_rounds_is_1(rounded: float) -> None:
     """diffusers' and the engine's schedulers give 1 - 2^-24 for a shift of 1.43, and 1 - 2^-23 for one of 1.18.
+
+    diffusers' UniPC begins at 1 - 1e-6.
 
     sigma / (1 - sigma) of such a level is 16 million, and the noise of the step would be 4,096 times that of sigma = 1.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 
 from verl_omni.pipelines.engine_requests import sde_window
 from verl_omni.pipelines.request_checks import check_request
+from verl_omni.pipelines.sample_shapes import size_check
 
 STEPS = 4
+CONFIGS = {"vae": {"block_out_channels": [8] * 4}, "transformer": {"patch_size": 2, "pos_embed_max_size": 4}}
 NAMES = (
     "noise_level", "sde_window_size", "sde_window_range", "sde_type", "sample_strategy", "iters_per_group",
     "sde_window_seed", "global_steps", "sde_contiguous",
@@ -26,7 +30,7 @@ JSON = st.recursive(
 
 
 def check(extra: dict[str, Any]) -> None:
-    check_request(SimpleNamespace(height=None, width=None, extra_args=extra), multiple=16, steps=STEPS)
+    check_request(SimpleNamespace(height=None, width=None, extra_args=extra), lambda height, width: None, steps=STEPS)
 
 
 @given(extra=st.dictionaries(st.sampled_from(NAMES), JSON), seed=st.integers(0, 2**32))
@@ -67,8 +71,12 @@ def size(height: int | None, width: int | None) -> Any:
         (32, -16, "width must be a multiple of 16"), (128, 32, "height must be at most 64, not 128"),
     ],
 )  # fmt: skip
-def test_a_size_that_no_sample_has_is_refused(height: int, width: int, words: str) -> None:
+def test_a_size_that_no_sample_has_is_refused(height: int, width: int, words: str, tmp_path: Path) -> None:
+    for name, config in CONFIGS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    sides = size_check("StableDiffusion3Pipeline", tmp_path)
     with pytest.raises(ValueError, match=words):
-        check_request(size(height, width), multiple=16, steps=STEPS, most=64)
+        check_request(size(height, width), sides, steps=STEPS)
     for accepted in (size(64, 16), size(None, None)):
-        check_request(accepted, multiple=16, steps=STEPS, most=64)
+        check_request(accepted, sides, steps=STEPS)

@@ -187,8 +187,8 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
     tmp_path: Path, architecture: str, size: int, overrides: list[str], message: str | None
 ) -> None:
     for name, config in (
-        ("transformer", {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8}),
-        ("vae", {"z_dim": 4, "temperal_downsample": [False, True, True]}),
+        ("transformer", {"num_attention_heads": 6, "in_channels": 16, "joint_attention_dim": 8, "patch_size": 2}),
+        ("vae", {"z_dim": 4, "temperal_downsample": [False, True, True], "block_out_channels": [8] * 4}),
     ):
         write_part(tmp_path, name, config)
     given = [

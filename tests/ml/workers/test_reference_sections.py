@@ -215,7 +215,7 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("actor.diffusion_loss", {"mix_beta": 0.7}, "mix_beta is a setting of diffusion_nft, not of flow_grpo"),
         ("actor.diffusion_loss", {"mix": 0.7}, "flow_grpo has no setting 'mix'; its settings are"),
         ("actor.diffusion_loss", {"add_kl_coefficient": False}, "the divergence of Flow-DPPO"),
-        ("rollout.pipeline", {"video_flow_shift": 3.0}, "pipeline.video_flow_shift: 3.0 is not supported; write 12.0"),
+        ("rollout.pipeline", {"frame_rate": 3.0}, "pipeline.frame_rate: 3.0 is not supported; write 24.0"),
         ("rollout", {"quantization": "fp8"}, "rollout.quantization: fp8 is not supported; write null"),
         ("rollout.val_kwargs", {"pipeline": {"aspect_ratio": "16:9"}}, "pipeline.aspect_ratio: 16:9 is not supported"),
         ("rollout.val_kwargs", {"pipeline": {"heigth": 8}}, "heigth"),
@@ -294,7 +294,7 @@ def test_no_request_carries_what_no_model_family_reads(validate: bool) -> None:
     rollout = config.DiffusionRolloutConfig(val_kwargs={"pipeline": {"frame_rate": 24.0}})
     (params,) = row_params(replace(rollout, seed=0), {"validate": validate, "global_steps": 1}, 1, {})
     assert {"height", "num_inference_steps"} < set(params)
-    assert not {"aspect_ratio", "frame_rate", "video_flow_shift"} & set(params)
+    assert not {"aspect_ratio", "frame_rate"} & set(params)
 
 
 @pytest.mark.parametrize(

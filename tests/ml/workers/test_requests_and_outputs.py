@@ -171,7 +171,7 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
 
     params = {
         "height": 64, "seed": None, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "output_type": "image",
-        "extra_args": {"own": 1},
+        "video_flow_shift": 3.0, "extra_args": {"own": 1},
     }  # fmt: skip
     before = copy.deepcopy(params)
     made = requests.engine_sampling_params(params)
@@ -179,7 +179,7 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
     assert (made.height, made.seed, made.output_type) == (64, None, "pt")
     assert made.extra_args == {
         "own": 1, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "pixel_dtype": "uint8",
-        "weights_version": True,
+        "weights_version": True, "flow_shift": 3.0,
     }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ def check(over_http: bool = True, **params: Any) -> None:
         ({"guidance_scale": math.inf}, "guidance_scale"), ({"guidance_scale": "a"}, "guidance_scale"),
         ({"guidance_scale_2": -1}, "guidance_scale_2"), ({"true_cfg_scale": [1]}, "true_cfg_scale"),
         ({"lora_scale": math.nan}, "lora_scale"),
-        ({"extra_args": {"flow_shift": "x"}}, "flow_shift must be a number from -1000000.0 to 1000000.0, not 'x'"),
+        ({"extra_args": {"flow_shift": "x"}}, "flow_shift must be a number from 0.001 to 1000.0, not 'x'"),
+        ({"extra_args": {"flow_shift": -3.0}}, "flow_shift must be a number from 0.001 to 1000.0, not -3.0"),
         ({"generator_device": "mps"}, "generator_device must be cpu or cuda, not 'mps'"),
     ],
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,29 @@ from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImageP
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 
 from verl_omni.pipelines.post_processing import get_post_process_func
-from verl_omni.pipelines.qwen_image.shapes import pixels_of_a_patch
 from verl_omni.pipelines.qwen_image.step_execution import StepwiseQwenImage
-from verl_omni.pipelines.qwen_image.training import received
+from verl_omni.pipelines.qwen_image.training import ids_problem, received
 from verl_omni.pipelines.request_checks import check_request
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
 
 __all__ = ["QwenImageRolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
+ARCHITECTURE = "QwenImagePipeline"
 STEPS = 50
 Prompt = str | list[int]
 
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    vae = json.loads((Path(od_config.model) / "vae" / "config.json").read_text())
-    multiple = pixels_of_a_patch(vae)
+    size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         params = request.sampling_params
         with client_errors():
-            check_request(params, multiple=multiple, steps=params.num_inference_steps or STEPS)
+            check_request(params, size, steps=params.num_inference_steps or STEPS)
         return request
 
     return pre_process
@@ -163,11 +162,12 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         Raises:
             ValueError: token ids do not begin with the model's system prompt, or a prompt is too long.
         """
-        ids = [torch.tensor(self._conversation(each, prompt_name)) for each in prompt]
         limit = max_sequence_length or self.tokenizer_max_length
-        if (longest := max(len(row) for row in ids) - len(self._head)) > limit:
-            raise ValueError(f"a {prompt_name} has {longest} tokens, and max_sequence_length is {limit}")
-        ids, inputs = self._with_images(ids)
+        conversations = [self._conversation(each) for each in prompt]
+        for conversation in conversations:
+            if problem := self._ids_problem(conversation, limit):
+                raise ValueError(f"a {prompt_name} is refused: {problem}")
+        ids, inputs = self._with_images([torch.tensor(each) for each in conversations])
         mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True).to(self.device)
         padded = pad_sequence(ids, batch_first=True, padding_value=self.tokenizer.pad_token_id).to(self.device)
         encoded = self.text_encoder(input_ids=padded, attention_mask=mask, output_hidden_states=True, **inputs)
@@ -181,15 +181,13 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         """The ids of each prompt with a token for each part of its images, and the text encoder's inputs for them."""
         return ids, {}
 
-    def _conversation(self, prompt: Prompt, name: str) -> list[int]:
+    def _conversation(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return [*self._head, *self.tokenizer(prompt + self._tail).input_ids]
-        if prompt[: len(self._head)] != self._head:
-            raise ValueError(
-                f"the ids of a {name} do not begin with Qwen-Image's system prompt ({len(self._head)} tokens): "
-                "raise data.max_prompt_length, or check model.custom_chat_template and the system message of the row"
-            )
         return prompt
+
+    def _ids_problem(self, ids: list[int], limit: int) -> str | None:
+        return ids_problem(ids, self._head, limit)
 
     def map_lora_update_to_engine(
         self, tensors: dict[str, Tensor], peft_config: dict[str, Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,11 +34,10 @@ def sequence_length(configs: Configs, pipeline: Any) -> int:
 
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
     """See `sample_shapes.SampleShapes`."""
-    vae = configs["vae"]
-    factor = pixels_of_a_patch(vae) // 2
-    return torch.Size((vae["z_dim"], 1, pipeline.height // factor, pipeline.width // factor))
+    factor = size_step(configs) // 2
+    return torch.Size((configs["vae"]["z_dim"], 1, pipeline.height // factor, pipeline.width // factor))
 
 
-def pixels_of_a_patch(vae: Mapping[str, Any]) -> int:
-    """Height and width in pixels of one token of the transformer, from the VAE's configuration."""
-    return 2 * 2 ** len(vae.get("temperal_downsample", (False, True, True)))
+def size_step(configs: Configs) -> int:
+    """See `sample_shapes.SampleShapes`."""
+    return 2 * 2 ** len(configs["vae"].get("temperal_downsample", (False, True, True)))

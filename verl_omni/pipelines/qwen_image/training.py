@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from verl_omni.pipelines.guided_batch import guide, twice, with_padded_negative
+from verl_omni.pipelines.registry import PromptCheck
+from verl_omni.pipelines.scheduler_config import EULER
 
 CONDITIONS = (
     "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
@@ -27,12 +29,44 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+MOST_TOKENS = 1024  # the limit of the engine's `max_sequence_length`
+SCHEDULERS = (EULER,)
+DYNAMIC_SHIFT = True
 ENGINE_GUIDANCE = 4.0  # the engine's default
 
 
 def guidance(pipeline: Any) -> float:
     """The guidance scale that the engine uses: `true_cfg_scale`, or its default."""
     return ENGINE_GUIDANCE if pipeline.true_cfg_scale is None else float(pipeline.true_cfg_scale)
+
+
+def ids_problem(ids: Sequence[int], head: Sequence[int], limit: int) -> str | None:
+    """Why the engine refuses the token ids of a prompt; None if it takes them.
+
+    Args:
+        head: ids of the template before the prompt: its system prompt. limit: the most ids after those.
+    """
+    if list(ids[: len(head)]) != list(head):
+        return (
+            f"its ids do not begin with Qwen-Image's system prompt ({len(head)} tokens): remove line breaks at its "
+            "beginning, raise data.max_prompt_length, or check model.custom_chat_template and the row's system message"
+        )
+    if (count := len(ids) - len(head)) > limit:
+        return f"it has {count} tokens, and max_sequence_length is {limit}"
+    return None
+
+
+def template_head(tokenizer: Any, template: str) -> list[int]:
+    """Ids of a chat template before the user's prompt."""
+    messages = [{"role": "user", "content": "\0"}]
+    text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    return list(tokenizer(text.partition("\0")[0])["input_ids"])
+
+
+def prompt_check(tokenizer: Any, max_sequence_length: int) -> PromptCheck:
+    """See `registry.TrainingAdapter`."""
+    head = template_head(tokenizer, CHAT_TEMPLATE)
+    return lambda ids, text: ids_problem(ids, head, max_sequence_length)
 
 
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,17 @@ from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.post_processing import get_post_process_func
-from verl_omni.pipelines.qwen_image.engine_pipeline import STEPS, Prompt, QwenImageRolloutPipeline
-from verl_omni.pipelines.qwen_image.shapes import pixels_of_a_patch
+from verl_omni.pipelines.qwen_image.engine_pipeline import ARCHITECTURE, STEPS, Prompt, QwenImageRolloutPipeline
 from verl_omni.pipelines.qwen_image_edit import images
 from verl_omni.pipelines.qwen_image_edit.training import (
     PLACE,
     TEXT_TOKENS,
     QwenImageEditPlusTraining,
     QwenImageEditTraining,
+    places_problem,
 )
 from verl_omni.pipelines.request_checks import check_request
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 
 __all__ = [
@@ -48,7 +48,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """
     model = Path(od_config.model)
     limit = images.limit(model)
-    multiple = pixels_of_a_patch(json.loads((model / "vae" / "config.json").read_text()))
+    size = size_check(ARCHITECTURE, model)
 
     def pre_process(request: Any) -> Any:
         prompt: dict[str, Any] = {"prompt": request.prompt} if isinstance(request.prompt, str) else request.prompt
@@ -59,7 +59,7 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         params.num_inference_steps = params.num_inference_steps or STEPS
         params.max_sequence_length = min(params.max_sequence_length or TEXT_TOKENS, TEXT_TOKENS)
         with client_errors():
-            check_request(params, multiple=multiple, steps=params.num_inference_steps)
+            check_request(params, size, steps=params.num_inference_steps)
         request.prompt = {**prompt, INFORMATION: {**(prompt.get(INFORMATION) or {}), PICTURE: picture}}
         return request
 
@@ -180,13 +180,14 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
         return made, {**inputs, "image_grid_thw": read["image_grid_thw"].to(self.device)}
 
     @override
-    def _conversation(self, prompt: Prompt, name: str) -> list[int]:
+    def _conversation(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return [*self._head, *self._picture, *self.tokenizer(prompt + self._tail).input_ids]
-        found = super()._conversation(prompt, name)
-        if (places := found.count(self._place)) != images.COUNT:
-            raise ValueError(f"the ids of a {name} have {places} places for images, and {images.COUNT} image was sent")
-        return found
+        return prompt
+
+    @override
+    def _ids_problem(self, ids: list[int], limit: int) -> str | None:
+        return super()._ids_problem(ids, limit) or places_problem(ids, self._place)
 
 
 class QwenImageEditRolloutPipeline(QwenImageEditPlusRolloutPipeline):

@@ -7,12 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.pipelines.qwen_image.shapes import decoder_input
+from verl_omni.pipelines.qwen_image.shapes import decoder_input, size_step
 from verl_omni.pipelines.qwen_image.shapes import sample as without_image
 from verl_omni.pipelines.qwen_image_edit import images
 from verl_omni.pipelines.sample_shapes import Configs, example
 
-__all__ = ["DIVIDED_BY_ENGINES", "SPLITS_SEQUENCE", "decoder_input", "encoder_input", "sample", "sequence_length"]
+__all__ = [
+    "DIVIDED_BY_ENGINES",
+    "SPLITS_SEQUENCE",
+    "decoder_input",
+    "encoder_input",
+    "sample",
+    "sequence_length",
+    "size_step",
+]
 
 SPLITS_SEQUENCE = True
 DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
@@ -37,7 +45,7 @@ def encoder_input(configs: Configs, pipeline: Any) -> torch.Size:
 
 def image_patches(configs: Configs, pipeline: Any) -> tuple[int, int]:
     """Rows and columns of patches of the input image."""
-    factor = 2 * 2 ** len(configs["vae"].get("temperal_downsample", (False, True, True)))
+    factor = size_step(configs)
     height, width = encoder_input(configs, pipeline)[-2:]
     return height // factor, width // factor
 

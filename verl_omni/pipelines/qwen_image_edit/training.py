@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_omni.pipelines.qwen_image import training as qwen_image
+from verl_omni.pipelines.qwen_image_edit import images
+from verl_omni.pipelines.registry import PromptCheck
 
 START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 SYSTEM = (
@@ -32,6 +34,17 @@ def chat_template(picture: str) -> str:
     )
 
 
+def places_problem(ids: Sequence[int], place: int) -> str | None:
+    """Why the engine refuses the token ids of a prompt with its image; None if it takes them.
+
+    Args:
+        place: id that stands for an image.
+    """
+    if (places := list(ids).count(place)) == images.COUNT:
+        return None
+    return f"its ids have {places} places for images ({PLACE}), and it has {images.COUNT} image"
+
+
 class QwenImageEditTraining:
     """`TrainingAdapter` of Qwen-Image-Edit.
 
@@ -43,6 +56,8 @@ class QwenImageEditTraining:
 
     CONDITIONS = (*qwen_image.CONDITIONS, "image_latents")
     LAYERS, LORA_TARGETS = qwen_image.LAYERS, qwen_image.LORA_TARGETS
+    SCHEDULERS = qwen_image.SCHEDULERS
+    DYNAMIC_SHIFT = qwen_image.DYNAMIC_SHIFT
     PICTURE = START + PLACE + END
     IMAGE_PIXELS, IMAGE_ROWS = 1024 * 1024, 1536
     CHAT_TEMPLATE = chat_template(PICTURE)
@@ -54,6 +69,17 @@ class QwenImageEditTraining:
     def prompt_rows(self, max_sequence_length: int, tokenizer_length: int) -> int:
         """`max_sequence_length` limits the text, to at most `TEXT_TOKENS`."""
         return min(max_sequence_length, TEXT_TOKENS) + self.IMAGE_ROWS
+
+    def prompt_check(self, tokenizer: Any, max_sequence_length: int) -> PromptCheck:
+        """See `registry.TrainingAdapter`."""
+        head = qwen_image.template_head(tokenizer, self.CHAT_TEMPLATE)
+        place = int(tokenizer.convert_tokens_to_ids(PLACE))
+        limit = min(max_sequence_length, TEXT_TOKENS)
+
+        def check(ids: Sequence[int], text: str) -> str | None:
+            return qwen_image.ids_problem(ids, head, limit) or places_problem(ids, place)
+
+        return check
 
     def velocity(
         self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,18 @@ from vllm_omni.errors import OmniClientError
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.request_checks import check_request
+from verl_omni.pipelines.sample_shapes import size_check
 from verl_omni.pipelines.sd3.step_execution import STEPS, StepwiseSD3
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 
-POSITIONS = 96  # default of SD3Transformer2DModel
+ARCHITECTURE = "StableDiffusion3Pipeline"
 __all__ = ["SD3RolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    model = Path(od_config.model)
-    multiple, most = pixels_of_a_patch(model), most_pixels(model)
+    size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         prompt, params = request.prompt, request.sampling_params
@@ -36,22 +35,10 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
             raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
         params.num_inference_steps = params.num_inference_steps or STEPS
         with client_errors():
-            check_request(params, multiple=multiple, steps=params.num_inference_steps, most=most)
+            check_request(params, size, steps=params.num_inference_steps)
         return request
 
     return pre_process
-
-
-def pixels_of_a_patch(model: Path) -> int:
-    """Height and width in pixels of one token of the transformer."""
-    vae, transformer = (json.loads((model / part / "config.json").read_text()) for part in ("vae", "transformer"))
-    return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])
-
-
-def most_pixels(model: Path) -> int:
-    """Largest height and width in pixels: that of the transformer's table of positions."""
-    config = json.loads((model / "transformer" / "config.json").read_text())
-    return int(config.get("pos_embed_max_size") or POSITIONS) * pixels_of_a_patch(model)
 
 
 class SD3RolloutPipeline(StepwiseSD3, StableDiffusion3Pipeline):

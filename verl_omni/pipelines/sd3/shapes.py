@@ -10,6 +10,7 @@ from torch import Tensor
 from verl_omni.pipelines.sample_shapes import Configs, example
 
 SPLITS_SEQUENCE = False
+POSITIONS = 96  # default of SD3Transformer2DModel
 DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 
@@ -31,3 +32,13 @@ def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tenso
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
     """See `sample_shapes.SampleShapes`."""
     return sample(configs, pipeline, 1)["latents"].shape
+
+
+def size_step(configs: Configs) -> int:
+    """See `sample_shapes.SampleShapes`."""
+    return int(2 ** (len(configs["vae"]["block_out_channels"]) - 1) * configs["transformer"]["patch_size"])
+
+
+def longest_side(configs: Configs) -> int:
+    """See `sample_shapes.SampleShapes`."""
+    return int(configs["transformer"].get("pos_embed_max_size") or POSITIONS) * size_step(configs)

@@ -21,6 +21,20 @@ EMBEDDINGS = (
 class StepwiseSD3(StepwiseSampling):
     """vLLM-Omni's `SupportsStepExecution`, mixed into the rollout pipeline."""
 
+    def prepare_latents(self: Any, *shape: Any) -> Tensor:
+        """Upstream's, and the number of their tokens for `prepare_timesteps`."""
+        latents: Tensor = super().prepare_latents(*shape)  # type: ignore[misc]
+        rows, columns = latents.shape[-2:]
+        self._tokens = (rows // self.patch_size) * (columns // self.patch_size)
+        return latents
+
+    def prepare_timesteps(self: Any, num_inference_steps: int, sigmas: Any, image_seq_len: int) -> tuple[Tensor, int]:
+        """Upstream's, where a dynamic shift depends on the tokens, as in diffusers; upstream gives the channels."""
+        found: tuple[Tensor, int] = super().prepare_timesteps(  # type: ignore[misc]
+            num_inference_steps, sigmas, self._tokens
+        )
+        return found
+
     def prepare_encode(self: Any, state: Any, **kwargs: Any) -> Any:
         """Encode the prompt, draw the initial noise and place the SDE window."""
         params = state.sampling

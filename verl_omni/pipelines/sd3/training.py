@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.pipelines.guided_batch import guide, twice, with_negative
+from verl_omni.pipelines.scheduler_config import EULER
 
 CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 LAYERS = ("transformer_blocks.",)
@@ -18,6 +19,9 @@ LORA_TARGETS = (  # the joint attention of image and text
 )  # fmt: skip
 NOT_ADAPTED = r".*(norm|time_text_embed).*"
 CHAT_TEMPLATE = None
+SCHEDULERS = (EULER,)
+DYNAMIC_SHIFT = True
+MOST_TOKENS = 512  # the limit of the engine's `max_sequence_length`
 LONGEST_TOKENIZER = "tokenizer_3"  # that of T5; the two of CLIP read the first 77 tokens
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,50 +12,56 @@ from typing_extensions import override
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.wan2_2.pipeline_wan2_2 import Wan22Pipeline, get_wan22_pre_process_func
 from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+from vllm_omni.errors import OmniClientError
 
 from verl_omni.pipelines.engine_requests import decode_token_ids
 from verl_omni.pipelines.post_processing import get_post_process_func
 from verl_omni.pipelines.request_checks import check_request
+from verl_omni.pipelines.sample_shapes import size_check
+from verl_omni.pipelines.scheduler_config import noise_levels, scheduler_config
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder, version_of
+from verl_omni.pipelines.wan.training import DYNAMIC_SHIFT, SCHEDULERS
 from verl_omni.utils.model_folder import boundary_ratio
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.weight_sync.names import to_engine_adapter
 
 __all__ = ["WanRolloutPipeline", "get_post_process_func", "get_pre_process_func"]
 
+ARCHITECTURE = "WanPipeline"
 STEPS = 40
+OTHER_PROMPTS = ("prompt_token_ids", "prompt_embeds")  # a request's, instead of text
 ONE_TRANSFORMER = 0.0  # share of the noise levels that a second transformer computes
 
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch."""
-    upstream, multiple = get_wan22_pre_process_func(od_config), pixels_of_a_patch(Path(od_config.model))
+    upstream = get_wan22_pre_process_func(od_config)
+    size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
         params = request.sampling_params
+        prompt = {"prompt": request.prompt} if isinstance(request.prompt, str) else request.prompt
+        if not prompt.get("prompt") and all(prompt.get(name) is None for name in OTHER_PROMPTS):
+            raise OmniClientError("the prompt is empty, and Wan needs one")
         with client_errors():
-            check_request(params, multiple=multiple, steps=params.num_inference_steps or STEPS)
+            check_request(params, size, steps=params.num_inference_steps or STEPS)
         return upstream(request)
 
     return pre_process
 
 
-def pixels_of_a_patch(model: Path) -> int:
-    """Height and width in pixels of one token of the transformer."""
-    vae, transformer = (json.loads((model / part / "config.json").read_text()) for part in ("vae", "transformer"))
-    return int(vae.get("scale_factor_spatial", 8) * transformer.get("patch_size", (1, 2, 2))[1])
-
-
 class WanRolloutPipeline(Wan22Pipeline):
-    """Upstream's pipeline with three additions.
+    """Upstream's pipeline with four additions.
 
-    Prompts may be token ids. The solver is Euler's, whose steps have a density. The steps in the SDE window of each
-    request are recorded.
+    Prompts may be token ids. Noise levels are those of the model's own scheduler, with `flow_shift` of the request or
+    the engine as override; upstream has a shift of 5 for every model. The solver is Euler's, whose steps have a
+    density. The steps in the SDE window of each request are recorded.
 
     Latents are [B, C, frames, h, w]. Of two transformers, the model's `boundary_ratio` says which one computes a step.
 
     Raises:
-        ValueError: the engine was started with another `boundary_ratio` than the model's.
+        ValueError: the engine was started with another `boundary_ratio` than the model's, or its scheduler is not
+            supported.
     """
 
     supports_request_batch = True
@@ -75,6 +80,7 @@ class WanRolloutPipeline(Wan22Pipeline):
             raise ValueError(f"boundary_ratio={od_config.boundary_ratio} of the engine is not {ratio}, the model's")
         super().__init__(od_config=od_config, prefix=prefix)
         self.boundary_ratio = ONE_TRANSFORMER if ratio is None else ratio
+        self._scheduler_config = scheduler_config(Path(od_config.model), SCHEDULERS, dynamic=DYNAMIC_SHIFT)
 
     @override
     def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
@@ -82,6 +88,8 @@ class WanRolloutPipeline(Wan22Pipeline):
             request.prompt = decode_token_ids(request.prompt, self.tokenizer)
             params = request.sampling_params
             params.extra_args = {**(params.extra_args or {}), "sample_solver": "euler"}
+        shift = req.sampling_params_list[0].extra_args.get("flow_shift")  # requests of one batch have the same
+        self._shift = self.od_config.flow_shift if shift is None else float(shift)
         self._recorder = TrajectoryRecorder(
             req.sampling_params_list, self.device, steps=STEPS, dtype=self.od_config.dtype, version=version_of(self)
         )
@@ -108,6 +116,8 @@ class WanRolloutPipeline(Wan22Pipeline):
     ) -> Tensor:
         if latent_condition is not None:
             raise ValueError("Wan is trained from text to video: send the prompt without an image")
+        timesteps, sigmas = noise_levels(self._scheduler_config, len(timesteps), self._shift)
+        timesteps = timesteps.to(latents.device)
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
             low_noise = self.transformer_2 is not None and timestep < boundary_timestep
@@ -129,7 +139,7 @@ class WanRolloutPipeline(Wan22Pipeline):
             "prompt_embeds": prompt_embeds,
             "negative_prompt_embeds": negative_prompt_embeds if max(guidance_low, guidance_high) > 1 else None,
         }
-        return self._recorder.denoise(velocity, latents, timesteps, self.scheduler.sigmas, conditions)
+        return self._recorder.denoise(velocity, latents, timesteps, sigmas, conditions)
 
     def map_lora_update_to_engine(
         self, tensors: dict[str, Tensor], peft_config: dict[str, Any]

@@ -36,3 +36,9 @@ def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
     return torch.Size(
         (configs["transformer"]["in_channels"], frames, pipeline.height // space, pipeline.width // space)
     )
+
+
+def size_step(configs: Configs) -> int:
+    """See `sample_shapes.SampleShapes`."""
+    patch = configs["transformer"].get("patch_size", (1, 2, 2))
+    return int(configs["vae"].get("scale_factor_spatial", 8) * patch[1])

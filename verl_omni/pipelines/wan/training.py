@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from verl_omni.pipelines.guided_batch import guide, twice, with_negative
+from verl_omni.pipelines.registry import PromptCheck
+from verl_omni.pipelines.scheduler_config import EULER, UNIPC
 
 CONDITIONS = ("prompt_embeds", "negative_prompt_embeds")
 LAYERS = ("blocks.",)
@@ -17,6 +19,8 @@ LORA_TARGETS = tuple(
 )
 NOT_ADAPTED = r"condition_embedder\..*|proj_out"
 CHAT_TEMPLATE = None
+SCHEDULERS = (UNIPC, EULER)
+DYNAMIC_SHIFT = False
 LONGEST_TOKENIZER = "tokenizer"
 ENGINE_GUIDANCE = 4.0  # the engine's default
 
@@ -27,6 +31,11 @@ def guidance(pipeline: Any) -> float:
 
 
 PADS_PROMPTS = True
+
+
+def prompt_check(tokenizer: Any, max_sequence_length: int) -> PromptCheck:
+    """See `registry.TrainingAdapter`."""
+    return lambda ids, text: None if text else "it is empty, and Wan needs a prompt"
 
 
 def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:

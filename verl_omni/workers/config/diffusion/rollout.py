@@ -30,7 +30,8 @@ class DiffusionPipelineConfig(BaseConfig):
         num_frames: frames of a video; 1 for an image.
         output_type: `image` (pixels; `pt` means the same) or `latent`.
         pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
-        aspect_ratio, frame_rate, video_flow_shift: the reference's; only their defaults, which no request carries.
+        video_flow_shift: replaces the shift of a video model's scheduler; None: the model's own.
+        aspect_ratio, frame_rate: the reference's; only their defaults, which no request carries.
 
     Raises:
         ValueError: a value of the reference's settings is not supported.
@@ -47,7 +48,7 @@ class DiffusionPipelineConfig(BaseConfig):
     pixel_dtype: str = "uint8"
     aspect_ratio: str | None = None
     frame_rate: float = 24.0
-    video_flow_shift: float = 12.0
+    video_flow_shift: float | None = None
 
     def __post_init__(self) -> None:
         reference_fields.check(self, f"{ROLLOUT}.pipeline")

@@ -17,6 +17,7 @@ ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingPa
 # Output types of the rollout settings, and the engine's names for them. The engine's default, PIL images, is for HTTP.
 OUTPUT_TYPES = {"image": "pt", "video": "pt", "latent": "latent"}
 PIXEL_DTYPES = ("uint8", "float32")
+VIDEO_SHIFT = "video_flow_shift"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ def engine_sampling_params(params: Mapping[str, Any]) -> OmniDiffusionSamplingPa
     """
     sample = sample_format(params)
     own = {name: value for name, value in params.items() if name in ENGINE_FIELDS and value is not None}
-    extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args"}}
+    extra = {name: value for name, value in params.items() if name not in ENGINE_FIELDS | {"extra_args", VIDEO_SHIFT}}
+    if params.get(VIDEO_SHIFT) is not None:
+        extra["flow_shift"] = params[VIDEO_SHIFT]  # the engine's name, which keeps other shifts out of a batch
     own["output_type"] = "latent" if sample.latent else "pt"
     if own.get("true_cfg_scale") == 0:
         own["true_cfg_scale"] = 1.0  # no guidance either; the engine takes 0 for "not set", whose default is 4

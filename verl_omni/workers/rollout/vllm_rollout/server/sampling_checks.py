@@ -47,7 +47,7 @@ FIELDS: dict[str, Bounds] = {
     "true_cfg_scale": Bounds(0.0, 1e6),
     "lora_scale": Bounds(-1e6, 1e6),
 }
-SHIFT = Bounds(-1e6, 1e6)  # the engine makes a float of it while it queues a request
+SHIFT = Bounds(1e-3, 1e3)  # noise levels fall from 1 to 0 with a positive one only
 HTTP_FIELDS = FIELDS | {
     "num_inference_steps": Bounds(1, HTTP_STEPS),
     "num_outputs_per_prompt": Bounds(1, HTTP_SAMPLES),

@@ -1,0 +1,155 @@
+"""Samples of vLLM-Omni's engine, in this process, against those of diffusers' own pipeline of the same model.
+
+Schedulers are configured as those of released models. Of the bounds of a dynamic shift, which count tokens, some are
+smaller here, so that it differs between the sizes of tiny samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+HEIGHT, WIDTH, STEPS, LENGTH, FRAMES, SEED = 96, 64, 5, 32, 5, 7
+GUIDANCE, PROMPT, NEGATIVE = 3.0, "a red circle", "dark sky"
+PICTURE = Image.new("RGB", (WIDTH, HEIGHT), "red")
+PICTURE_PIXELS = 64 * 64  # the limit of the tiny processor; released ones have a larger one than upstream's sizes
+DYNAMIC = {"use_dynamic_shifting": True, "base_image_seq_len": 16, "max_image_seq_len": 64}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model, changes of its scheduler's configuration, and settings of the engine and of the request."""
+
+    model: str
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    scheduler_class: str | None = None
+    engine: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict)
+    step_execution: bool = False
+    shift: float | None = None  # that diffusers' scheduler gets instead of its own
+
+
+CASES = {
+    "sd3": Case("sd3"),
+    "sd3 with a dynamic shift": Case("sd3", DYNAMIC),
+    "sd3 with a dynamic shift, step by step": Case("sd3", DYNAMIC, step_execution=True),
+    "qwen_image": Case("qwen_image", DYNAMIC),
+    "qwen_image, step by step": Case("qwen_image", DYNAMIC, step_execution=True),
+    "qwen_image_edit_plus": Case("qwen_image_edit_plus", DYNAMIC),
+    "wan": Case("wan"),
+    "wan with a shift of the engine": Case("wan", engine={"flow_shift": 8.0}, shift=8.0),
+    "wan with a shift of the request": Case(
+        "wan", engine={"flow_shift": 8.0}, request={"video_flow_shift": 1.5}, shift=1.5
+    ),
+    "wan with another scheduler": Case("wan", {"shift": 7.0}, scheduler_class="FlowMatchEulerDiscreteScheduler"),
+    "wan_5b": Case("wan_5b", {"flow_shift": 5.0}),
+    "wan_a14b": Case("wan_a14b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_samples_like_diffusers(name: str, tmp_path: Path) -> None:
+    from verl_omni.models.tiny import MAKERS
+
+    case = CASES[name]
+    MAKERS[case.model](tmp_path)
+    file = tmp_path / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | case.scheduler))
+    if case.scheduler_class is not None:
+        index = tmp_path / "model_index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"scheduler": ["diffusers", case.scheduler_class]}))
+    found = asyncio.run(engine_sample(tmp_path, case))
+    expected = diffusers_sample(tmp_path, case)
+    assert found.shape == expected.shape
+    difference = np.abs(found - expected).max()
+    assert difference <= 1, f"{difference:.2f} of 255"
+    assert found.std() > 5, "an image, whose noise levels show"
+
+
+async def engine_sample(model: Path, case: Case) -> np.ndarray:
+    """A sample of the engine, [..., 3, H, W] from 0 to 255."""
+    from vllm_omni.entrypoints import AsyncOmni
+
+    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
+    from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
+    from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
+    from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
+
+    mode = DiffusionMode()
+    settings = DiffusionModelConfig(path=str(model))
+    rollout = DiffusionRolloutConfig(step_execution=case.step_execution)
+    arguments: dict[str, Any] = {
+        "model": str(model), "dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni",
+        **case.engine,
+    }  # fmt: skip
+    mode.load_model_config(settings)
+    mode.complete_engine_args(arguments, rollout, settings)
+    template = training_adapter(settings.architecture).CHAT_TEMPLATE
+    images = [PICTURE] if "edit" in case.model else None
+
+    def ids(text: str) -> list[int]:
+        if template is None:
+            return list(settings.tokenizer(text).input_ids)
+        parts = [{"type": "image"}, {"type": "text", "text": text}] if images else text
+        found: list[int] = settings.tokenizer.apply_chat_template(
+            [{"role": "user", "content": parts}], chat_template=template, add_generation_prompt=True, return_dict=False
+        )
+        return found
+
+    params = {
+        "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS, "guidance_scale": GUIDANCE,
+        "true_cfg_scale": GUIDANCE, "max_sequence_length": LENGTH, "seed": SEED, "pixel_dtype": "float32",
+        "num_frames": FRAMES if case.model.startswith("wan") else 1, **case.request,
+    }  # fmt: skip
+    request = RolloutRequest(ids(PROMPT), negative_prompt_ids=ids(NEGATIVE), image_data=images)
+    engine = AsyncOmni(**arguments)
+    try:
+        made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
+        output = mode.to_output(await last_output(engine.generate(request_id="one", **made)), params, 0)
+    finally:
+        engine.shutdown()
+    pixels: np.ndarray = output.diffusion_output.numpy() * 255
+    return pixels
+
+
+def diffusers_sample(model: Path, case: Case) -> np.ndarray:
+    """A sample of diffusers' pipeline, with Euler's solver, in the shape of `engine_sample`."""
+    from diffusers import DiffusionPipeline
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+
+    pipeline: Any = DiffusionPipeline.from_pretrained(model)
+    pipeline.set_progress_bar_config(disable=True)
+    video = case.model.startswith("wan")
+    given: dict[str, Any] = {"num_frames": FRAMES} if video else {}
+    if case.model.startswith("qwen"):
+        head = pipeline.prompt_template_encode.partition("{}")[0]
+        pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(head).input_ids)
+        given["true_cfg_scale"] = GUIDANCE
+    else:
+        given["guidance_scale"] = GUIDANCE
+    if "edit" in case.model:
+        given["image"] = [PICTURE]
+    own = {} if case.shift is None else {"flow_shift": case.shift}
+    if type(pipeline.scheduler).__name__ == "UniPCMultistepScheduler":
+        own |= {"solver_order": 1, "disable_corrector": list(range(STEPS))}  # which is Euler's method
+    pipeline.scheduler = pipeline.scheduler.from_config(pipeline.scheduler.config, **own)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONDITION_IMAGE_SIZE", "VAE_IMAGE_SIZE"):
+            patch.setattr(pipeline_qwenimage_edit_plus, name, PICTURE_PIXELS)
+        found = pipeline(
+            prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH, num_inference_steps=STEPS,
+            max_sequence_length=LENGTH, generator=torch.Generator().manual_seed(SEED), output_type="np", **given,
+        )  # fmt: skip
+    pixels: np.ndarray = np.moveaxis((found.frames if video else found.images)[0], -1, -3) * 255
+    return pixels
