@@ -226,6 +226,7 @@ _RECIPES = (
     Recipe("wan22_ocr_lora", "wan_5b", {
         **WAN, **JUDGE, f"{ROLLOUT}.n": "8", f"{MODEL}.attn_backend": "native",
         f"{ROLLOUT}.rollout_attn_backend": "TORCH_SDPA", "trainer.resume_mode": "disable",
+        f"{PIPELINE}.output_type": "np", f"{VAL}.pipeline.output_type": "np",
     }),
     Recipe("sd35_nft_lora", "sd3", {
         **SD35, **NFT, **PICKSCORE, f"{ROLLOUT}.seed": "42", "data.seed": "42", f"{ALGO}.sde_type": "cps",

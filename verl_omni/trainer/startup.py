@@ -51,6 +51,8 @@ def prepare_environment(has_accelerator: bool) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "RAY_DEDUP_LOGS": "0",
+        # Below `uv run`, Ray would start every worker with `uv run` too, in an uploaded copy of the current folder.
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # Without it, a library that vLLM's server imports silences all warnings of the process
         # (model_hosting_container_standards/logging_config.py).
         LOG_LEVEL: "WARNING",

@@ -102,7 +102,9 @@ SUPPORTED = {
     f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
-    f"{ROLLOUT}.pipeline.output_type": SupportedValues(("image", "pt", "latent"), "image and pt are pixels"),
+    f"{ROLLOUT}.pipeline.output_type": SupportedValues(
+        ("image", "pt", "np", "latent"), "image, pt and np are pixels"
+    ),
     f"{ROLLOUT}.load_format": SupportedValues(
         ("auto", "safetensors", "dummy"), "the engine loads the model's own weights"
     ),

@@ -564,7 +564,9 @@ REJECTED: tuple[tuple[tuple[object, ...], str, tuple[str, ...]], ...] = (
     )),
     (('async',), "a diffusion rollout is asynchronous", ("actor_rollout_ref.rollout.mode",)),
     (('vllm_omni',), "there is one engine", ("actor_rollout_ref.rollout.name",)),
-    (('image', 'pt', 'latent'), "image and pt are pixels", ("actor_rollout_ref.rollout.pipeline.output_type",)),
+    (('image', 'pt', 'np', 'latent'), "image, pt and np are pixels", (
+        "actor_rollout_ref.rollout.pipeline.output_type",
+    )),
     ((False,), "the engine exports no metrics; the operator does, and trainer.logger takes trackers", (
         "actor_rollout_ref.rollout.prometheus.enable",
     )),

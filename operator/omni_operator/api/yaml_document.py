@@ -113,7 +113,7 @@ class Document:
 
     def plain(self) -> dict[str, Any]:
         """The values, as dicts, lists and scalars."""
-        plain = _plain(self.tree)
+        plain = plain_values(self.tree)
         assert isinstance(plain, dict)
         return plain
 
@@ -181,12 +181,12 @@ def _has(node: CommentedSeq, step: str | int) -> bool:
     return isinstance(step, int) and step < len(node)
 
 
-def _plain(node: Any) -> Any:
-    """The values as plain Python types instead of ruamel's subclasses."""
+def plain_values(node: Any) -> Any:
+    """The values of a part of a document as plain Python types instead of ruamel's subclasses."""
     if isinstance(node, CommentedMap):
-        return {str(key): _plain(value) for key, value in node.items()}
+        return {str(key): plain_values(value) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
-        return [_plain(item) for item in node]
+        return [plain_values(item) for item in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)

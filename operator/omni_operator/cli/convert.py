@@ -1,4 +1,4 @@
-"""`drl convert`: a recipe of the reference, a shell script, becomes a job."""
+"""`drl convert`: a recipe of the reference becomes a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
 from omni_operator.api.job_loader import STDIN, read_text, source_name
-from omni_operator.recipes import Conversion, RecipeError, TrainerCall, convert, read_script
+from omni_operator.recipes import Conversion, OtherScript, RecipeError, TrainerCall, convert, read_script
 
 from . import console
 
@@ -25,7 +25,11 @@ _LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1
 def convert_recipe(
     recipe: Annotated[
         Path,
-        typer.Argument(help="Shell script that starts verl-omni's trainer; - is standard input.", metavar="RECIPE"),
+        typer.Argument(
+            help="Shell script that starts verl-omni's trainer, or YAML of a RayJob, of pods or of compose with its "
+            "command; - is standard input.",
+            metavar="RECIPE",
+        ),
     ],
 ) -> None:
     """Convert a recipe of verl-omni to a job.
@@ -35,13 +39,15 @@ def convert_recipe(
     supported or the job is not complete.
     """
     try:
-        call = read_script(read_text(recipe, "script"))
+        call = read_script(read_text(recipe, "script"), lambda path, caller: _find_script(path, Path(caller or recipe)))
     except JobError as error:
         console.refuse(console.format_problems(error.problems))
     except RecipeError as error:
         console.refuse(f"{source_name(recipe)}: {error}")
     made = convert(call.arguments)
     typer.echo(_text(recipe, made), nl=False)
+    for line in _read(call):
+        console.note(line)
     for line in _left_open(call, tuple(_texts(made.document))):
         console.note(line)
     if call.environment:
@@ -62,6 +68,29 @@ def convert_recipe(
         raise typer.Exit(console.FAILED)
 
 
+def _find_script(path: str, caller: Path) -> OtherScript | None:
+    """A script that another one calls: in the caller's folder, one above it, or the current one.
+
+    Raises:
+        JobError: it cannot be read.
+    """
+    folder = Path.cwd() if caller == STDIN else caller.absolute().parent
+    for candidate in (folder / path, *(above / path for above in folder.parents), Path.cwd() / path):
+        if candidate.is_file():
+            return OtherScript(str(candidate.resolve()), read_text(candidate, "script"))
+    return None
+
+
+def _read(call: TrainerCall) -> Iterator[str]:
+    """A line for each part of a file, or other script, that was read or should have been."""
+    if call.command:
+        yield f"only {call.command} and its environment are read: images, resources and volumes are not in the job"
+    if call.read:
+        yield f"read too, because the script calls it: {', '.join(call.read)}"
+    if call.missing:
+        yield f"not found, so that variables which it sets are not known: {', '.join(call.missing)}"
+
+
 def _left_open(call: TrainerCall, texts: Sequence[str]) -> Iterator[str]:
     """A line for each variable and command of the script whose text is in the job, or would be in its name.
 
@@ -69,7 +98,7 @@ def _left_open(call: TrainerCall, texts: Sequence[str]) -> Iterator[str]:
     """
     of_name = [each for each in call.arguments if each.lstrip("+").startswith("trainer.experiment_name=")]
     unknown = [(name, f"{name} is {_NOT_RUN if name.startswith(_COMMANDS) else _NOT_SET}") for name in call.unknown]
-    conditional = [(name, f"{name} depends on line {line} of the script") for name, line in call.conditional]
+    conditional = [(name, f"{name} depends on {place}") for name, place in call.conditional]
     for name, what in (*unknown, *conditional):
         if any(name in text for text in texts):
             yield f"{what}, and stays in the job as it is: replace it"

@@ -37,6 +37,7 @@ from .fields import (
     Refusal,
     algorithm_of,
     contradicting_names,
+    default_parallel_size,
     defaults,
     interval,
     job_name,
@@ -147,7 +148,7 @@ def convert(arguments: Sequence[str]) -> Conversion:
     made.offline = own.get(SOURCE) == "offline"
     made.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
     algorithm = algorithm_of(own)
-    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own.get(SOURCE)).items()} | given
+    given = {name: f"{name}={text}" for name, text in defaults(algorithm, own).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: value_of(name, texts_given) for name in texts_given}
     made.put("algorithm.name", algorithm or "FlowGRPO")
@@ -340,7 +341,9 @@ def _judge(made: _Made, values: Mapping[str, Any]) -> None:
         return
     if not path:
         raise Refusal("the script names no model for its judge; write spec.reward.model.base")
-    made.put("reward.model", {"base": str(path), "tensorParallelSize": _number(values, JUDGE_FIELDS[5], 2)})
+    accelerators = _number(values, JUDGE_FIELDS[3], 8) if separate else values["trainer.n_gpus_per_node"]
+    parallel = _number(values, JUDGE_FIELDS[5], default_parallel_size(accelerators))
+    made.put("reward.model", {"base": str(path), "tensorParallelSize": parallel})
     if separate:
         vendor = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
         made.put("reward.model.placement", "Separate")

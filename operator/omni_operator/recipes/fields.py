@@ -215,15 +215,26 @@ REFERENCE_DEFAULTS = {
 SOURCE = "algorithm.sample_source"
 
 
-def defaults(algorithm: str | None, source: Any) -> dict[str, str]:
+def defaults(algorithm: str | None, values: Mapping[str, Any]) -> dict[str, str]:
     """What a recipe gets that does not give these settings.
 
     Algorithms without recorded steps draw samples without noise, as the trainer does for them. Pairs of a data set are
     no samples, whose number is then the job's.
+
+    Args:
+        values: of the settings that the recipe gives.
     """
     noise = {} if (algorithm or "FlowGRPO") in ESTIMATORS else {f"{ALGO}.noise_level": "0.0"}
-    unused = f"{ROLLOUT}.n" if source == "offline" else ""
-    return {name: text for name, text in (REFERENCE_DEFAULTS | noise).items() if name != unused}
+    of_trainer = values.get("trainer.n_gpus_per_node", 8)
+    of_engines = values.get(POOL[1], of_trainer) if values.get(POOL[0]) else of_trainer
+    parallel = {f"{ROLLOUT}.tensor_model_parallel_size": str(default_parallel_size(of_engines))}
+    unused = f"{ROLLOUT}.n" if values.get(SOURCE) == "offline" else ""
+    return {name: text for name, text in (REFERENCE_DEFAULTS | noise | parallel).items() if name != unused}
+
+
+def default_parallel_size(accelerators: Any) -> int:
+    """The reference's tensor parallel size, 2; 1 on a node with an odd number of accelerators, as 2 would not fit."""
+    return 1 if isinstance(accelerators, int) and accelerators % 2 else 2
 
 
 SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra

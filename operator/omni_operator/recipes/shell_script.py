@@ -1,8 +1,9 @@
-"""PURE: the call of a trainer in a shell script.
+"""PURE: the call of a trainer in a shell script, or in the commands of a YAML file.
 
-Read is what recipes are made of: variables, arrays, quotes, functions, conditions. Nothing is run, so the output of
-other programs stays as it is written, and is named; so does a variable that the script may set to several values. Of
-`if`, `while`, `&&` and `||`, the way is known where the test reads nothing but variables of the script.
+Read is what recipes are made of: variables, arrays, quotes, functions, conditions, calls of other scripts. Nothing is
+run, so the output of other programs stays as it is written, and is named; so does a variable that the script may set to
+several values. Of `if`, `while`, `&&` and `||`, the way is known where the test reads nothing but variables of the
+script.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
+from .manifest_commands import Command, RecipeError, commands_in
 from .shell_conditions import TESTS, evaluate
 from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
 from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
@@ -20,6 +23,15 @@ from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
 MODULE = "verl_omni.trainer.main_diffusion"
 # Entry points, each with the settings that it stands for.
 ENTRY_POINTS: dict[str, tuple[str, ...]] = {"main_diffusion": (), "main_diffusion_v1": ("trainer.use_v1=true",)}
+SCRIPT = "the script"
+_MODULE_OPTION = re.compile(r"-\w*m|--module")  # in front of a module that a program runs
+_SETTING = re.compile(r"\+{0,2}[A-Za-z_]\w*(?:\.[\w/]+)+=.*", re.DOTALL)
+_SHELLS = ("bash", "sh")
+_SHELL_TEXT = re.compile(r"-\w*c\w*")  # `bash -c`, `bash -lc`
+_SHELL_OPTION = re.compile(r"[-+]\w*o")  # `-o pipefail`, `-euo pipefail`
+_EXPORTING = re.compile(r"[-+]\w*a\w*")  # `set -a`
+_MOST_SCRIPTS = 20  # that call one another
+_IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # of the path of a script
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
@@ -29,8 +41,17 @@ _PATTERN = re.compile(r"[*?\[{]")  # a word that may become other words
 _UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
 
 
-class RecipeError(ValueError):
-    """A script that does not start the trainer, or starts another one."""
+@dataclass(frozen=True, slots=True)
+class OtherScript:
+    """A script that another one calls."""
+
+    path: str
+    text: str
+
+
+# Finds a script by its path as the command has it, without what is not known at its beginning, and by the path of the
+# script that calls it, which is empty for the recipe.
+FindScript = Callable[[str, str], OtherScript | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +63,142 @@ class TrainerCall:
         unknown: variables without a value, and commands whose output is not known.
         conditional: variables that a condition or a loop of the script sets, each with the line that does.
         environment: names of environment variables that the script sets for the trainer, and does not read itself.
+        command: which command of a YAML file starts the trainer; empty for a script.
+        read: paths of the other scripts that were read.
+        missing: other scripts that are read into the script, and were not found.
     """
 
     arguments: tuple[str, ...]
     unknown: tuple[str, ...] = ()
-    conditional: tuple[tuple[str, int], ...] = ()
+    conditional: tuple[tuple[str, str], ...] = ()
     environment: tuple[str, ...] = ()
+    command: str = ""
+    read: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
-def read_script(text: str) -> TrainerCall:
-    """Find the call of the trainer, and expand the script's variables in it.
+def read_script(text: str, find: FindScript = lambda path, caller: None) -> TrainerCall:
+    """Find the call of the trainer in a script or a YAML file, and expand the script's variables in it.
+
+    Args:
+        find: finds the scripts that it calls.
 
     Raises:
-        RecipeError: there is no call, more than one, or one of another trainer; or a quote is not closed.
+        RecipeError: there is no call, more than one, or one of another trainer; a quote is not closed; or it is YAML
+            without a command.
     """
-    try:
-        script = _Script(split_script(text))
-    except ScriptSyntaxError as error:
-        raise RecipeError(f"not a shell script: {error}") from error
-    script.run()
+    commands = commands_in(text)
+    script = _Script(find)
+    for command in commands or (Command(SCRIPT, text),):
+        script.run_command(command)
     if not script.calls:
-        raise RecipeError(f"the script does not start {MODULE}")
+        named = ", ".join(command.name for command in commands)
+        started = f"none of {named} starts {MODULE}" if named else f"the script does not start {MODULE}"
+        raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in script.not_found))
     if len(script.calls) > 1:
         raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
-    found = [match[1] or match[2] for word in script.calls[0] for match in _UNKNOWN.finditer(word)]
+    arguments = script.calls[0]
+    found = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
     names, conditional = dict.fromkeys(found), script.variables.conditional
     return TrainerCall(
-        tuple(word.replace(MARK, "") for word in script.calls[0]),
+        tuple(word.replace(MARK, "") for word in arguments),
         tuple(name for name in names if name not in conditional),
-        tuple((name, conditional[name]) for name in names if name in conditional),
-        tuple(name for name in script.environment if not _is_read(name, text)),
+        tuple((name, script.place(conditional[name])) for name in names if name in conditional),
+        tuple(name for name in script.environment if not _is_read(name, script.texts)),
+        script.command if commands else "",
+        tuple(script.read),
+        tuple(script.not_sourced),
     )
 
 
-def _is_read(name: str, text: str) -> bool:
+def _is_read(name: str, texts: Sequence[str]) -> bool:
     """Whether a script reads a variable, other than for its own default: `export NAME=${NAME:-value}`."""
-    return bool(re.search(rf"\$\{{?{re.escape(name)}\b", re.sub(rf"\b{re.escape(name)}=\S*", "", text)))
+    without_defaults = (re.sub(rf"\b{re.escape(name)}=\S*", "", text) for text in texts)
+    return any(re.search(rf"\$\{{?{re.escape(name)}\b", text) for text in without_defaults)
 
 
 class _Script:
     """Goes through a script once. Of conditions it goes every way, and compares what each leaves in the variables."""
 
-    def __init__(self, tokens: list[Word | Operator]) -> None:
+    def __init__(self, find: FindScript) -> None:
         self.calls: list[list[str]] = []
         self.environment: dict[str, None] = {}  # exported, or in front of the call
         self.variables = Variables()
-        self._tokens, self._at = tokens, 0
-        self._functions: dict[str, tuple[int, str]] = {}  # where they begin, and with what they end
+        self.texts: list[str] = []
+        self.command = ""  # the name of the one that has the last call
+        self.read: dict[str, None] = {}  # paths of other scripts
+        self.not_found: dict[str, None] = {}
+        self.not_sourced: dict[str, None] = {}  # not found, and may set variables
+        self._find = find
+        self._path = ""  # of the script that runs; empty for the recipe
+        self._running: list[str] = []  # texts, each called by the one before it
+        self._tokens: list[Word | Operator] = []
+        self._at = 0
+        self._sources: list[tuple[int, str]] = []  # lines of all texts are counted on: the first of each, and its name
+        self._last_line = 0
+        self._exports_all = False
+        self._functions: dict[str, tuple[list[Word | Operator], int, str]] = {}  # where they begin, and how they end
         self._succeeds: bool | None = None  # the last command; None if that is not known
         self._negated = False
+
+    def run_command(self, command: Command) -> None:
+        """Run one of the commands of a file.
+
+        Raises:
+            RecipeError: a quote is not closed, or it starts another trainer.
+        """
+        calls = len(self.calls)
+        values = {
+            name: Value((f"{MARK}$({name}){MARK}" if text is None else text,), 0)
+            for name, text in command.environment.items()
+        }
+        self.environment = {}
+        self._run_shell(command.name, command.text, "", values)
+        if len(self.calls) > calls:
+            self.command = command.name
+
+    def place(self, line: int) -> str:
+        """A line, as messages call it."""
+        first, name = max(source for source in self._sources if source[0] <= line)
+        return f"line {line - first + 1} of {name}"
+
+    def _split(self, name: str, text: str) -> list[Word | Operator]:
+        first = self._last_line + 1
+        self._last_line += text.count("\n") + 1
+        self._sources.append((first, name))
+        self.texts.append(text)
+        try:
+            return split_script(text, first)
+        except ScriptSyntaxError as error:
+            raise RecipeError(f"{'' if name == SCRIPT else f'{name}: '}not a shell script: {error}") from error
+
+    def _run_shell(
+        self, name: str, text: str, path: str, exported: Mapping[str, Value], arguments: Sequence[str] = ()
+    ) -> None:
+        """Run a text in a shell of its own, which gets these variables."""
+        values, environment, functions = self.variables.values, self.environment, self._functions
+        calls, exports_all = len(self.calls), self._exports_all
+        self.variables.values, self._functions, self._exports_all = dict(exported), {}, False
+        self.environment = environment | dict.fromkeys(exported)
+        if arguments:
+            self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
+        self._run_text(name, text, path)
+        self.variables.values, self._functions, self._exports_all = values, functions, exports_all
+        if len(self.calls) == calls:
+            self.environment = environment
+
+    def _run_text(self, name: str, text: str, path: str) -> None:
+        """Run a text here, unless it is running already: a script may start itself in a container."""
+        if text in self._running:
+            return
+        if len(self._running) == _MOST_SCRIPTS:
+            raise RecipeError(f"{name}: scripts call one another more than {_MOST_SCRIPTS} deep")
+        outer_tokens, outer_place, outer_path = self._tokens, self._at, self._path
+        self._running.append(text)
+        self._tokens, self._at, self._path = self._split(name, text), 0, path
+        self.run()
+        self._running.pop()
+        self._tokens, self._at, self._path = outer_tokens, outer_place, outer_path
 
     def run(self, *until: str) -> str:
         """Run up to one of these words and operators, which is the next token then and returned; empty at the end."""
@@ -277,7 +385,7 @@ class _Script:
     def _define(self, name: str) -> None:
         self._skip("(", ")", "\n")
         end = {"{": "}", "(": ")"}.get(self._next(), "}")
-        functions = {**self._functions, name: (self._at, end)}
+        functions = {**self._functions, name: (self._tokens, self._at, end)}
         before, calls, environment = dict(self.variables.values), len(self.calls), dict(self.environment)
         self._pass(end)  # runs when it is called
         self._functions, self.environment = functions, environment
@@ -285,10 +393,18 @@ class _Script:
         del self.calls[calls:]
 
     def _call(self, name: str, arguments: list[str]) -> None:
-        (start, end), back, outer = self._functions.pop(name), self._at, self.variables.values.get("@")
-        self._at, self.variables.values["@"] = start, Value(tuple(arguments), self.variables.line)
-        self.run(end)
-        self._at, self._functions[name] = back, (start, end)
+        function, outer_tokens, outer_place = self._functions.pop(name), self._tokens, self._at
+        self._tokens, self._at, end = function
+        with self._arguments(arguments):
+            self.run(end)
+        self._tokens, self._at, self._functions[name] = outer_tokens, outer_place, function
+
+    @contextlib.contextmanager
+    def _arguments(self, arguments: Sequence[str]) -> Iterator[None]:
+        """`$1` and so on are these arguments meanwhile."""
+        outer = self.variables.values.get("@")
+        self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
+        yield
         self.variables.values.pop("@")
         if outer:
             self.variables.values["@"] = outer
@@ -314,8 +430,9 @@ class _Script:
         if own == len(words) or first.source in _DECLARATIONS:
             for word in words[own == 0 :]:
                 self.variables.assign(word)
-            if first.source == "export" and not self.calls:
-                self._export(words[1:])
+            is_export = first.source == "export" or (own == 0 and any(word.source == "-x" for word in words))
+            if (is_export or self._exports_all) and not self.calls:
+                self._export(words[own == 0 :])
             # NAME=value in front of a command is its environment.
             return None if any(isinstance(part, Output) for word in words for part in word.parts) else True
         fields = [field for word in words[own:] for field in self.variables.fields(word)]
@@ -324,6 +441,8 @@ class _Script:
                 self.variables.shift(int(count[0]) if count and count[0].isdigit() else 1)
             case ["set", "--", *arguments]:
                 self.variables.values["@"] = Value(tuple(arguments), first.line)
+            case ["set", option, *names] if _EXPORTING.fullmatch(option) or "allexport" in names:
+                self._exports_all = option[0] == "-"
             case ["unset", *names]:
                 for name in names:
                     self.variables.values.pop(name, None)
@@ -341,9 +460,11 @@ class _Script:
                 return name != "false"
             case [name, *_] if name in TESTS:
                 return evaluate(fields)
+            case ["source" | ".", path, *arguments]:
+                self._source(path, arguments)
             case _:
                 calls = len(self.calls)
-                self._start(fields)
+                self._start(fields, words[:own])
                 if len(self.calls) > calls:
                     self._export(words[:own])
         return None
@@ -352,15 +473,102 @@ class _Script:
         names = (re.split(r"\+?=", word.source, maxsplit=1)[0] for word in words)
         self.environment |= dict.fromkeys(name for name in names if name.isidentifier())
 
-    def _start(self, fields: list[str]) -> None:
+    def _start(self, fields: list[str], assignments: Sequence[Word]) -> None:
+        """Run a program: the trainer, or another script that may start it."""
         for place, field in enumerate(fields):
-            if match := _TRAINER.fullmatch(field):
+            match = _TRAINER.fullmatch(field)
+            if match and (match[2] or (place and _runs_module(fields[place - 1]))):
                 implied = ENTRY_POINTS.get(match[1] or match[2])
                 if implied is None:
                     raise RecipeError(f"the script starts {field}; only {MODULE} and {MODULE}_v1 are supported")
                 self.calls.append([*implied, *fields[place + 1 :]])
                 self.environment |= dict.fromkeys(_set_by(fields[:place]))
                 return
+        if fields and _SETTING.fullmatch(fields[0]):
+            where = self.place(self.variables.line)
+            raise RecipeError(f"{where}: {fields[0]} is not part of a command; end the line before it with \\")
+        if script := _script_in(fields):
+            self._start_script(script, assignments)
+
+    def _start_script(self, script: _ScriptCall, assignments: Sequence[Word]) -> None:
+        """Run another script, which gets the variables that are exported, or set in front of its name."""
+        if script.is_text:
+            other = OtherScript(self._path, script.script.replace(MARK, ""))
+        elif (found := self._other(script.script)) is not None:
+            other = found
+        else:
+            self.not_found[script.script.replace(MARK, "")] = None
+            return
+        outer, environment, calls = dict(self.variables.values), dict(self.environment), len(self.calls)
+        for word in assignments:
+            self.variables.assign(word)
+        self._export(assignments)
+        for assignment in filter(ASSIGNMENT.match, script.front):
+            name, _, text = assignment.partition("=")
+            self.variables.values[name] = Value((text,), self.variables.line)
+            self.environment[name] = None
+        self.environment |= dict.fromkeys(_set_by(script.front))
+        exported = {name: value for name, value in self.variables.values.items() if name in self.environment}
+        self.variables.values = outer
+        named = "bash -c" if script.is_text else other.path
+        self._run_shell(named, other.text, other.path, exported, script.arguments)
+        if len(self.calls) == calls:
+            self.environment = environment
+        elif not script.is_text:
+            self.read[other.path] = None
+
+    def _source(self, path: str, arguments: Sequence[str]) -> None:
+        """Run another script in this shell. One of the system, or that is no `.sh`, is left alone."""
+        if path.startswith("/") or not path.endswith(".sh"):
+            return
+        if (other := self._other(path)) is None:
+            self.not_sourced[path.replace(MARK, "")] = None
+            return
+        self.read[other.path] = None
+        with self._arguments(arguments) if arguments else contextlib.nullcontext():
+            self._run_text(other.path, other.text, other.path)
+
+    def _other(self, path: str) -> OtherScript | None:
+        """Another script; of a path whose beginning is not known, the rest is looked for."""
+        *unknown, known = path.split(MARK)
+        if unknown and not known.startswith("/"):
+            return None
+        return self._find(known.lstrip("/") if unknown else known, self._path)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScriptCall:
+    """The call of a script: its path, or for `bash -c` its text, and the words in front of it."""
+
+    front: Sequence[str]
+    script: str
+    is_text: bool
+    arguments: Sequence[str]
+
+
+def _script_in(words: Sequence[str]) -> _ScriptCall | None:
+    """The script that a command runs."""
+    shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), len(words))
+    front, rest, is_text = words[:shell], list(words[shell + 1 :]), False
+    if shell == len(words):
+        first = next((n for n, word in enumerate(words) if word not in _IN_FRONT and not ASSIGNMENT.match(word)), shell)
+        first = words.index("--") + 1 if "--" in words else first
+        front, rest = words[:first], list(words[first:])
+        if not rest or not rest[0].endswith(".sh"):
+            return None
+    else:
+        while rest and rest[0][:1] in ("-", "+"):
+            option, *rest = rest
+            is_text = is_text or _SHELL_TEXT.fullmatch(option) is not None
+            del rest[: _SHELL_OPTION.fullmatch(option) is not None]
+    if not rest:
+        return None
+    return _ScriptCall(front, rest[0], is_text, rest[2 if is_text else 1 :])  # `bash -c TEXT NAME ARGUMENT…`
+
+
+def _runs_module(word: str) -> bool:
+    """Whether the next word may be a module that is run: `python3 -m`, or a variable that is not known."""
+    return MARK in word or _MODULE_OPTION.fullmatch(word) is not None
 
 
 def _set_by(words: Sequence[str]) -> Iterator[str]:
@@ -370,7 +578,7 @@ def _set_by(words: Sequence[str]) -> Iterator[str]:
     """
     if words[:1] == ["env"]:
         yield from (match["name"] for word in words if (match := ASSIGNMENT.match(word)))
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, is_joined, value = word.partition("=")
         text = value if is_joined else following
         if option == "--runtime-env":

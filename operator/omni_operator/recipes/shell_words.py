@@ -100,13 +100,16 @@ class Operator:
     line: int
 
 
-def split_script(text: str) -> list[Word | Operator]:
+def split_script(text: str, first_line: int = 1) -> list[Word | Operator]:
     """All words and operators.
+
+    Args:
+        first_line: the number of the text's first line in the tokens.
 
     Raises:
         ScriptSyntaxError: a quote, parenthesis or brace is not closed.
     """
-    return list(_Scanner(text.replace("\r\n", "\n").replace("\0", "")).tokens())
+    return list(_Scanner(text.replace("\r\n", "\n").replace("\0", ""), first_line).tokens())
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -123,8 +126,9 @@ def _home() -> Parameter:
 
 
 class _Scanner:
-    def __init__(self, text: str) -> None:
-        self._text, self._at, self._line_at, self._line = text, 0, 0, 1
+    def __init__(self, text: str, first_line: int = 1) -> None:
+        self._text, self._at, self._line_at, self._line = text, 0, 0, first_line
+        self._first_line = first_line
         self._documents: list[tuple[str, bool]] = []  # here-documents that begin at the next line
 
     def tokens(self) -> Iterator[Word | Operator]:
@@ -164,7 +168,7 @@ class _Scanner:
         return self._line
 
     def _fail(self, what: str) -> ScriptSyntaxError:
-        return ScriptSyntaxError(f"no closing {what} (line {self._count_lines()})")
+        return ScriptSyntaxError(f"no closing {what} (line {self._count_lines() - self._first_line + 1})")
 
     def _skip_documents(self) -> None:
         for ending, tabs in self._documents:

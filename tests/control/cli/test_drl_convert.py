@@ -50,6 +50,54 @@ def test_a_recipe_becomes_a_job(tmp_path: Path, by_file: bool) -> None:
     ]
 
 
+COMPOSE = """\
+services:
+  train:
+    image: verl-omni:latest
+    environment: [HF_HOME=/cache]
+    command: >
+      python3 -m verl_omni.trainer.main_diffusion data.train_files=/data/train.parquet data.train_batch_size=8
+      actor_rollout_ref.model.path=/models/sd35 actor_rollout_ref.rollout.n=16 trainer.total_training_steps=300
+      reward.custom_reward_function.path=/code/r.py actor_rollout_ref.rollout.tensor_model_parallel_size=1
+      actor_rollout_ref.model.lora_rank=64 actor_rollout_ref.actor.optim.lr=3e-4
+"""
+
+
+def test_a_compose_file_becomes_a_job_with_every_setting_of_its_command() -> None:
+    done = CliRunner().invoke(app, ["convert", "-"], input=COMPOSE)
+    assert done.exit_code == 0, done.stderr
+    job = read_job(done.stdout, "job").job
+    assert (job.spec.model.lora.rank, job.spec.trainer.learning_rate, job.spec.trainer.total_steps) == (64, 3e-4, 300)
+    assert done.stderr.splitlines() == [
+        "note: only services.train.command and its environment are read: images, resources and volumes are not in the "
+        "job",
+        "note: the script sets environment variables, and a job does not: HF_HOME; set them before drl run, or as env "
+        "in the podTemplate of spec.head, spec.trainer and spec.rollout",
+    ]
+
+
+@pytest.mark.parametrize("called", ["recipe.sh", "examples/recipe.sh"])
+def test_a_script_that_calls_another_one_with_more_settings_becomes_a_job(tmp_path: Path, called: str) -> None:
+    """The other script is next to it, or the path begins in a folder above."""
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/recipe.sh").write_text(RECIPE)
+    wrapper = tmp_path / "examples/mine.sh"
+    wrapper.write_text(f'source common.sh\nbash {called} vllm_omni trainer.total_training_steps=7 "$@"\n')
+    done = CliRunner().invoke(app, ["convert", str(wrapper)])
+    assert done.exit_code == 1, "the recipe's own $@ has its first argument too"
+    assert read_job(done.stdout, "job").job.spec.trainer.total_steps == 7
+    assert f"note: read too, because the script calls it: {tmp_path / 'examples/recipe.sh'}" in done.stderr
+    assert "note: not found, so that variables which it sets are not known: common.sh" in done.stderr
+    assert "note: left out: vllm_omni: is not an assignment name=value" in done.stderr
+
+
+def test_another_script_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.sh").write_bytes(b"\xff")
+    done = CliRunner().invoke(app, ["convert", "-"], input="bash recipe.sh trainer.total_training_steps=7")
+    assert (done.exit_code, done.stderr) == (2, f"{tmp_path / 'recipe.sh'}: not a text file in UTF-8\n")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -106,6 +106,35 @@ def test_pairs_of_a_data_set_need_no_number_of_samples() -> None:
     read_job(plan.dump_yaml(made.document), "job")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "parallel"),
+    [
+        (["trainer.n_gpus_per_node=1"], 1),
+        (["trainer.n_gpus_per_node=1", "trainer.nnodes=2"], 1),
+        (["trainer.n_gpus_per_node=3", "data.train_batch_size=48"], 1),
+        (["trainer.n_gpus_per_node=4"], 2),
+        (["trainer.n_gpus_per_node=4", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"], 1),
+        (["trainer.n_gpus_per_node=1", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=4"], 2),
+    ],
+)
+def test_the_default_tensor_parallel_size_fits_the_accelerators(arguments: list[str], parallel: int) -> None:
+    pairs = (ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline")
+    size = f"{ROLLOUT}.tensor_model_parallel_size"
+    for algorithm in ((), pairs):
+        made = convert([*(each for each in REQUIRED if not each.startswith(size)), *algorithm, *arguments])
+        assert made.refused == () and made.document["spec"]["rollout"]["engine"]["tensorParallelSize"] == parallel
+        read_job(plan.dump_yaml(made.document), "job")
+
+
+@pytest.mark.parametrize(("accelerators", "parallel"), [(1, 1), (2, 2)])
+def test_the_default_tensor_parallel_size_of_a_judge_fits_too(accelerators: int, parallel: int) -> None:
+    judge = ("reward.reward_model.enable=True", "reward.reward_model.model_path=judge")
+    colocated = spec(*judge, f"trainer.n_gpus_per_node={accelerators}", f"{ROLLOUT}.tensor_model_parallel_size=1")
+    pool = ("reward.reward_model.enable_resource_pool=True", f"reward.reward_model.n_gpus_per_node={accelerators}")
+    for found in (colocated, spec(*judge, *pool)):
+        assert found["reward"]["model"]["tensorParallelSize"] == parallel
+
+
 def test_a_number_of_samples_next_to_pairs_of_a_data_set_has_no_effect() -> None:
     made = convert([*REQUIRED, ADAPTER, f"{LOSS_MODE}=dpo", "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
     assert made.refused == () and f"{ROLLOUT}.n=1" in made.without_effect

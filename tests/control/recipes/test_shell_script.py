@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_operator.recipes import RecipeError, read_script
+from omni_operator.recipes import OtherScript, RecipeError, read_script
 
-CALL = "python3 -m verl_omni.trainer.main_diffusion"
+FindScript = Callable[[str, str], OtherScript | None]
+MODULE = "verl_omni.trainer.main_diffusion"
+CALL = f"python3 -m {MODULE}"
 SCRIPTS = {
     "continued lines": f"{CALL} \\\n    a=1 \\\n    b=2",
     "quotes": f"""{CALL} a="['x', 'y']" b='["console", "wandb"]' c="x y" d=it\\'s""",
@@ -97,14 +101,53 @@ SCRIPTS = {
 }
 
 
-def passed_by_bash(script: str, folder: Path) -> list[str]:
-    """The arguments that bash passes; `python3` is a program that prints them."""
+# The first file is the recipe.
+SEVERAL_FILES = {
+    "more overrides": {"r.sh": 'bash base.sh b=2 "c=3 4" "$@"', "base.sh": f'{CALL} a=1 b=${{2:-0}} "$@"'},
+    "no overrides": {"r.sh": 'bash base.sh "$@"', "base.sh": f'{CALL} a=1 b=${{1:-2}} "$@"'},
+    "the folder of the script": {
+        "r.sh": 'D=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nbash "$D/sub/mid.sh" b=2',
+        "sub/mid.sh": 'bash "$(dirname "$0")/base.sh" "$@" c=3',
+        "sub/base.sh": f'{CALL} a=1 "$@"',
+        "base.sh": f"{CALL} a=2",
+    },
+    "variables that are exported, and others": {
+        "r.sh": "A=1\nexport B=2 E\nE=5\ndeclare -x F=6\nG=7\nC=$A bash base.sh d=4\n",
+        "base.sh": f'{CALL} ${{A:-a}} ${{B:-b}} ${{C:-c}} "$@" ${{E:-e}} ${{F:-f}} ${{G:-g}}',
+    },
+    "all variables are exported": {
+        "r.sh": "A=1\nset -a\nB=2\nset +a\nC=3\nset -o allexport\nD=4\nbash base.sh",
+        "base.sh": f"{CALL} ${{A:-a}} ${{B:-b}} ${{C:-c}} ${{D:-d}}",
+    },
+    "env": {"r.sh": 'env A=1 "B=2 3" bash base.sh c=4', "base.sh": f'{CALL} a=$A "b=$B" "$@"'},
+    "a path in front of overrides": {
+        "r.sh": "chmod +x sub/base.sh\nexec ./sub/base.sh b=2", "sub/base.sh": f'#!/bin/bash\n{CALL} a=1 "$@"',
+    },
+    "options of the shell": {"r.sh": "bash -x -euo pipefail base.sh b=2", "base.sh": f'{CALL} a=1 "$@"'},
+    "the text of a shell": {"r.sh": f"""N=1\nexport M=2\nbash -ec '{CALL} a=${{N:-0}} b=$M c=$1' name 3"""},
+    "a shell in a shell": {"r.sh": f'N=1\nbash -c "bash -ec \'{CALL} a=$N b=\\${{N:-2}}\'"'},
+    "a script that sets variables": {
+        "r.sh": '. ./common.sh x\nsource common.sh "y z"\nrun c=3 "$@"\nrm -f *.log',
+        "common.sh": f'A+=" ${{1:-}}"\nrun() {{\n  local B=2\n  {CALL} "a=$A" b=$B "$@"\n}}',
+    },
+    "variables of the other script stay there": {
+        "r.sh": f"A=1\nf() {{ B=2; }}\nbash other.sh\nf\n{CALL} a=$A b=$B", "other.sh": "A=3\nf() { B=4; }\nexport B=5",
+    },
+    "from a function, under a condition": {
+        "r.sh": 'run() { if [ $1 = sd3 ]; then shift; bash base.sh "$@"; fi; }\nrun sd3 b=2',
+        "base.sh": f'if [ "$1" = b=2 ]; then A=1; fi\n{CALL} a=$A "$@"',
+    },
+}  # fmt: skip
+
+
+def passed_by_bash(arguments: list[str], folder: Path) -> list[str]:
+    """The arguments that bash, with arguments of its own, passes; `python3` is a program that prints them."""
     (folder / "bin").mkdir()
     program = folder / "bin" / "python3"
     program.write_text('#!/bin/sh\nshift 2\nfor each in "$@"; do printf "%s\\0" "$each"; done > "$OUT"\n')
     program.chmod(0o755)
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "OUT": str(folder / "out")}
-    subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run(["bash", *arguments], cwd=folder, env=environment, check=True, capture_output=True)
     return (folder / "out").read_text().split("\0")[:-1]
 
 
@@ -112,8 +155,78 @@ def passed_by_bash(script: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_arguments_are_those_of_bash(name: str, tmp_path: Path) -> None:
     call = read_script(SCRIPTS[name])
-    assert list(call.arguments) == passed_by_bash(SCRIPTS[name], tmp_path)
+    assert list(call.arguments) == passed_by_bash(["-c", SCRIPTS[name]], tmp_path)
     assert (call.unknown, call.conditional) == ((), ())
+
+
+def finder(files: dict[str, str]) -> FindScript:
+    """The other files, next to the script that calls them."""
+
+    def find(path: str, caller: str) -> OtherScript | None:
+        name = os.path.normpath(os.path.join(os.path.dirname(caller), path))
+        return OtherScript(name, files[name]) if name in files else None
+
+    return find
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize("name", SEVERAL_FILES)
+def test_the_arguments_of_a_script_that_calls_another_one_are_those_of_bash(name: str, tmp_path: Path) -> None:
+    files = SEVERAL_FILES[name]
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    call = read_script(files["r.sh"], finder(files))
+    assert list(call.arguments) == passed_by_bash(["r.sh"], tmp_path)
+    assert (call.unknown, call.conditional, call.missing) == ((), (), ())
+
+
+def test_what_is_named_of_another_script_is_named_with_its_file() -> None:
+    files = {
+        "base.sh": f'A=1\n[ $GPU ] && A=2\nexport HF_HOME=/x\n. lib/x.sh\n{CALL} a=$A b=$B c=$C d=$D "$@"',
+        "lib/y.sh": "D=4\n[ $GPU ] && D=5\n",
+    }
+    recipe = 'B=0\n\n[ $GPU ] && B=1\nexport B WANDB_MODE=offline\n. lib/y.sh\nexport D\nbash "$HOME/base.sh"'
+    call = read_script(recipe, finder(files))
+    assert call.arguments == ("a=$A", "b=$B", "c=$C", "d=$D") and call.unknown == ("$C",)
+    assert call.conditional == (
+        ("$A", "line 2 of base.sh"), ("$B", "line 3 of the script"), ("$D", "line 2 of lib/y.sh"),
+    )  # fmt: skip
+    assert call.environment == ("WANDB_MODE", "HF_HOME")
+    assert (call.read, call.missing) == (("lib/y.sh", "base.sh"), ("lib/x.sh",))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"r.sh": "bash $HOME/base.sh a=1"}, f"the script does not start {MODULE}; $HOME/base.sh, which"),
+        ({"r.sh": "bash base.sh", "base.sh": "echo 'x"}, "base.sh: not a shell script: no closing quotation (line 1)"),
+        ({"r.sh": "bash a.sh", "a.sh": "bash b.sh", "b.sh": "bash a.sh"}, f"the script does not start {MODULE}"),
+        ({"r.sh": "export X='X+=\" \"; bash -c \"$X\"'\neval \"$X\"\nbash -c \"$X\""}, "bash -c: scripts call one"),
+    ],
+)  # fmt: skip
+def test_other_scripts_that_cannot_be_read_are_refused(files: dict[str, str], said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_script(files["r.sh"], finder(files))
+    assert str(caught.value).startswith(said)
+
+
+def test_a_script_that_starts_itself_in_a_container_has_one_call() -> None:
+    files = {"r.sh": f'if [ ! -f /.dockerenv ]; then docker run x bash /w/r.sh "$@"; exit; fi\n{CALL} a=1'}
+    call = read_script(files["r.sh"], lambda path, caller: OtherScript("r.sh", files["r.sh"]))
+    assert call.arguments == ("a=1",)
+
+
+def test_a_setting_on_a_line_of_its_own_is_refused() -> None:
+    """The shell would take it for the name of a program, and the run would not have it."""
+    with pytest.raises(RecipeError, match=r"^line 3 of the script: data.x=2 is not part of a command; end the line"):
+        read_script(f"# first\n{CALL} data.y=1\n  data.x=2\n")
+
+
+def test_a_module_is_called_only_where_a_program_runs_it() -> None:
+    assert read_script(f"pkill -f {MODULE}\ngit checkout main_branch\n{CALL} a=1").arguments == ("a=1",)
+    for call in ("$PYTHON verl_omni", "python3 -um verl_omni", "torchrun --nnodes 1 --module verl_omni"):
+        assert read_script(f"{call}.trainer.main_diffusion a=1").arguments == ("a=1",)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +267,8 @@ def test_a_variable_that_a_condition_sets_is_named_with_the_line(
     script: str, arguments: list[str], conditional: list[tuple[str, int]]
 ) -> None:
     call = read_script(f"{script}\n{CALL} a=$MODE")
-    assert (list(call.arguments), list(call.conditional)) == (arguments, conditional)
+    named = [(name, f"line {line} of the script") for name, line in conditional]
+    assert (list(call.arguments), list(call.conditional)) == (arguments, named)
     assert call.unknown == ()
 
 
@@ -178,7 +292,10 @@ def test_a_loop_over_words_that_are_not_known_may_run_any_number_of_times(loop: 
 
 def test_elements_that_a_condition_appends_are_named_and_the_others_are_there() -> None:
     call = read_script(f'MORE=(a=1)\nif [ "$GPU" ]; then\n  MORE+=(b=2)\nfi\n{CALL} "${{MORE[@]}}" c=3')
-    assert (call.arguments, call.conditional) == (("a=1", "${MORE[@]}", "c=3"), (("${MORE[@]}", 3),))
+    assert (call.arguments, call.conditional) == (
+        ("a=1", "${MORE[@]}", "c=3"),
+        (("${MORE[@]}", "line 3 of the script"),),
+    )
 
 
 def test_lines_that_end_as_on_windows_are_lines() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from ml.trainer.uv import below_uv
 
 pytestmark = pytest.mark.slow  # a new interpreter, which imports Ray
 
@@ -40,5 +43,27 @@ def test_ray_is_imported_before_another_thread_imports_the_training_stack() -> N
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env={**os.environ, "VERL_PLATFORM": "cpu"}, capture_output=True, text=True,
         check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# What `ray.init` asks for; None is its default.
+RUNTIME = """
+from verl_omni.trainer import startup
+
+startup.prepare_environment(has_accelerator=False)
+from ray._private.worker import _maybe_modify_runtime_env as completed
+
+for environment in (None, {"py_executable": "x"}):
+    assert completed(environment, False) == environment, completed(environment, False)
+"""
+
+
+def test_ray_starts_workers_of_a_driver_below_uv_as_without_uv(tmp_path: Path) -> None:
+    """Unless it is told, Ray starts them with `uv run` too, in an uploaded copy of the current folder."""
+    unset = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
+    done = subprocess.run(
+        [*below_uv(), "-c", RUNTIME], env={**unset, "VERL_PLATFORM": "cpu"}, cwd=tmp_path, capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

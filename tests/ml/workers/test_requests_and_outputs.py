@@ -61,6 +61,14 @@ def test_latents_are_unchanged_in_float32(params: dict[str, Any]) -> None:
     assert made.dtype == torch.float32 and torch.equal(made, LATENT[0].float())
 
 
+@pytest.mark.parametrize("name", ["image", "pt", "np"])
+def test_the_reference_s_names_of_pixels_mean_pixels(name: str) -> None:
+    from verl_omni.workers.rollout.vllm_rollout.server import requests
+
+    assert torch.equal(sample(engine_output(PICTURE), output_type=name).diffusion_output, PICTURE[0])
+    assert requests.engine_sampling_params({"output_type": name}).output_type == "pt"
+
+
 def test_latents_of_a_video_keep_their_dimensions() -> None:
     latent = torch.randn(1, 16, 2, 4, 4)
     assert torch.equal(

@@ -28,7 +28,7 @@ class DiffusionPipelineConfig(BaseConfig):
         true_cfg_scale, guidance_scale: scale of classifier-free guidance, 1.0: none; a family uses one of the two.
         max_sequence_length: tokens of the longest text encoder; prompt embeddings are padded to it.
         num_frames: frames of a video; 1 for an image.
-        output_type: `image` (pixels; `pt` means the same) or `latent`.
+        output_type: `image` (pixels; `pt` and `np` mean the same) or `latent`.
         pixel_dtype: `uint8` (0 to 255) or `float32` (0 to 1).
         video_flow_shift: replaces the shift of a video model's scheduler; None: the model's own.
         aspect_ratio, frame_rate: the reference's; only their defaults, which no request carries.

@@ -14,8 +14,8 @@ from verl_omni.workers.rollout.vllm_rollout.server.outputs import SampleFormat
 
 # `hasattr` on the class would miss fields with a default factory and hit methods.
 ENGINE_FIELDS = frozenset(field.name for field in fields(OmniDiffusionSamplingParams)) - {"extra_args"}
-# Output types of the rollout settings, and the engine's names for them. The engine's default, PIL images, is for HTTP.
-OUTPUT_TYPES = {"image": "pt", "video": "pt", "latent": "latent"}
+# All but `latent` are pixels, for which the engine is asked for `pt`; its default, PIL images, is for HTTP.
+OUTPUT_TYPES = ("image", "video", "pt", "np", "pil", "latent")
 PIXEL_DTYPES = ("uint8", "float32")
 VIDEO_SHIFT = "video_flow_shift"
 
@@ -62,8 +62,8 @@ def sample_format(params: Mapping[str, Any]) -> SampleFormat:
         _param_or_extra(params, "output_type") or "image",
         _param_or_extra(params, "pixel_dtype") or "uint8",
     )
-    if output_type not in {*OUTPUT_TYPES, "pil", "pt"}:
-        raise ValueError(f"Unknown output_type {output_type!r}; one of {sorted(OUTPUT_TYPES)}")
+    if output_type not in OUTPUT_TYPES:
+        raise ValueError(f"Unknown output_type {output_type!r}; one of {', '.join(OUTPUT_TYPES)}")
     if pixel_dtype not in PIXEL_DTYPES:
         raise ValueError(f"Unknown pixel_dtype {pixel_dtype!r}; one of {sorted(PIXEL_DTYPES)}")
     return SampleFormat(
