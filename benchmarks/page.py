@@ -43,6 +43,7 @@ TRAINING: dict[str, Entry] = {
     "generation_ahead": ("Generation during the update", training.generation_ahead, "generation_ahead.py"),
     "replica_loss": ("Replacement of a lost replica", training.replica_loss, "replica_loss.py"),
     "learning": ("Settings that change what is learned", training.learning, "learning.py"),
+    "sde_window": ("Placement of the SDE window", training.sde_window, "sde_window.py"),
     "staleness": ("Learning from older samples", training.staleness, "staleness.py"),
     "staleness_colors": (
         "Older samples with a limit on the ratio", training.staleness_with_limit,

@@ -289,6 +289,45 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
+WINDOW_VARIANTS = {"prompt": "shared by the samples of a prompt, the default", "sample": "one for each sample"}
+
+
+def sde_window(data: Data) -> Section:
+    """examples/colors-grpo.yaml with a random SDE window, shared by the samples of a prompt or of each sample."""
+    runs, window = data["runs"], data["window"]
+    steps = [evaluation["step"] for evaluation in runs[0]["held_out"]]
+    rows, gains = [], {}
+    for variant, text in WINDOW_VARIANTS.items():
+        own = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["seed"])
+        gains[variant] = [gain(run, "reward")[0] for run in own]
+        rows += [
+            [text, str(run["seed"]), *(f"{evaluation['reward/mean']:.3f}" for evaluation in run["held_out"])]
+            for run in own
+        ]
+    means = {variant: statistics.mean(values) for variant, values in gains.items()}
+    compared = (
+        f"The reward rises by {means['prompt']:.3f} on average with a shared window, and by {means['sample']:.3f} with "
+        "one for each sample"
+    )
+    if min(len(values) for values in gains.values()) < SEEDS_FOR_STALENESS:
+        compared += f"; too few runs to compare them, of which {SEEDS_FOR_STALENESS} seeds each are needed."
+    else:
+        error = math.hypot(*(standard_error(values) for values in gains.values()))
+        difference = means["prompt"] - means["sample"]
+        found = "no difference was found" if abs(difference) <= 2 * error else "that is more than twice as much"
+        compared += f": {difference:+.3f}, with a standard error over the seeds of {error:.3f}, so {found}."
+    return Section(
+        [
+            f"The main example with noise in {window['size']} consecutive steps of the first {window['end']}, in "
+            f"{runs[0]['steps']} training steps. A window for each sample, which was the default, mixes noise of early "
+            "and late steps in the samples of a prompt, which are compared with each other. All runs of a seed have "
+            "the same prompts. Other work ran on the same machine.",
+            table(["window", "seed", *(f"reward at step {step}" for step in steps)], rows),
+            compared,
+        ],
+    )
+
+
 def staleness(data: Data) -> Section:
     """examples/red-grpo.yaml with samples of older weights, against the synchronous run of the same seed."""
     rows: Rows = data["runs"]

@@ -10,7 +10,7 @@ import httpx
 from omegaconf import OmegaConf
 
 from omni_operator.status import trainer_report
-from omni_operator.status.trainer_report import ReportEvent, parse_event
+from omni_operator.status.trainer_report import WARNING_REASONS, ReportEvent, parse_event
 
 
 def events_in_the_source(root: Path) -> set[str]:
@@ -26,6 +26,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     from verl_omni.trainer.operator_reporter import OperatorReporter
     from verl_omni.trainer.replica_reports import JoinTimes, JudgeReports, RunReports
     from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.trainer.run_warnings import NOT_FINITE, NOT_SCORED
     from verl_omni.utils.metrics_writer import MetricsWriter
 
     posted: list[bytes] = []
@@ -56,12 +57,13 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.start(config, resumed_from=None)
         reports.joined(2, 3, JoinTimes(2.0, 21.5, 4.25))
         folder.event("phase", text="starting Ray: naïve \x1b[0m")
-        folder.step(metrics, eta_s=28.5, samples=96)
+        folder.step(metrics, eta_s=28.5, samples=96, unscored=5)
         folder.step({"step": 4, "reward/mean": float("nan")}, eta_s=None)
         folder.event("checkpoint", step=4, path=str(tmp_path / ("long" * 50) / "step_000004"))
         folder.event("output", step=4, url="s3://bucket/" + "long/" * 100)
         for reason in (
             "SamplesCollapsed", "CheckpointsSetAside", "ResumedWithChanges", "ReportNotWritten", "OutputNotSent",
+            NOT_SCORED, NOT_FINITE,
         ):  # fmt: skip
             folder.event("warning", reason=reason, message="text " * 500, step=4)
         folder.event("error", message="text " * 5000, kind="ValueError", reason="WeightSyncFailed")
@@ -69,7 +71,8 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.event("done", step=10, report="/runs/report.html")
         reporter.post({"event": "heartbeat"})
     parsed = [parse_event(body) for body in posted]
-    assert len(parsed) == 16
+    assert len(parsed) == 18
+    assert {event.reason for event in parsed if event.event == "warning"} <= WARNING_REASONS
     assert [event.queued for event in parsed if event.queued is not None] == [96], "once, with the first event"
     assert [event.judge_queued for event in parsed if event.judge_queued is not None] == [24], "the largest"
     assert [event.replica_versions for event in parsed if event.replica_versions is not None] == [{"10.0.0.7": 3}]
@@ -78,7 +81,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     assert step.model_dump(exclude_none=True) == {
         "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,
         "min_version": 3, "max_version": 3, "images_per_second": 12.5, "sync_seconds": 0.1, "step_seconds": 4.25,
-        "eta_s": 28.5, "samples": 96,
+        "eta_s": 28.5, "samples": 96, "unscored": 5,
     }  # fmt: skip
     used = {event.event for event in parsed}
     assert events_in_the_source(Path(__file__).parents[2]) <= used, "an event of the trainer is missing in this test"

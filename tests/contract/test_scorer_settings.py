@@ -48,6 +48,16 @@ def test_the_scorers_of_the_reference_that_are_missing_are_refused_for_the_same_
     assert not UNAVAILABLE.keys() & {*BUILTIN, *SCORERS}
 
 
+def test_the_published_modules_of_scorers_are_the_same_for_a_command_line_and_a_converted_job() -> None:
+    from omni_operator.recipes import reference_scorers as converted
+    from verl_omni.trainer import reference_scorers as trained
+
+    assert converted.PUBLISHED == trained.PUBLISHED
+    implied = {name: given for name, given in trained.IMPLIED.items() if name != "http"}
+    assert implied == converted.SCORER_SETTINGS
+    assert {"hpsv3": trained.SETTINGS["hpsv3"]} == converted.RENAMED
+
+
 @pytest.mark.parametrize("name", ["http", "http_batch"])
 def test_the_fields_of_a_reward_server_are_the_settings_of_its_scorers(name: str) -> None:
     fields = {name.removesuffix("_seconds"): info for name, info in Http.model_fields.items() if name != "batched"}

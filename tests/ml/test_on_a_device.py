@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_device_results_equal_cpu_results(kind: str) -> None:
-    checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in ("sampling_and_weights.py", "actor.py")]
+    names = ("sampling_and_weights.py", "actor.py", "reward_models.py")
+    checks = [str(ROOT / "tests" / "ml" / "second_device" / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed next to Python
     done = subprocess.run(

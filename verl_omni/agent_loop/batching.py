@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,11 +13,12 @@ from verl import DataProto
 
 from verl_omni.agent_loop.output import DiffusionAgentLoopOutput, _InternalDiffusionAgentLoopOutput
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, UNSCORED
+from verl_omni.reward_loop.scorer_results import FAILURE
 from verl_omni.utils.columns import objects
 
 # Columns that training reads. A data set's column may be replaced by a scorer's field, to show it as a metric.
-OWN_COLUMNS = frozenset({*FOR_THE_DRIVER, "uid", "stored", "reward_extra_info", "raw_prompt", "__num_turns__"})
-OF_THE_BATCH = frozenset({"prompts", "responses", "rm_scores", "uid", "stored", UNSCORED, "__num_turns__"})
+OWN_COLUMNS = frozenset({*FOR_THE_DRIVER, "uid", "stored", "reward_extra_info", "raw_prompt", "__num_turns__", FAILURE})
+OF_THE_BATCH = frozenset({"prompts", "responses", "rm_scores", "uid", "stored", UNSCORED, "__num_turns__", FAILURE})
 PADDED_FIELDS = ("prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask")
 
 
@@ -94,17 +94,6 @@ def check_loop_output(output: Any) -> None:
         )
 
 
-def check_loop_score(output: DiffusionAgentLoopOutput) -> None:
-    """Refuse a score of an agent loop that training cannot use, or fields with it as of `check_reward_fields`.
-
-    Raises:
-        ValueError: the score is not finite, or a name is in `OWN_COLUMNS`.
-    """
-    if output.reward_score is not None and not math.isfinite(output.reward_score):
-        raise ValueError(f"the agent loop gave the score {output.reward_score}, which is not finite")
-    check_reward_fields(output.extra_fields.get("reward_extra_info") or {}, "agent loop")
-
-
 def check_reward_fields(fields: Collection[str], source: str = "scorer") -> None:
     """Refuse fields next to a score that would replace a column which training reads.
 
@@ -118,7 +107,13 @@ def check_reward_fields(fields: Collection[str], source: str = "scorer") -> None
         )
 
 
-def reward_column(values: Sequence[Any]) -> np.ndarray:
+def reward_columns(fields: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The scorers' fields of each sample as columns [B], by name; None where a sample lacks one."""
+    names = sorted({name for each in fields for name in each})
+    return {name: _reward_column([each.get(name) for each in fields]) for name in names}
+
+
+def _reward_column(values: Sequence[Any]) -> np.ndarray:
     """A column [B] of a scorer's field: of numbers if all values are numbers or 0-d tensors, otherwise of objects."""
     plain = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
     numbers = all(isinstance(value, (bool, int, float)) for value in plain)
@@ -129,8 +124,9 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
     """Collect rows in one batch.
 
     `batch`: prompts, responses and rollout_log_probs (if the first row has any), every tensor among the first
-    row's extra fields, and rm_scores float32 [B, 1] if every row was scored. `non_tensor_batch`: the input
-    columns, `__num_turns__`, the reward's extra keys that every row has, and the remaining extra fields.
+    row's extra fields, and rm_scores float32 [B, 1] if every row has a score, which is NaN if it could not be
+    scored. `non_tensor_batch`: the input columns, `__num_turns__`, the reward's extra keys, None in rows that lack one,
+    and the remaining extra fields.
 
     Raises:
         KeyError: a row lacks a tensor that the first row has.
@@ -150,10 +146,9 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
     scores = [row.reward_score for row in rows]
     if all(score is not None for score in scores):
         tensors["rm_scores"] = torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
-        # Every worker must report the same keys, and a key that some row lacks has no column.
-        infos = [row.extra_fields.get("reward_extra_info") or {} for row in rows]
-        meta["reward_extra_keys"] = sorted(set.intersection(*(set(info) for info in infos)))
-        others |= {key: reward_column([info[key] for info in infos]) for key in meta["reward_extra_keys"]}
+        reported = reward_columns([row.extra_fields.get("reward_extra_info") or {} for row in rows])
+        meta["reward_extra_keys"] = list(reported)
+        others |= reported
     taken = {*carried, *meta.get("reward_extra_keys", [])}
     names = dict.fromkeys(key for row in rows for key in row.extra_fields if key not in taken)
     others |= {key: objects([row.extra_fields.get(key) for row in rows]) for key in names}
@@ -163,20 +158,23 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
 def align(parts: Sequence[DataProto]) -> list[DataProto]:
     """Give the parts of a batch from several workers the keys that one worker would have given all rows.
 
-    Scores are kept if every part has them, and a reward's extra key if every part has a column of it
-    (`reward_extra_info` keeps all). Any other column that a part lacks is None there. Tensors are not changed: a part
-    that lacks one is an error, like a row that lacks one.
+    Scores are kept if every part has them. A column that a part lacks is None there, and so is a reward's extra key of
+    which it has a column of the data set. Tensors are not changed: a part that lacks one is an error, like a row that
+    lacks one.
     """
     scored = all("rm_scores" in part.batch for part in parts)
     reported = [set(part.meta_info.get("reward_extra_keys", [])) for part in parts]
-    common = set.intersection(*reported)
-    dropped = set.union(*reported) - common
+    keys_of_all = set().union(*reported)
+    dropped = set() if scored else keys_of_all
     names = [name for name in dict.fromkeys(n for part in parts for n in part.non_tensor_batch) if name not in dropped]
     made = []
-    for part in parts:
+    for part, own in zip(parts, reported, strict=True):
         batch = part.batch if scored else part.batch.exclude("rm_scores")
-        columns = {name: part.non_tensor_batch.get(name, objects([None] * len(part))) for name in names}
-        keys = {"reward_extra_keys": sorted(common)} if scored else {}
+        lacked = objects([None] * len(part))
+        columns = {
+            name: lacked if name in keys_of_all - own else part.non_tensor_batch.get(name, lacked) for name in names
+        }
+        keys = {"reward_extra_keys": sorted(keys_of_all)} if scored else {}
         others = {name: value for name, value in part.meta_info.items() if name != "reward_extra_keys"}
         made.append(DataProto(batch=batch, non_tensor_batch=columns, meta_info={**others, **keys}))
     return made

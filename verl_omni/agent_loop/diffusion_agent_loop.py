@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ from verl_omni.agent_loop.batching import (
     PADDED_FIELDS,
     _pad_prompt_extra_field,
     check_loop_output,
-    check_loop_score,
     check_reward_fields,
     collate,
     pad_fields,
@@ -41,6 +41,14 @@ from verl_omni.agent_loop.sampling import row_params
 from verl_omni.agent_loop.training_tensors import FOR_THE_DRIVER, RECORDED, UNSCORED, training_tensors
 from verl_omni.pipelines.registry import family, reads_extra_ids, training_adapter
 from verl_omni.reward_loop.scorer_names import lost_worker_text
+from verl_omni.reward_loop.scorer_results import (
+    FAILURE,
+    NO_REWARD,
+    ScoringFailure,
+    TooManyUnscored,
+    failure_of,
+    too_many_text,
+)
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS
 from verl_omni.utils.columns import objects
 from verl_omni.utils.pixels import BOTH
@@ -144,6 +152,9 @@ class DiffusionAgentLoopWorker:
         embeddings of a prompt once for all its samples: the result has a column `stored`
         (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
 
+        A sample that cannot be scored has the reward NaN, and a `ScoringFailure` in the column `scoring_failure`. With
+        more required ones than `meta_info["failures_allowed"]` (default 0), the batch fails.
+
         With `meta_info["score_later"]`, the caller scores the samples that agent loops have not scored: the result has
         the columns `loop_score`, and `tool_extra_fields` as reward workers get it from here. If it has no `responses`,
         those that are to be scored are in the object store, and the column `unscored` has their references.
@@ -164,9 +175,15 @@ class DiffusionAgentLoopWorker:
         store = bool(batch.meta_info.get("store_samples"))
         _writer.set(SampleWriter(self.put) if store else None)
         _score_later.set(bool(batch.meta_info.get("score_later")))
+        allowed = int(batch.meta_info.get("failures_allowed", 0))
+        failures: list[ScoringFailure] = []
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
             made = await self._run_agent_loop(params[row], **rows[row])
+            if (failure := made.extra_fields[FAILURE]) is not None and failure.required:
+                failures.append(failure)
+                if len(failures) > allowed:
+                    raise TooManyUnscored(too_many_text(failures[0].text, len(failures), allowed))
             return made if carry else self._drop_response(made)
 
         outputs = await run_rows(
@@ -224,6 +241,9 @@ class DiffusionAgentLoopWorker:
         fields["attention_mask"] = mask
         responses = output.response_diffusion_output.unsqueeze(0)
         await self._compute_score(output, ids, responses, kwargs)
+        failure = failure_of(output.reward_score, output.extra_fields.pop(FAILURE, None))
+        if output.reward_score is not None and not math.isfinite(output.reward_score):
+            output.reward_score = NO_REWARD
         log_probs = output.response_logprobs
         if (writer := _writer.get()) is not None:
             conditions = training_adapter(self.model_config.architecture).CONDITIONS
@@ -231,6 +251,7 @@ class DiffusionAgentLoopWorker:
             fields = {name: fields[name] for name in FOR_THE_DRIVER if name in fields}
             fields["stored"] = writer.store(tensors.own, tensors.shared)
             log_probs = None
+        fields[FAILURE] = failure
         if _score_later.get():
             fields["tool_extra_fields"] = self._scorer_fields(output)
             fields["loop_score"] = output.reward_score
@@ -257,18 +278,18 @@ class DiffusionAgentLoopWorker:
 
         It is the worker with the fewest unscored samples of this process.
 
-        Sets `reward_score`, `extra_fields["reward_extra_info"]` and `metrics.compute_score` (seconds) of the output.
+        Sets `reward_score`, `metrics.compute_score` (seconds), and among the `extra_fields` of the output
+        `reward_extra_info` and `scoring_failure` (why a scorer gave no score, or None).
         What the engine recorded for training is not sent; the audio of a sample is, and what an agent loop added.
 
         Raises:
-            TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`, or the scorer's
-                call did not end; how long a sample waits for other samples does not matter.
+            TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`; how long a
+                sample waits for other samples does not matter.
             RuntimeError: the process of the reward worker has ended.
-            ValueError: the scorer, or the loop, returned a field with the name of a column that training reads, or the
-                loop a score that is not finite.
+            ValueError: the scorer, or the loop, returned a field with the name of a column that training reads.
         """
         if output.reward_score is not None:
-            check_loop_score(output)
+            check_reward_fields(output.extra_fields.get("reward_extra_info") or {}, "agent loop")
             return
         if self.reward_loop_worker_handles is None:
             return
@@ -295,6 +316,7 @@ class DiffusionAgentLoopWorker:
         check_reward_fields(result["reward_extra_info"])
         output.reward_score = result["reward_score"]
         output.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+        output.extra_fields[FAILURE] = result.get(FAILURE)
         output.metrics.compute_score = time.perf_counter() - began
 
     def _scorer_fields(self, output: DiffusionAgentLoopOutput) -> dict[str, Any]:

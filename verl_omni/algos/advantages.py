@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verl_omni.algos.groups import rows_of_groups
+from verl_omni.algos.groups import rows_of_groups, rows_with_reward
 
 EPSILON = 1e-4
 
@@ -15,29 +15,31 @@ EPSILON = 1e-4
 def group_advantages(
     rewards: Tensor, groups: Sequence[str], *, normalize: bool = True, global_std: bool = True
 ) -> Tensor:
-    """(r - mean of its group) / (std + 1e-4), float32 [B].
+    """(r - mean of its group) / (std + 1e-4), float32 [B]; 0 where there is no reward.
 
     Args:
-        rewards: [B].
+        rewards: [B]; NaN: the row has none, and is left out of means and standard deviations.
         groups: the prompt that each row belongs to. A group of one has advantage 0.
         normalize: divide by the standard deviation.
         global_std: of the whole batch rather than of the group.
 
     Raises:
-        ValueError: lengths differ, or a reward is not finite.
+        ValueError: lengths differ, or a reward is infinite.
     """
     members = rows_of_groups(rewards, groups)
     # float64: in float32 the mean of equal rewards differs slightly from them, and the division would amplify that.
     rewards = rewards.double()
-    centred, spread = torch.empty_like(rewards), torch.empty_like(rewards)
-    for rows in members:
+    centred = torch.zeros_like(rewards)
+    spread = torch.ones_like(rewards)
+    for rows in filter(None, members):
         own = rewards[rows]
         centred[rows] = own - own.mean()
         spread[rows] = own.std() if len(own) > 1 else 1.0
     if not normalize:
         return centred.float()
     if global_std:
-        spread = rewards.std().expand_as(rewards) if len(rewards) > 1 else torch.ones_like(rewards)
+        known = rewards[rows_with_reward(rewards)]
+        spread = known.std().expand_as(rewards) if len(known) > 1 else torch.ones_like(rewards)
     return (centred / (spread + EPSILON)).float()
 
 
@@ -48,14 +50,17 @@ def normalized_sum(scores: Tensor, weights: Sequence[float], groups: Sequence[st
     group in which a scorer gives all samples the same score gets nothing from it.
 
     Args:
-        scores: [B, K], of each scorer. weights: K numbers.
+        scores: [B, K], of each scorer; with NaN for one scorer, the row has no sum, which is NaN, and is left out of
+            all means and standard deviations. weights: K numbers.
         groups: the prompt that each row belongs to.
 
     Raises:
-        ValueError: lengths differ, or a score is not finite.
+        ValueError: lengths differ, or a score is infinite.
     """
+    unscored = scores.isnan().any(1)
+    scores = scores.masked_fill(unscored[:, None], torch.nan)
     parts = [
         weight * group_advantages(column, groups, global_std=False).double()
         for weight, column in zip(weights, scores.unbind(1), strict=True)
     ]
-    return torch.stack(parts).sum(0).float()
+    return torch.stack(parts).sum(0).masked_fill(unscored, torch.nan).float()

@@ -16,16 +16,19 @@ from verl_omni.algos.groups import rows_of_groups
 def pairs(rewards: Tensor, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Rows of the best and of the worst sample of each group, int64 [G] each, in the order of the groups.
 
-    The first row wins ties, so a group of equal rewards gives the same row twice: no preference.
+    The first row wins ties, so a group of equal rewards gives the same row twice: no preference. So does a group with
+    less than two rewards.
 
     Args:
-        rewards: [B].
+        rewards: [B]; NaN: the row has none, and is no part of a pair unless its whole group has none.
         groups: the prompt that each row belongs to.
 
     Raises:
-        ValueError: lengths differ, or a reward is not finite.
+        ValueError: lengths differ, or a reward is infinite.
     """
-    members = rows_of_groups(rewards, groups)
+    first = {group: row for row, group in reversed(list(enumerate(groups)))}
+    scored = rows_of_groups(rewards, groups)
+    members = [rows or [first[group]] for group, rows in zip(dict.fromkeys(groups), scored, strict=True)]
     values = rewards.tolist()
     best = [max(rows, key=lambda row: values[row]) for rows in members]
     worst = [min(rows, key=lambda row: values[row]) for rows in members]

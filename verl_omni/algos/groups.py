@@ -9,20 +9,25 @@ from torch import Tensor
 
 
 def rows_of_groups(rewards: Tensor, groups: Sequence[str]) -> list[list[int]]:
-    """Rows of each group, in the order in which the groups appear.
+    """Rows of each group that have a reward, in the order in which the groups appear.
 
     Args:
-        rewards: [B].
+        rewards: [B]; NaN: the row has none.
         groups: the prompt that each row belongs to.
 
     Raises:
-        ValueError: lengths differ, or a reward is not finite.
+        ValueError: lengths differ, or a reward is infinite.
     """
     if len(rewards) != len(groups):
         raise ValueError(f"{len(rewards)} rewards for {len(groups)} rows")
-    if not bool(torch.isfinite(rewards).all()):
-        raise ValueError("a reward is not finite")
-    members: dict[str, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
+    if bool(torch.isinf(rewards).any()):
+        raise ValueError("a reward is infinite")
+    members: dict[str, list[int]] = {group: [] for group in groups}
+    for row in rows_with_reward(rewards).tolist():
+        members[groups[row]].append(row)
     return list(members.values())
+
+
+def rows_with_reward(rewards: Tensor) -> Tensor:
+    """Rows of `rewards` [B] that are not NaN, int64."""
+    return (~torch.isnan(rewards)).nonzero().flatten()

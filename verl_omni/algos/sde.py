@@ -71,6 +71,24 @@ def log_prob(kind: str, x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return density.flatten(1).mean(1)
 
 
+def velocity_error_effect(
+    kind: str, squared_error: Tensor, *, sigma: Tensor, sigma_next: Tensor, sigma_max: Tensor, noise_level: float
+) -> Tensor:
+    """Expected change of `log_prob` if the velocity has an error that does not depend on the noise of the step, [B].
+
+    At most 0: the mean of the next latent is linear in the velocity, and the square of its error adds to the noise's.
+
+    Args:
+        squared_error: mean square of the error over the elements of the velocity, float32 [B].
+    """
+    zero = torch.zeros_like(sigma).unsqueeze(1)
+    weight, std = moments(
+        kind, zero, zero + 1, sigma=sigma, sigma_next=sigma_next, sigma_max=sigma_max, noise_level=noise_level
+    )
+    error = weight * squared_error.sqrt().unsqueeze(1)
+    return log_prob(kind, error, zero, std) - log_prob(kind, zero, zero, std)
+
+
 def _spread(level: Tensor, like: Tensor) -> Tensor:
     """[B] -> [B, 1, ...], broadcastable to `like`."""
     return level.view(-1, *([1] * (like.ndim - 1)))

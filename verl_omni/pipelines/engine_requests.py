@@ -44,11 +44,12 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
     """SDE window of a request, or None when every step follows the ODE.
 
     Args:
-        extra: the fields of `DiffusionRolloutAlgoConfig`, and `global_steps`, the version of the weights: the number of
-            finished training steps, which places a progressive window.
+        extra: the fields of `DiffusionRolloutAlgoConfig`, and `finished_steps`, the number of training steps before
+            the sample's own, which places a progressive window; without it `global_steps`, the version of the weights,
+            which is the same unless samples are generated ahead.
         steps: number of denoising steps.
-        seed: seed of the request's noise, which places a random window; with `sde_window_seed` that and
-            `global_steps` do, so that all samples of a training step have one window.
+        seed: seed of the request's noise, which places a random window without `sde_window_seed`; with it, that and
+            the finished steps do, so that all requests of a training step with the same one have one window.
 
     Raises:
         ValueError: the window does not fit into `steps`, `sample_strategy` or `sde_type` is unknown, the noise level is
@@ -62,7 +63,9 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
         raise ValueError(f"Unknown sde_type {kind!r}; one of {SDE_TYPES}")
     if noise_level <= 0:
         return None
-    step, shared = int(extra.get("global_steps") or 0), extra.get("sde_window_seed")
+    finished = extra.get("finished_steps")
+    step = int(extra.get("global_steps") or 0) if finished is None else int(finished)
+    shared = extra.get("sde_window_seed")
     contiguous = extra.get("sde_contiguous") is not False
     chosen = window.place(
         steps=steps,

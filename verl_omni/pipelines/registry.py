@@ -17,6 +17,7 @@ from verl_omni.utils.engine_settings import GROUP
 from verl_omni.utils.registry import Registry, load
 
 POST_PROCESS = "get_post_process_func"
+IMAGE_SHIFT = "{} generates images, whose noise levels have the shift of the model's scheduler"
 NEGATIVE = "negative_"  # prefix of the conditions that only guidance reads
 # Token ids and text of a prompt, to why the engine refuses it; None if it takes it.
 PromptCheck = Callable[[Sequence[int], str], str | None]
@@ -190,6 +191,8 @@ def unread_engine_settings(architecture: str | None, given: Mapping[str, Any]) -
     """(name, reason) of each setting of the engine that a model's family does not read."""
     if not family(architecture).experts and "boundary_ratio" in given:
         yield "boundary_ratio", f"{architecture} has one transformer"
+    if not family(architecture).videos and "flow_shift" in given:
+        yield "flow_shift", IMAGE_SHIFT.format(architecture)
 
 
 def check_encoder(architecture: str | None) -> None:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from verl_omni.reward_loop.part_settings import TRAINER
 from verl_omni.utils.model_folder import model_folder
 
 MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
 _LOADED: dict[tuple[Any, ...], Any] = {}
+_RESTING: set[tuple[Any, ...]] = set()  # of those, the ones whose tensors are in host memory
 _LOADING = threading.Lock()  # scorers run in threads
 
 
@@ -26,10 +28,16 @@ class LoadableModel(ABC):
 
     __slots__ = ()
 
+    device: torch.device  # where the model is loaded, and computes
+
     @classmethod
     @abstractmethod
     def load(cls, *source: str) -> Self:
         """Load the model of the arguments of `load_once`."""
+
+    @abstractmethod
+    def move(self, device: torch.device) -> None:
+        """Move all tensors to a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,10 @@ class ScoringModel(LoadableModel):
     @abstractmethod
     def longest_prompt(self) -> int:
         """Tokens after which a prompt is cut, where the model's positions end."""
+
+    @override
+    def move(self, device: torch.device) -> None:
+        self.model.to(device)
 
     @torch.inference_mode()
     def embed_prompts(self, prompts: Sequence[str]) -> Tensor:
@@ -78,7 +90,21 @@ def load_once(kind: type[Model], *source: str) -> Model:
         if (key := (kind, *source)) not in _LOADED:
             _LOADED[key] = kind.load(*source)
         found: Model = _LOADED[key]
+        if key in _RESTING:
+            found.move(found.device)
+            _RESTING.remove(key)
         return found
+
+
+def rest() -> None:
+    """Move the models on accelerators to host memory until they are used again, and free the accelerators' memory."""
+    with _LOADING:
+        for key, loaded in _LOADED.items():
+            if loaded.device.type == "cpu" or key in _RESTING:
+                continue
+            loaded.move(torch.device("cpu"))
+            _RESTING.add(key)
+            torch.get_device_module(loaded.device).empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +181,9 @@ def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: s
 
 
 def device_problems(given: Mapping[str, Any]) -> list[str]:
-    """A phrase if the setting `device` is no device of torch."""
+    """A phrase if the setting `device` is neither a device of torch nor the trainer's."""
+    if given.get("device") == TRAINER:
+        return []
     try:
         torch.device(str(given.get("device") or "cpu"))
     except RuntimeError as error:

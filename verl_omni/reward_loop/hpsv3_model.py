@@ -79,7 +79,7 @@ class Hpsv3Model(LoadableModel):
         processor = AutoProcessor.from_pretrained(folder, padding_side="right")
         processor.tokenizer.add_tokens([REWARD_TOKEN], special_tokens=True)
         weights = load_file(file)
-        head = [tuple(each.to(device) for each in layer) for layer in _take_head(weights, file, config)]
+        head = [(weight.to(device), bias.to(device)) for weight, bias in _take_head(weights, file, config)]
         return cls(
             model=to_device(_make_model(weights, file, config, folder, len(processor.tokenizer)), device),
             processor=processor,
@@ -87,6 +87,11 @@ class Hpsv3Model(LoadableModel):
             question=read_question(),
             device=torch.device(device),
         )
+
+    @override
+    def move(self, device: torch.device) -> None:
+        self.model.to(device)
+        self.head[:] = [(weight.to(device), bias.to(device)) for weight, bias in self.head]
 
     @torch.inference_mode()
     def scores(self, images: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:

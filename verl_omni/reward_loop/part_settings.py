@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+TRAINER = "trainer"  # value of a scorer's `device`: that of the trained model
 COMBINED = "combined"  # what the weighted mean or sum is called among the scores
 OWN_SETTINGS = ("path", "name", "weight", "required")
 

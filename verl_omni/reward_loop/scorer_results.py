@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,66 @@ from torch import Tensor
 LONGEST_TEXT = 2000  # characters of an error: it becomes a line of the log and an event of the run
 EXPECTED = "return a number, or a dict with 'score'"
 SIMPLE = (bool, int, float, str, type(None))
+NO_REWARD = math.nan  # the reward of a sample that could not be scored; no scorer can return it
+FAILURE = "scoring_failure"  # in a reward worker's result, and the column of a batch: a `ScoringFailure` or None
 LARGEST_SCORE = float(np.finfo(np.float32).max)
 
 
 class ScorerFailed(RuntimeError):
-    """A scorer raised an error, or returned no usable score; the message names the scorer.
+    """A scorer does not exist or cannot be imported, or too many samples have no score; the message names it."""
 
-    It carries text only: the scorer's own error may not fit through Ray's serialization.
+
+class TooManyUnscored(ScorerFailed):
+    """More samples of a batch have no score than `reward.max_failed_share` allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringFailure:
+    """Why a scorer gave a sample no score.
+
+    It has text only: the scorer's own error may not fit through Ray's serialization.
+
+    Attributes:
+        text: the scorer's name and its error.
+        required: whether it counts in `reward.max_failed_share`.
     """
 
+    text: str
+    required: bool = True
 
-def scorer_failed(scorer: str, error: BaseException) -> ScorerFailed:
-    """The error of a scorer, with its name."""
-    return ScorerFailed(f"{scorer} failed: {error_text(error)}")
+
+def failed_score(scorer: str, error: BaseException) -> str:
+    """The text of a scorer's error, with its name."""
+    return f"{scorer} failed: {error_text(error)}"
+
+
+def unscored(failure: ScoringFailure, extra_info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The result of a sample without a reward, in verl's format."""
+    return {"reward_score": NO_REWARD, "reward_extra_info": dict(extra_info or {}), FAILURE: failure}
+
+
+def failure_of(score: float | None, failure: ScoringFailure | None) -> ScoringFailure | None:
+    """Why a sample has no reward; also where an agent loop or a reward manager of the user gave a NaN.
+
+    Args:
+        score: None: not scored yet.
+    """
+    if failure is None and score is not None and not math.isfinite(score):
+        return ScoringFailure(f"the score is {score}, which is not finite")
+    return failure
+
+
+def failures_allowed(samples: int, share: float) -> int:
+    """How many samples of a batch may have no score: the share, rounded up, but never all of them."""
+    return min(math.ceil(share * samples - 1e-9), samples - 1)
+
+
+def too_many_text(first: str, count: int, allowed: int) -> str:
+    """What `TooManyUnscored` says."""
+    return (
+        f"{first}. {count} {'sample has' if count == 1 else 'samples have'} no score, and reward.max_failed_share "
+        f"allows {allowed} in this batch: correct the scorer, or raise the share (docs/rewards.md)"
+    )
 
 
 def error_text(error: BaseException) -> str:
@@ -47,7 +95,7 @@ def parse_score(result: Any) -> dict[str, Any]:
         in host memory, and those without dimensions are numbers.
 
     Raises:
-        ValueError: there is no score, it is not finite in fp32, or a field cannot be sent to another process.
+        ValueError: there is no score, it is None or not finite in fp32, or a field cannot be sent to another process.
     """
     if not isinstance(result, Mapping):
         score = _score(result)
@@ -60,6 +108,8 @@ def parse_score(result: Any) -> dict[str, Any]:
 
 
 def _score(value: Any) -> float:
+    if value is None:
+        raise ValueError("the scorer returned None: no score for this sample")
     if inspect.iscoroutine(value):
         value.close()
         raise ValueError("the scorer returned a coroutine: define the function itself with `async def`")

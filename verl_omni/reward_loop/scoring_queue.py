@@ -19,6 +19,7 @@ from verl_omni.reward_loop.scorer_results import error_text
 from verl_omni.reward_loop.scorer_signature import PLURAL, taken_by, takes_lists
 
 Scorer = Callable[..., Any]
+Waiting = tuple[Mapping[str, Any], asyncio.Future[Any]]  # a sample and its result
 # Calls at a time of a plain function, which runs in threads: as many as Python's default executor has.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
 COROUTINES = 64  # calls at a time of an async function
@@ -29,7 +30,9 @@ class ScoringQueue:
     """Calls a scorer for samples in the order of their arrival.
 
     A scorer that takes lists is called once at a time, with all samples that wait, up to `batch_size`; it never waits
-    for more. Other scorers get one sample a call, and several calls run at a time.
+    for more. If such a call fails, each of its samples is scored alone, so that one which cannot be scored fails no
+    other; but not after an error that is due to no sample (`OF_NO_SAMPLE`). Other scorers get one sample a call, and
+    several calls run at a time.
 
     A plain function cannot be interrupted, so a call that has timed out counts as running until it returns. If such
     calls occupy every thread, waiting samples wait for one of them for another `deadline_seconds`. Then they fail, as
@@ -60,7 +63,8 @@ class ScoringQueue:
         self._stuck = 0  # calls that had not returned one more deadline after their own
         self._threads = None if self._is_async else ThreadPoolExecutor(self._limit, thread_name_prefix="scorer")
         self._deadline = deadline_seconds
-        self._waiting: deque[tuple[Mapping[str, Any], asyncio.Future[Any]]] = deque()
+        self._waiting: deque[Waiting] = deque()
+        self._alone: deque[Waiting] = deque()  # samples of calls that failed
         self._calls: set[asyncio.Task[None]] = set()
 
     async def score(self, sample: Mapping[str, Any]) -> Any:
@@ -72,7 +76,7 @@ class ScoringQueue:
         Raises:
             TimeoutError: the scorer's call did not end within the deadline, or calls that do not return occupy every
                 thread.
-            ValueError: a scorer that takes lists did not return a result for each sample.
+            WrongCount: a scorer that takes lists did not return a result for each sample.
             ForbiddenRaise: the scorer raised an exception that ends processes or cancels tasks.
             Exception: any other that the scorer raised.
         """
@@ -88,9 +92,10 @@ class ScoringQueue:
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
         if self._stuck == self._limit:
-            for _, result in self._waiting:
+            for _, result in (*self._alone, *self._waiting):
                 if not result.done():
                     result.set_exception(TimeoutError(self._text_of_stuck_calls()))
+            self._alone.clear()
             self._waiting.clear()
 
     def _text_of_stuck_calls(self) -> str:
@@ -100,20 +105,26 @@ class ScoringQueue:
             "that never happens"
         )
 
-    def _next_batch(self) -> list[tuple[Mapping[str, Any], asyncio.Future[Any]]]:
-        chosen: list[tuple[Mapping[str, Any], asyncio.Future[Any]]] = []
-        while self._waiting and len(chosen) < self._batch_size:
-            sample, result = self._waiting.popleft()
-            if not result.done():  # otherwise its caller was cancelled
-                chosen.append((sample, result))
-        return chosen
+    def _next_batch(self) -> list[Waiting]:
+        for source, limit in ((self._alone, 1), (self._waiting, self._batch_size)):
+            chosen: list[Waiting] = []
+            while source and len(chosen) < limit:
+                sample, result = source.popleft()
+                if not result.done():  # otherwise its caller was cancelled
+                    chosen.append((sample, result))
+            if chosen:
+                return chosen
+        return []
 
-    async def _run(self, chosen: Sequence[tuple[Mapping[str, Any], asyncio.Future[Any]]]) -> None:
+    async def _run(self, chosen: Sequence[Waiting]) -> None:
         results = [result for _, result in chosen]
         call = asyncio.get_running_loop().create_task(self._call([sample for sample, _ in chosen]))
         try:
             found = await self._within_deadline(call if self._is_async else asyncio.shield(call))
         except Exception as error:  # noqa: BLE001 - the caller of each sample gets it
+            if len(chosen) > 1 and not isinstance(error, OF_NO_SAMPLE):
+                self._alone.extend(chosen)
+                return
             for result in results:
                 if not result.done():
                     result.set_exception(error)
@@ -157,7 +168,7 @@ class ScoringQueue:
             found = found.tolist()
         if not isinstance(found, Sequence) or len(found) != len(samples):
             number = len(found) if isinstance(found, Sequence) else type(found).__name__
-            raise ValueError(f"the scorer must return a list of {len(samples)} results, one a sample, not {number}")
+            raise WrongCount(f"the scorer must return a list of {len(samples)} results, one a sample, not {number}")
         return found
 
     async def _invoke(self, arguments: Mapping[str, Any]) -> Any:
@@ -167,8 +178,15 @@ class ScoringQueue:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _called, bound)
 
 
+class WrongCount(ValueError):
+    """A scorer that takes lists did not return a result for each sample."""
+
+
 class ForbiddenRaise(RuntimeError):
     """A scorer raised what would end the reward worker, or would never reach the caller of a task."""
+
+
+OF_NO_SAMPLE = (TimeoutError, ConnectionError, WrongCount)
 
 
 def _called(scorer: Scorer) -> Any:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from typing_extensions import override
 from verl.experimental.reward_loop import RewardLoopManager
-from verl.utils.device import get_resource_name
+from verl.single_controller.ray import RayResourcePool
+from verl.utils.device import get_device_name, get_resource_name
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
@@ -34,6 +35,15 @@ def pinned(resource: str, number: int) -> dict[str, Any]:
     nodes = nodes_with(resource)
     strategy = NodeAffinitySchedulingStrategy(node_id=nodes[number % len(nodes)], soft=False)
     return {"scheduling_strategy": strategy, "num_cpus": 0}
+
+
+def in_bundles(pool: RayResourcePool, workers: int) -> list[dict[str, Any]]:
+    """Options of each of the actors that share the accelerators of a pool, which take turns."""
+    groups = pool.get_placement_groups(device_name=get_device_name())
+    bundles = [(group, place) for group in groups for place in range(group.bundle_count)]
+    options = scorer_devices.shared_options(workers, len(bundles), pool.max_colocate_count, get_resource_name())
+    chosen = [bundles[number % len(bundles)] for number in range(workers)]
+    return [{**options, "scheduling_strategy": PlacementGroupSchedulingStrategy(*bundle)} for bundle in chosen]
 
 
 def start_judge_router(replicas: Sequence[str], name: str, deadline: float, *, elastic: bool) -> tuple[Any, str]:
@@ -89,12 +99,20 @@ class PinnedAgentLoopManager(DiffusionAgentLoopManager):
 
 
 class PinnedRewardLoopManager(RewardLoopManager):  # type: ignore[misc]
-    """verl's manager of reward workers: on the trainer's nodes, and with accelerators if a scorer asks for them."""
+    """verl's manager of reward workers: on the trainer's nodes, and with accelerators if a scorer asks for them.
+
+    Attributes:
+        shared_pool: the trainer's accelerators, if scorers share them.
+    """
+
+    shared_pool: RayResourcePool | None = None
 
     @override
     def _init_reward_loop_workers(self) -> None:
         resource, reward = self.config.trainer.node_resource, self.config.reward
-        if scorer_devices.per_worker(reward):
+        if self.shared_pool is not None:
+            placed = in_bundles(self.shared_pool, reward.num_workers)
+        elif scorer_devices.per_worker(reward):
             options = scorer_devices.worker_options(reward, get_resource_name(), resource)
             placed = [options] * reward.num_workers
         elif resource is not None:

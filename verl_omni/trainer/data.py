@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
 AGENT_NAME = "agent_name"  # column of the agent loop of a row
 Prompt = str | list[dict[str, Any]]
+ARGUMENTS = ("data_source", "ground_truth", "reward_model", "extra_info")  # columns that become arguments of scorers
 
 
 class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
@@ -33,9 +34,10 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
 
     A row has `prompt`, and may have `images`, `negative_prompt`, `data_source`, `ground_truth` (or verl's
     `reward_model.ground_truth`) and `extra_info`. An item has `raw_prompt`, `data_source`, `reward_model`, `extra_info`
-    (which includes the prompt's images as images of PIL, and, unless the row has its own, the prompt's text and the
-    row's number), and `raw_negative_prompt` if any row has a negative prompt. The row's other columns are unchanged,
-    e.g. `agent_name`, which chooses the agent loop; None where a row has no value.
+    (which includes the row's other columns, without those that are null, the prompt's images as images of PIL, and,
+    unless the row has its own, the prompt's text and the row's number), and `raw_negative_prompt` if any row has a
+    negative prompt. The row's other columns are columns of the item too, e.g. `agent_name`, which chooses the agent
+    loop; None where a row has no value.
     """
 
     @override
@@ -102,12 +104,12 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         graded.setdefault("style", "rule")
         truth = row.get("ground_truth")
         graded.setdefault("ground_truth", text if truth is None else truth)
-        info = dict(row.get("extra_info") or {})
-        info |= {name: value for name, value in (("prompt", text), ("index", item)) if info.get(name) is None}
         # The messages have the prompt and its images and videos already.
         read = (self.prompt_key, self.image_key, self.video_key, self.audio_key, NEGATIVE_PROMPT)
+        columns = {name: value for name, value in row.items() if name not in read}
+        info = scorer_fields(columns, text, item)
         made: dict[str, Any] = {
-            **{name: value for name, value in row.items() if name not in read},
+            **columns,
             "raw_prompt": messages,
             "data_source": row.get("data_source") or "unknown",
             "reward_model": graded,
@@ -118,6 +120,22 @@ class DiffusionRLDataset(RLHFDataset):  # type: ignore[misc]
         if NEGATIVE_PROMPT in self.dataframe.column_names:
             made["raw_negative_prompt"] = _negative_prompt(row, made["extra_info"].get("images", ()))
         return made
+
+
+def scorer_fields(columns: Mapping[str, Any], prompt: str, number: int) -> dict[str, Any]:
+    """PURE: `extra_info` of an item: the columns of a row that no other argument of a scorer has.
+
+    What the row's own `extra_info` has counts before its columns; a null is no value.
+
+    Args:
+        prompt: the prompt's text. number: the row's.
+    """
+    other = {name: value for name, value in columns.items() if name not in ARGUMENTS and value is not None}
+    extra = dict(columns.get("extra_info") or {})
+    for name, value in (("prompt", prompt), ("index", other.get("index", number))):
+        if extra.get(name) is None:
+            extra[name] = value
+    return {**other, **extra}
 
 
 def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, max_samples: int = -1) -> RLHFDataset:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from verl import DataProto
 
-from verl_omni.agent_loop.batching import reward_column
+from verl_omni.agent_loop.batching import reward_columns
 from verl_omni.agent_loop.training_tensors import UNSCORED
+from verl_omni.reward_loop.scorer_results import FAILURE
 from verl_omni.utils.columns import objects
 
 
@@ -18,7 +19,8 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
 
     Args:
         prompts, output: of a generation with `meta_info["score_later"]`.
-        score: returns `rm_scores` [b, 1] and `meta_info["reward_extra_keys"]`, whose columns are further fields.
+        score: returns `rm_scores` [b, 1], the column `scoring_failure`, and `meta_info["reward_extra_keys"]`, whose
+            columns are further fields.
         latent: whether the scorer gets `clean_latents`, which an evaluation with the output type `both` has.
     """
     scores = list(output.non_tensor_batch.pop("loop_score"))
@@ -29,11 +31,12 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
     keys = found.meta_info["reward_extra_keys"]
     for place, row in enumerate(rest):
         scores[row] = float(found.batch["rm_scores"][place, 0])
+        output.non_tensor_batch[FAILURE][row] = found.non_tensor_batch[FAILURE][place]
         fields[row] = {key: found.non_tensor_batch[key][place] for key in keys}
     output.batch["rm_scores"] = torch.tensor(scores, dtype=torch.float32).unsqueeze(-1)
-    common = sorted(set.intersection(*(set(each) for each in fields)))  # a key that only some have has no column
-    output.non_tensor_batch |= {key: reward_column([each[key] for each in fields]) for key in common}
-    output.meta_info["reward_extra_keys"] = common
+    reported = reward_columns(fields)
+    output.non_tensor_batch |= reported
+    output.meta_info["reward_extra_keys"] = list(reported)
 
 
 def to_score(prompts: DataProto, output: DataProto, rows: Sequence[int], *, latent: bool) -> DataProto:

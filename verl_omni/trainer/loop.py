@@ -20,10 +20,10 @@ from verl_omni.trainer import (
     checkpoints,
     data,
     generation_ahead,
-    judges,
     metrics,
     rank_rows,
     sample_generation,
+    scorer_devices,
     shown_samples,
 )
 from verl_omni.trainer.checkpoint_saver import CheckpointSaver
@@ -88,7 +88,9 @@ class DiffusionTrainer:
         self._seconds: list[float] = []
         self._awake, self._complete = True, 0  # the engines; the last step whose update is complete
         self._unrecorded: dict[str, Any] | None = None  # its metrics, until its weights are published and evaluated
-        self._optimizer_steps, self._drawn = 0.0, 0  # taken, and training samples, since this process started
+        self._optimizer_steps = 0.0  # taken since this process started
+        self._drawn = 0  # training samples since then
+        self._unscored = 0  # those of them without a reward
         self._warnings = RunWarnings(folder)
         self.exported = TrainerMetrics()
         self._ahead: generation_ahead.GenerationAhead[sample_generation.ScoredSamples] | None = None
@@ -158,6 +160,8 @@ class DiffusionTrainer:
             self._drawn += len(samples.scores)
             self.exported.generated(len(samples.scores))
             line |= metrics.rewards(samples.scores, samples.extras)
+            self._unscored += int(samples.scores.isnan().sum())
+            self._warnings.observe_scores(step, samples.failures, samples.extras)
             line |= metrics.reward_spread(samples.scores, samples.groups)
         with _timed(line, "update"):
             line |= self._update(samples, step, fresh=version == step - 1)
@@ -233,7 +237,7 @@ class DiffusionTrainer:
         )  # fmt: skip
         saved = trainer.rollout_data_dir is not None and self._due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
-        score = self._score_all if judges.sleeps(self.config) else None
+        score = self._score_all if scorer_devices.scores_late(self.config) else None
         prompts.meta_info |= {"carry_responses": saved, "store_samples": True}
         if self._ahead is None:
             samples = self._generate_scored(prompts, score, version)
@@ -263,7 +267,7 @@ class DiffusionTrainer:
             return watched(call, lambda: updates.while_lost(self._poll_requests), self.stack.before_ray_ends.append)
 
     def _score_all(self, samples: DataProto) -> DataProto:
-        """Have the judge on the trainer's accelerators score a batch, while the engines sleep."""
+        """Have the judge, or scorers, on the trainer's accelerators score a batch, while the engines sleep."""
         self._sleep_engines()
         found: DataProto = self.stack.rewards.compute_rm_score(samples)
         return found
@@ -316,7 +320,7 @@ class DiffusionTrainer:
             rows = [self.held_out[place] for place in range(len(self.held_out))]  # type: ignore[index,arg-type]
             seed = self.config.actor_rollout_ref.rollout.val_kwargs.seed
             prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
-            score = self._score_all if judges.sleeps(self.config) else None
+            score = self._score_all if scorer_devices.scores_late(self.config) else None
 
             def generate() -> sample_generation.ScoredSamples:
                 return self._generate_scored(prompts, score, step)
@@ -327,6 +331,7 @@ class DiffusionTrainer:
             if not self._awake:
                 self._publish(step)
         line |= metrics.evaluation(found.scores, found.extras)
+        self._warnings.observe_scores(step, found.failures, found.extras)
         if not (samples := shown_samples.evaluation_samples(rows, found, seed)):
             return line
         trainer = self.config.trainer
@@ -339,7 +344,7 @@ class DiffusionTrainer:
         return line | metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
-        new = self.folder.step(line, eta_s, samples=self._drawn)  # each number counts once
+        new = self.folder.step(line, eta_s, samples=self._drawn, unscored=self._unscored)  # each number counts once
         if self.tracking is not None:
             self.tracking.log(data=new, step=line["step"])
         self._warnings.observe(line["step"], new)

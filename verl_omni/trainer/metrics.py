@@ -13,6 +13,8 @@ from torch import Tensor
 from verl_omni.trainer import collapse
 from verl_omni.utils.metric_names import combine
 
+NUMBERS = (int, float, np.number, bool)
+
 
 class StaleSample(RuntimeError):
     """A sample has another weight version than the last published one."""
@@ -50,30 +52,59 @@ def check_versions(stamps: Sequence[Any], expected: int) -> None:
 
 
 def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "") -> dict[str, float]:
-    """Mean and standard deviation of the reward [B], and the mean of every numeric extra a scorer gave."""
-    made = {f"{prefix}reward/mean": scores.mean().item()}
-    if len(scores) > 1:  # of one sample there is no deviation
-        made[f"{prefix}reward/std"] = scores.std().item()
+    """Mean and standard deviation of the reward [B], and the mean of every numeric extra a scorer gave.
+
+    Each is over the samples that have it. If some lack it, `reward/unscored` says how many have no reward (NaN), and
+    `reward/<extra>/n` how many have that extra, as a finite number.
+    """
+    known = scored(scores)
+    made: dict[str, float] = {f"{prefix}reward/mean": known.mean().item()}
+    if len(known) > 1:  # of one sample there is no deviation
+        made[f"{prefix}reward/std"] = known.std().item()
+    if len(known) < len(scores):
+        made[f"{prefix}reward/unscored"] = len(scores) - len(known)
     for name, values in extras.items():
-        if all(isinstance(value, (int, float, np.number, bool)) for value in values):
-            made[f"{prefix}reward/{name}/mean"] = float(np.mean([float(value) for value in values]))
+        numbers = [value for value in _numbers(values) if math.isfinite(value)]
+        if not numbers:
+            continue
+        made[f"{prefix}reward/{name}/mean"] = float(np.mean(numbers))
+        if len(numbers) < len(values):
+            made[f"{prefix}reward/{name}/n"] = len(numbers)
     return made
 
 
+def scored(scores: Tensor) -> Tensor:
+    """The rewards of the samples that have one, [b]."""
+    return scores[~scores.isnan()]
+
+
+def not_finite(extras: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """The numeric extras that are NaN or infinite for some samples, with the number of these samples."""
+    counts = {name: sum(not math.isfinite(value) for value in _numbers(values)) for name, values in extras.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    """The values of an extra without None; empty if one is no number."""
+    given = [value for value in values if value is not None]
+    return [float(value) for value in given] if all(isinstance(value, NUMBERS) for value in given) else []
+
+
 def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Metrics of an evaluation: mean, standard error, number of samples, and means of the extras."""
+    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras."""
     made = rewards(scores, extras, prefix="val/")
     spread = made.pop("val/reward/std", None)
-    error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scores))}
+    error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scored(scores)))}
     named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
-    return {**named, **error, "val/n": len(scores)}
+    return {**named, **error, "val/n": len(scored(scores))}
 
 
 def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
-    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two samples."""
+    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two rewards."""
     by_prompt: dict[str, list[float]] = {}
     for group, score in zip(groups, scores.tolist(), strict=True):
-        by_prompt.setdefault(group, []).append(score)
+        if not math.isnan(score):
+            by_prompt.setdefault(group, []).append(score)
     spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
     return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
 

@@ -22,6 +22,7 @@ POSITIVE = (
     f"{ACTOR}.optim.clip_grad",
     f"{ACTOR}.ppo_epochs",
     f"{ACTOR}.ppo_mini_batch_size",
+    f"{ROLLOUT}.engine_kwargs.vllm_omni.flow_shift",
     f"{ROLLOUT}.n",
     *(f"{group}pipeline.{name}" for group in SAMPLED for name in (*SIZES, "video_flow_shift")),
 )
@@ -78,6 +79,8 @@ def find_problems(config: DictConfig) -> Iterator[str]:
     algorithm = registry.ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if config.actor_rollout_ref.rollout.n == 1 and algorithm.row == "sample" and config.algorithm.adv_estimator in _OWN:
         yield f"{ROLLOUT}.n: must be at least 2: an advantage compares the samples of a prompt, and would be 0"
+    if is_number(share := OmegaConf.select(config, SHARE)) and not 0 <= share <= 1:
+        yield f"{SHARE}: must be from 0 to 1: {share}"
     if not is_number(OmegaConf.select(config, SEED)):
         yield f"{SEED}: must be a number: every evaluation draws the same noise from it"
     model = config.actor_rollout_ref.model
@@ -91,4 +94,5 @@ def _is_copy(config: DictConfig, name: str) -> bool:
 
 
 SEED = f"{ROLLOUT}.val_kwargs.seed"
+SHARE = "reward.max_failed_share"
 _OWN = ("flow_grpo", "dance_grpo", "mix_grpo")  # estimators of advantages; those of users may take one sample

@@ -97,7 +97,14 @@ def fill_in(config: DictConfig, cpus: int) -> None:
         if rollout.max_concurrent_requests is None:
             rollout.max_concurrent_requests = requests_in_flight(size, rollout.agent.num_workers)
         if config.reward.num_workers is None:
-            config.reward.num_workers = 1 if scorer_devices.per_worker(config.reward) else reward_workers(size)
+            config.reward.num_workers = _of_accelerators(config) or reward_workers(size)
+
+
+def _of_accelerators(config: DictConfig) -> int:
+    """Reward workers of scorers on accelerators: one with its own, or one on each of the trainer's; 0 on the CPU."""
+    if scorer_devices.sharing(config.reward):
+        return int(config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    return 1 if scorer_devices.per_worker(config.reward) else 0
 
 
 def describe(config: DictConfig) -> str:
@@ -111,8 +118,8 @@ def logical_cpus(config: DictConfig) -> int:
     """CPUs that Ray must have on the only node of a run, where each actor requests one."""
     rollout = config.actor_rollout_ref.rollout
     # A trainer, or the worker of a standalone replica, and at most one engine server for each accelerator.
-    # The judge has the same on its own accelerators, and on the trainer's a second time.
-    shared = config.trainer.n_gpus_per_node if judges.shared(config) else 0
+    # The judge has the same on its own accelerators; it, or scorers, on the trainer's have a bundle's CPU each.
+    shared = config.trainer.n_gpus_per_node * (scorer_devices.colocated(config) - 1)
     return int(
         2 * (local_accelerators(config) + shared) + rollout.agent.num_workers + config.reward.num_workers + OTHER_ACTORS
     )

@@ -47,7 +47,7 @@ def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
         types = [each for each in types if each != Value("null")]
         if all(each == types[0] for each in types):
             continue
-        common = None if any(map(_has_json, types)) else _common_type(types)
+        common = None if any(_has(each, Json) for each in types) else _common_type(types)
         with contextlib.suppress(TypeError):  # values that JSON does not have: joining the parts names the column
             made = [_converted(part, name, common) if name in part.column_names else part for part in made]
     return made
@@ -99,14 +99,20 @@ def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
 
 
 def _column(name: str, values: list[Any]) -> Dataset:
-    """A column; JSON if its values have several types."""
+    """A column; JSON if its values have several types, or mappings of other keys, which Arrow would add to each."""
     made = Dataset.from_dict({name: values}, on_mixed_types="use_json")
-    return _json_column(name, values) if _has_json(made.features[name]) else made
+    feature = made.features[name]
+    changed = _has(feature, Mapping) and list(map(_text, made[name])) != list(map(_text, values))
+    return _json_column(name, values) if changed or _has(feature, Json) else made
 
 
-def _has_json(feature: Any) -> bool:
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)  # unlike NaN itself, its text equals itself
+
+
+def _has(feature: Any, kind: type) -> bool:
     parts = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
-    return isinstance(feature, Json) or any(_has_json(part) for part in parts if part is not None)
+    return isinstance(feature, kind) or any(_has(part, kind) for part in parts if part is not None)
 
 
 def _json_column(name: str, values: Iterable[Any]) -> Dataset:

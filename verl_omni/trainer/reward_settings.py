@@ -5,13 +5,13 @@ A user's file is parsed and not run: it may load a model when it is imported, wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.judge_client import SERVED
-from verl_omni.reward_loop.part_settings import OWN_SETTINGS, weight_problem
+from verl_omni.reward_loop.part_settings import OWN_SETTINGS, TRAINER, weight_problem
 from verl_omni.reward_loop.rewards import ADVICE, OF_IMAGES, SCORERS, UNAVAILABLE, get_scorer, setting_problems
 from verl_omni.reward_loop.scorer_signature import (
     Signature,
@@ -161,6 +161,11 @@ def _of_scorer(
 def _of_function(
     where: str, setting: str, path: str, name: str, given: Collection[str], inside: str = ""
 ) -> Iterator[str]:
+    if isinstance(given, Mapping) and given.get("device") == TRAINER:
+        yield (
+            f"{where}.{inside}device: only scorers of this package share the trainer's accelerators, whose memory they "
+            "free after a batch; write cpu, or cuda for an accelerator of its own"
+        )
     try:
         signature = _signature(path, name)
     except (SourceNotFound, ScorerNotFound, SyntaxError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,20 @@ from tensordict import TensorDict
 from typing_extensions import override
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
+from verl.utils.device import get_device_name
 
-from verl_omni.agent_loop.batching import check_reward_fields, reward_column
+from verl_omni.agent_loop.batching import check_reward_fields, reward_columns
 from verl_omni.agent_loop.rows import run_rows, short_prompt
 from verl_omni.agent_loop.training_tensors import UNSCORED
+from verl_omni.reward_loop import clip_model
 from verl_omni.reward_loop.rewards.python import package_of
 from verl_omni.reward_loop.scorer_names import lost_worker_text
-from verl_omni.trainer import judges
+from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
+from verl_omni.trainer import judges, scorer_devices
 from verl_omni.trainer.actor_nodes import PinnedRewardLoopManager
+from verl_omni.utils.columns import objects
 
 if TYPE_CHECKING:
     from verl_omni.trainer.judge_members import JudgeMembers
@@ -55,12 +61,16 @@ class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
         found: dict[str, Any] = await self.reward_manager.run_single(data)
         return found
 
+    async def rest(self) -> None:
+        """Free the accelerator that scorers share with the trainer, until they score again."""
+        await asyncio.to_thread(clip_model.rest)
+
     @override
     async def compute_score_batch(self, data: DataProto) -> list[dict[str, Any]]:
-        """The scores of samples, in their order; those in the object store are loaded. A failure cancels the others.
+        """The scores of samples, in their order; those in the object store are loaded. An error cancels the others.
 
         Raises:
-            SampleFailed: a sample could not be scored; the message has its prompt.
+            SampleFailed: the reward manager raised an error; the message has the sample's prompt.
         """
         prompts = data.non_tensor_batch.get("raw_prompt", [None] * len(data))
 
@@ -88,11 +98,17 @@ class RewardWorkers(PinnedRewardLoopManager):
 
     Args:
         judge: its router's address reaches the scorers.
+        pool: the trainer's accelerators, which scorers may share.
     """
 
-    def __init__(self, config: DictConfig, judge: JudgeServers | None) -> None:
+    def __init__(self, config: DictConfig, judge: JudgeServers | None, pool: RayResourcePool | None = None) -> None:
         # Not the parent's constructor, which starts a judge of its own.
-        self.config, self.judge = config, judge
+        self.config = config
+        self.judge = judge
+        self.scores_late = scorer_devices.scores_late(config)
+        if scorer_devices.sharing(config.reward):
+            self.shared_pool = pool
+            self.config = scorer_devices.resolved(config, str(get_device_name()))
         self.reward_model_manager = judge
         self.reward_router_address = None if judge is None else judge.address
         self.reward_loop_workers_class = ray.remote(RewardWorker)
@@ -102,24 +118,25 @@ class RewardWorkers(PinnedRewardLoopManager):
     @property
     @override
     def reward_loop_worker_handles(self) -> list[Any] | None:
-        """Workers that score samples while others are generated; None if the judge sleeps meanwhile."""
-        return None if judges.sleeps(self.config) else self.reward_loop_workers
+        """Workers that score samples while others are generated; None if they need the engines' accelerators."""
+        return None if self.scores_late else self.reward_loop_workers
 
     @override
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """Score generated samples, with the judge awake.
+        """Score generated samples, with the judge and the scorers on the trainer's accelerators, if there are any.
 
         Returns:
-            `rm_scores` [B, 1], and the scorers' further numbers in `meta_info["reward_extra_keys"]`.
+            `rm_scores` [B, 1], NaN where a sample could not be scored, the column `scoring_failure`, and the scorers'
+            further numbers in `meta_info["reward_extra_keys"]`.
 
         Raises:
             TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
             RuntimeError: the process of a reward worker has ended.
-            RayTaskError: a sample could not be scored; the message has its prompt.
+            RayTaskError: the reward manager raised an error; the message has the sample's prompt.
             ValueError: the scorer returned a field with the name of a column that training reads.
         """
-        assert self.judge is not None
-        self.judge.wake_up()
+        if self.judge is not None:
+            self.judge.wake_up()
         parts = np.array_split(np.arange(len(data)), min(len(data), len(self.reward_loop_workers)))
         replies = {
             worker.compute_score_batch.remote(data.select_idxs(part)): worker
@@ -127,7 +144,11 @@ class RewardWorkers(PinnedRewardLoopManager):
         }
         self._wait(replies)
         found = [each for part in ray.get(list(replies)) for each in part]
-        self.judge.sleep()
+        if self.judge is not None:
+            self.judge.sleep()
+        if self.shared_pool is not None:
+            resting = [worker.rest.remote() for worker in self.reward_loop_workers]
+            ray.get(resting, timeout=float(self.config.reward.deadline_seconds))
         return self.collected(self.reward_manager_cls, data, found)
 
     @staticmethod
@@ -140,11 +161,12 @@ class RewardWorkers(PinnedRewardLoopManager):
         extras = [each["reward_extra_info"] for each in found]
         for each in extras:
             check_reward_fields(each)
-        names = sorted(set.intersection(*(set(each) for each in extras)))  # a key that only some have has no column
+        reported = reward_columns(extras)
+        failures = [failure_of(each["reward_score"], each.get(FAILURE)) for each in found]
         return DataProto.from_dict(
             tensors={"rm_scores": manager.assemble_rm_scores(data, [each["reward_score"] for each in found])},
-            non_tensors={name: reward_column([each[name] for each in extras]) for name in names},
-            meta_info={"reward_extra_keys": names},
+            non_tensors={**reported, FAILURE: objects(failures)},
+            meta_info={"reward_extra_keys": list(reported)},
         )
 
     @property
@@ -181,8 +203,8 @@ def start_reward_workers(config: DictConfig, pool: Any, report_phase: Callable[[
     """
     model = config.reward.reward_model
     if not model.enable:
-        return RewardWorkers(config, None)
+        return RewardWorkers(config, None, pool)
     from verl_omni.trainer.judge_servers import JudgeServers
 
     report_phase(f"starting the judge {model.model_path} ({judges.describe(config)})")
-    return RewardWorkers(config, JudgeServers(config, pool))
+    return RewardWorkers(config, JudgeServers(config, pool), pool)

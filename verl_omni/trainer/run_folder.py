@@ -41,7 +41,7 @@ class Sample:
 
     prompt: str
     seed: int
-    score: float
+    score: float | None  # None: it could not be scored
     image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
     inputs: Sequence[Image.Image] = ()  # images of its prompt
     sde_noise_seed: int | None = None  # of the noise after the initial one, if it has a seed of its own
@@ -126,7 +126,7 @@ class RunFolder:
         self._record({"event": event, **fields})
 
     def step(
-        self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None
+        self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None, unscored: int = 0
     ) -> dict[str, float]:
         """Append the metrics of a step, with `step` among them, and an event; they replace those of the same step.
 
@@ -134,6 +134,7 @@ class RunFolder:
 
         Args:
             eta_s: estimated seconds to the end. samples: number of training samples since this process started.
+            unscored: number of those without a reward.
 
         Returns:
             The metrics that the step did not have before.
@@ -145,7 +146,7 @@ class RunFolder:
         else:
             self._append("metrics.jsonl", line)
         self._newest = line["step"]
-        self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples})
+        self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored})
         return {name: value for name, value in metrics.items() if name not in before}
 
     def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,18 @@ import torch
 from omegaconf import DictConfig
 from verl import DataProto
 
+from verl_omni.agent_loop.rows import short_prompt
 from verl_omni.agent_loop.training_tensors import RECORDED
 from verl_omni.algos import advantages
 from verl_omni.pipelines.registry import training_adapter
+from verl_omni.reward_loop.scorer_results import (
+    FAILURE,
+    ScoringFailure,
+    TooManyUnscored,
+    failure_of,
+    failures_allowed,
+    too_many_text,
+)
 from verl_omni.trainer import late_scoring
 from verl_omni.trainer.reward_settings import NORMALIZED
 from verl_omni.utils.columns import objects
@@ -34,13 +44,14 @@ class ScoredSamples:
             references hold; an algorithm repeats, drops and pairs rows of either in the same way.
         images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None for latents, and if `meta_info["carry_responses"]`
             is false.
-        scores: float32 [B].
-        extras: further numbers of the scorer, lists of length B by name.
+        scores: float32 [B]; NaN: the sample could not be scored.
+        extras: further numbers of the scorer, lists of length B by name; None where a sample lacks one.
         versions: weight version of each sample.
         groups: id of each sample's prompt.
         seconds: wall time of generation, including scoring.
         scoring_seconds: seconds the batch waited for its slowest reward; None where agent loops do not score.
         stored: references of each sample's training tensors; empty if the tensors are in `tensors`.
+        failures: what a scorer could not score, in the order of the rows, of which only these have one.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -52,6 +63,7 @@ class ScoredSamples:
     seconds: float
     scoring_seconds: float | None
     stored: Sequence[StoredSample] = ()
+    failures: Sequence[ScoringFailure] = ()
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
@@ -67,7 +79,11 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
     return DataProto(
         batch=None,
         non_tensor_batch=columns,
-        meta_info={"global_steps": version, "rollout_seed": hashed_seed("samples", seed, step)},
+        meta_info={
+            "global_steps": version,
+            "finished_steps": step - 1,
+            "rollout_seed": hashed_seed("samples", seed, step),
+        },
     )
 
 
@@ -101,9 +117,12 @@ def generate_scored(
         score: scores the samples when all are generated; None: agent loops have them scored.
 
     Raises:
-        KeyError: a sample has no reward.
+        KeyError: samples were not scored.
+        TooManyUnscored: more of them could not be scored than `reward.max_failed_share` allows.
     """
     began = time.perf_counter()
+    allowed = failures_allowed(len(prompts), float(config.reward.max_failed_share))
+    prompts.meta_info["failures_allowed"] = allowed
     if score is not None:
         prompts.meta_info["score_later"] = True
     output = generate(agent_loop, prompts, config.actor_rollout_ref.rollout.agent.num_workers)
@@ -117,6 +136,9 @@ def generate_scored(
     if "rm_scores" not in output.batch:
         raise KeyError("samples have no reward: check reward.scorer and reward.reward_manager")
     columns = output.non_tensor_batch
+    scores = output.batch["rm_scores"].squeeze(-1).float()
+    failures = _failures(scores, columns.get(FAILURE, [None] * len(output)), prompts.non_tensor_batch["raw_prompt"])
+    _check_failures(scores, failures, allowed)
     names = (*RECORDED, *training_adapter(config.actor_rollout_ref.model.architecture).CONDITIONS)
     in_the_store = prompts.meta_info.get("store_samples") and "stored" in columns  # or it is the data set's column
     stored = list(columns["stored"]) if in_the_store else []
@@ -127,14 +149,33 @@ def generate_scored(
         images=_pixels(
             output.batch.get("responses"), _output_type(config.actor_rollout_ref.rollout, prompts.meta_info)
         ),
-        scores=output.batch["rm_scores"].squeeze(-1).float(),
+        scores=scores,
         extras={key: list(columns[key]) for key in output.meta_info.get("reward_extra_keys", [])},
         versions=list(columns["global_steps"]),
         groups=[str(uid) for uid in columns["uid"]],
         seconds=seconds,
         scoring_seconds=scoring_seconds,
         stored=stored,
+        failures=failures,
     )
+
+
+def _failures(scores: torch.Tensor, found: Sequence[Any], prompts: Sequence[Any]) -> list[ScoringFailure]:
+    """The failures of a batch, each with the sample's prompt."""
+    failures = []
+    for score, failure, prompt in zip(scores.tolist(), found, prompts, strict=True):
+        if (known := failure_of(score, failure)) is not None:
+            failures.append(replace(known, text=f"prompt {short_prompt(prompt)}: {known.text}"))
+    return failures
+
+
+def _check_failures(scores: torch.Tensor, failures: Sequence[ScoringFailure], allowed: int) -> None:
+    """Refuse a batch with too many samples that could not be scored, or without any reward."""
+    counted = [failure for failure in failures if failure.required]
+    if len(counted) > allowed:
+        raise TooManyUnscored(too_many_text(counted[0].text, len(counted), allowed))
+    if scores.isnan().all():
+        raise TooManyUnscored(too_many_text(failures[0].text, len(scores), len(scores) - 1))
 
 
 def update_request(
@@ -180,15 +221,20 @@ def training_scores(samples: ScoredSamples, reward: DictConfig) -> ScoredSamples
 
     Raises:
         KeyError: a scorer's scores are not in the samples; the message lists what is.
-        ValueError: a score is not finite.
+        ValueError: a score is infinite.
     """
     if reward.aggregation != NORMALIZED:
         return samples
     columns, weights = [], []
     for key, part in reward.reward_functions.items():
+        if float(part.get("weight", 1.0)) == 0:
+            continue  # a sample has a reward without its score
         if f"reward/{key}" not in samples.extras:
             raise KeyError(f"no scores of reward.reward_functions.{key}; samples have {sorted(samples.extras)}")
-        columns.append(torch.tensor(samples.extras[f"reward/{key}"], dtype=torch.float64))
+        scores_of_part = [math.nan if score is None else score for score in samples.extras[f"reward/{key}"]]
+        columns.append(torch.tensor(scores_of_part, dtype=torch.float64))
         weights.append(float(part.get("weight", 1.0)))
-    scores = advantages.normalized_sum(torch.stack(columns, 1), weights, samples.groups)
+    unscored = samples.scores.isnan()
+    known = torch.stack(columns, 1).masked_fill(unscored[:, None], math.nan)
+    scores = advantages.normalized_sum(known, weights, samples.groups)
     return replace(samples, scores=scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def training_samples(prompts: DataProto, found: ScoredSamples, rollout: DictConf
     texts = [prompt_text(messages) for messages in prompts.non_tensor_batch["raw_prompt"]]
     base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
-    rows = zip(texts, seeds, found.scores.tolist(), found.images, found.versions, strict=True)
+    rows = zip(texts, seeds, _shown_scores(found), found.images, found.versions, strict=True)
     return [
         Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"), version=version)
         for text, own, score, image, version in rows
@@ -38,13 +39,18 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     if found.images is None:
         return []
     seeds = evaluation_seeds(rows, seed)
+    scores = _shown_scores(found)
     return [
         Sample(
-            prompt_text(row["raw_prompt"]), seeds[place], float(found.scores[place]), found.images[place],
+            prompt_text(row["raw_prompt"]), seeds[place], scores[place], found.images[place],
             images_of(row["raw_prompt"]), version=found.versions[place],
         )
         for place, row in enumerate(rows)
     ]  # fmt: skip
+
+
+def _shown_scores(found: ScoredSamples) -> list[float | None]:
+    return [None if math.isnan(score) else score for score in found.scores.tolist()]
 
 
 def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:

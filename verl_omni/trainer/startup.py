@@ -264,10 +264,12 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if short := scorer_devices.shortage(config, alive, get_resource_name()):
         raise ValueError(short)
+    if where := scorer_devices.describe(config.reward, _device_name()):
+        report_phase(where)
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
-        use_gpu=True, name_prefix="actor", max_colocate_count=2 if judges.shared(config) else 1,
+        use_gpu=True, name_prefix="actor", max_colocate_count=scorer_devices.colocated(config),
         accelerator_type=config.trainer.node_resource,
     )  # fmt: skip
     workers = RayWorkerGroup(

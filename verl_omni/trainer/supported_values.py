@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, run_length
+from verl_omni.trainer import generation_ahead, judges, number_ranges, pools, run_length, scorer_devices
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
@@ -147,6 +147,7 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
         *run_length.find_problems(config),
         *pools.find_problems(config),
         *judges.find_problems(config),
+        *scorer_devices.find_problems(config),
         *generation_ahead.find_problems(config),
         *engine_settings.conflicts(
             config.actor_rollout_ref.rollout, trains_adapter=config.actor_rollout_ref.model.lora_rank > 0

@@ -104,7 +104,8 @@ def _drop_from(step: int, writer: Any) -> None:
 
 
 def _caption(sample: Sample) -> str:
-    return f"{sample.prompt} (seed {sample.seed}, score {sample.score:.4g})"
+    score = "no score" if sample.score is None else f"score {sample.score:.4g}"
+    return f"{sample.prompt} (seed {sample.seed}, {score})"
 
 
 def _show_in_wandb(wandb: Any, step: int, samples: Sequence[Sample]) -> None:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.algos import window_bounds
 from verl_omni.trainer.pools import NETWORK, VERL_BACKENDS
-from verl_omni.trainer.reference_scorers import is_placeholder
+from verl_omni.trainer.reference_scorers import is_placeholder, replaced
 from verl_omni.trainer.supported_values import TRACKERS_WITH_PICTURES
 from verl_omni.trainer.value_types import is_number
 from verl_omni.utils import engine_settings
@@ -75,7 +75,7 @@ def find(config: DictConfig, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     # Imports torch, before which modules of users are imported.
-    from verl_omni.pipelines.registry import FAMILIES, reads_extra_ids
+    from verl_omni.pipelines.registry import FAMILIES, IMAGE_SHIFT, reads_extra_ids
 
     settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
     for name in (LOG_PROBS, KL):
@@ -103,7 +103,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     if settings.model.architecture in FAMILIES and not FAMILIES[settings.model.architecture].videos:
         for name in (f"{ROLLOUT}.pipeline.video_flow_shift", f"{ROLLOUT}.val_kwargs.pipeline.video_flow_shift"):
             if given.get(name) is not None:
-                yield name, f"{settings.model.architecture} generates images; their scheduler's shift is the model's"
+                yield name, IMAGE_SHIFT.format(settings.model.architecture)
     for name in given:
         rule = find_rule(name)
         if isinstance(rule, Copied) and of_training_without_steps(config, name) and rule.name in given:
@@ -124,6 +124,7 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield f"{ROLLOUT}.n", "training reads pairs of a data set, and samples nothing"
     if is_placeholder(config.reward.reward_manager.name, given.get(f"{FUNCTION}.path")):
         yield FUNCTION, "reward.reward_functions are the scorers"
+    yield from replaced(given)
 
 
 def _of_engine(settings: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,11 @@ def row_seed(base: int, row: int) -> int:
     return (base * SEED_STRIDE + row) % SEED_RANGE
 
 
+def window_seed(base: int, row: int, samples_per_prompt: int) -> int:
+    """`sde_window_seed` of a row of a training batch, which all samples of its prompt have."""
+    return row_seed(hashed_seed("window of a prompt", base), row - row % samples_per_prompt)
+
+
 def sample_seeds(base: int, row: int, samples_per_prompt: int, *, same_noise: bool) -> dict[str, int]:
     """`seed` of a row of a training batch, by the names of sampling parameters.
 

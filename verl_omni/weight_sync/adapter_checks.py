@@ -6,6 +6,7 @@ vLLM-Omni 0.28 silently accepts an adapter that matches no layer, and a matrix n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,21 +92,20 @@ def lora_targets(layers: Mapping[str, Any], fused_modules: Mapping[str, Sequence
         layers: `<component>.<module path>` -> LoRA layer.
         fused_modules: fused module -> names of its parts.
     """
-    found: dict[str, LoraTarget] = {}
+    full: dict[str, LoraTarget] = {}
     for full_name, layer in layers.items():
         base = layer.base_layer
         rows = tuple(base.output_sizes) if layer.n_slices > 1 else (base.output_size,)
-        whole = LoraTarget(layer, tuple(range(layer.n_slices)), rows, base.input_size)
+        full[full_name] = LoraTarget(layer, tuple(range(layer.n_slices)), rows, base.input_size)
         parent, _, leaf = full_name.rpartition(".")
-        named = {full_name: whole}
         parts = fused_modules.get(leaf, ())
         if layer.n_slices == len(parts) > 1:
             for index, part in enumerate(parts):
-                named[f"{parent}.{part}"] = LoraTarget(layer, (index,), (rows[index],), base.input_size)
-        for name, target in named.items():
-            found[name] = target
-            found.setdefault(name.partition(".")[2], target)  # the engine also accepts names without the component
-    return found
+                full[f"{parent}.{part}"] = LoraTarget(layer, (index,), (rows[index],), base.input_size)
+    # The engine also accepts names without the component, and binds those of two components to both.
+    uses = Counter(name.partition(".")[2] for name in full)
+    short = {name.partition(".")[2]: target for name, target in full.items()}
+    return {name: target for name, target in short.items() if uses[name] == 1} | full
 
 
 def check_loras(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> None:
@@ -120,8 +120,8 @@ def check_loras(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> No
     """
     if missing := [name for name in loras if name not in known]:
         raise BindingIncomplete(
-            f"{len(missing)} of {len(loras)} LoRA modules are not in the engine: {summarize_names(missing)}; leave "
-            "them out with actor_rollout_ref.model.exclude_modules, or list others in target_modules"
+            f"{len(missing)} of {len(loras)} LoRA modules are not in the engine: {summarize_names(missing)}; train "
+            "without them (actor_rollout_ref.model.exclude_modules, or others in target_modules)"
         )
     for name, weights in loras.items():
         for _, a, b, rows, columns in _parts(name, known[name], weights):
@@ -134,13 +134,16 @@ def check_loras(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> No
             check_finite(f"{name}.lora_B", b)
 
 
-def check_binding(loras: Mapping[str, Any], known: Mapping[str, LoraTarget]) -> int:
+def check_binding(loras: Mapping[str, Any], known: Mapping[str, LoraTarget], scale: float = 1.0) -> int:
     """Read every matrix back from the engine's layers. Returns the number of modules.
+
+    Args:
+        scale: the engine has multiplied lora_B by it.
 
     Raises:
         BindingIncomplete: a layer does not hold the adapter's matrices.
     """
-    unbound = [name for name, weights in loras.items() if not _holds(name, known[name], weights)]
+    unbound = [name for name, weights in loras.items() if not _holds(name, known[name], weights, scale)]
     if unbound or not loras:
         raise BindingIncomplete(
             f"{len(unbound)} of {len(loras)} LoRA modules are not bound: {summarize_names(unbound)}"
@@ -162,11 +165,11 @@ def _parts(name: str, target: LoraTarget, weights: Any) -> Iterator[tuple[int, T
             yield index, a, b, rows, target.columns
 
 
-def _holds(name: str, target: LoraTarget, weights: Any) -> bool:
+def _holds(name: str, target: LoraTarget, weights: Any, scale: float) -> bool:
     for index, a, b, _, _ in _parts(name, target, weights):
         if target.layer.tp_size > 1:
             a, b = _own_shard(target.layer, index, a, b)
-        for held, given in ((target.layer.lora_a_stacked, a), (target.layer.lora_b_stacked, b)):
+        for held, given in ((target.layer.lora_a_stacked, a), (target.layer.lora_b_stacked, b * scale)):
             corner = held[index][0, 0, : given.shape[0], : given.shape[1]]
             if not torch.equal(corner, given.to(corner)):
                 return False

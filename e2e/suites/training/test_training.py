@@ -169,7 +169,8 @@ def fetch_from_the_claim(system: System, api: Api, space: str, run: Path, folder
     assert said.exit_code == 0, said.output
     for name in ("metrics.jsonl", "report.html", "train.log"):
         assert (kept / name).read_bytes() == (run / name).read_bytes()
-    assert [path.name for path in kept.rglob("*.safetensors")] == ["pytorch_lora_weights.safetensors"]
+    weights = sorted(path.name for path in kept.rglob("*.safetensors"))
+    assert weights == ["adapter_model.safetensors", "pytorch_lora_weights.safetensors"]
     deadlines.wait_until(
         "the pod that read the claim to go", GONE, lambda: not api.get(f"/api/v1/namespaces/{space}/pods")["items"]
     )

@@ -71,6 +71,9 @@ class Http(StrictModel):
     )
     timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the server is unreachable or busy.")
+    retry_backoff_seconds: float = Field(
+        default=1.0, ge=0, le=3600, description="Pause before the second attempt; later ones are longer, up to 10 s."
+    )
     batched: bool = Field(
         default=False,
         description="true: a request has a list `samples` of images and prompts, and its answer a list `scores`.",
@@ -104,7 +107,9 @@ class Scorer(StrictModel):
     http: Http | None = Field(default=None, description="A reward server.")
     weight: float = Field(default=1.0, ge=0, le=1e6, description="The reward is sum(weight * score) / sum(weight).")
     required: bool = Field(
-        default=True, description="true: a failure of this scorer stops the run. false: a failed score counts as 0."
+        default=True,
+        description="false: samples that this scorer fails for do not count in maxFailedShare. They have no reward "
+        "either, unless weight is 0.",
     )
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
@@ -203,6 +208,13 @@ class Reward(StrictModel):
         le=1024,
         description="Number of scoring processes, spread over the pods; each has all scorers. Default: one for each "
         "engine, on at most half of the CPUs.",
+    )
+    max_failed_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
+        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/rewards.md.",
     )
     model: JudgeModel | None = Field(
         default=None, description="A vision-language judge that the job serves. Default: none. See docs/rewards.md."

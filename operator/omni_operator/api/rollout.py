@@ -97,8 +97,9 @@ class Window(StrictModel):
     )
     placement: Literal["Random", "Progressive"] | None = Field(
         default=None,
-        description="Random: a random place for each sample. Progressive: one place for all samples, which moves from "
-        "start to end and begins again. Default: Progressive with MixGRPO, Random otherwise.",
+        description="Random: a random place for each prompt and training step, the same for all samples of the prompt. "
+        "Progressive: one place for all samples, which moves from start to end and begins again. Default: Progressive "
+        "with MixGRPO, Random otherwise.",
     )
     steps_per_place: int = Field(
         default=25, ge=1, le=10_000_000, description="Training steps before a Progressive window moves on."

@@ -118,6 +118,7 @@ class LatentHttpSettings(ScorerSettings):
     )
     timeout: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
     max_retries: int = Field(default=2, ge=0, le=100, description="Attempts after the first.")
+    retry_backoff: float = Field(default=1.0, ge=0, le=3600, description="Seconds before the second attempt.")
     noise_level: float = Field(default=0.0, ge=0, description="Of the noise that the server adds to the latents.")
     noise_seed: int | None = Field(default=None, description="Seed of that noise.")
     score_scale: float = Field(default=1.0, description="The server's score is multiplied by this.")
@@ -126,6 +127,7 @@ class LatentHttpSettings(ScorerSettings):
 
 ModelName = Annotated[str, StringConstraints(min_length=1)]
 Device = Annotated[str, StringConstraints(pattern=r"^[a-z]+(:[0-9]+)?$")]
+DEVICE = "Device of the model: cpu, trainer (the trainer's accelerators), or an accelerator of its own such as cuda."
 FOLDER = "a folder, or a repository that is in the hub cache."
 
 
@@ -139,7 +141,7 @@ class PickscoreSettings(ScorerSettings):
     processor_name_or_path: ModelName = Field(
         default="laion/CLIP-ViT-H-14-laion2B-s32B-b79K", description=f"Image processor and tokenizer: {FOLDER}"
     )
-    device: Device = Field(default="cpu", description="Device of the model.")
+    device: Device = Field(default="cpu", description=DEVICE)
     score_scale: float = Field(default=1.0, description="Factor of the score; 1/26 is Flow-GRPO's.")
 
 
@@ -155,7 +157,8 @@ class Hpsv3Settings(ScorerSettings):
         default="Qwen/Qwen2-VL-7B-Instruct",
         description=f"The base model, of which the weights are not read: {FOLDER}",
     )
-    device: Device = Field(default="cpu", description="Device of the model.")
+    device: Device = Field(default="cpu", description=DEVICE)
+    score_scale: float = Field(default=1.0, description="Factor of the score.")
 
 
 class ClapSettings(ScorerSettings):
@@ -163,7 +166,7 @@ class ClapSettings(ScorerSettings):
 
     models = ("model_name_or_path",)
     model_name_or_path: ModelName = Field(default="laion/larger_clap_general", description=f"A CLAP model: {FOLDER}")
-    device: Device = Field(default="cpu", description="Device of the model.")
+    device: Device = Field(default="cpu", description=DEVICE)
 
 
 class ClipScoreSettings(ScorerSettings):
@@ -171,7 +174,7 @@ class ClipScoreSettings(ScorerSettings):
 
     models = ("model_name_or_path",)
     model_name_or_path: ModelName = Field(default="openai/clip-vit-base-patch32", description=f"A CLIP model: {FOLDER}")
-    device: Device = Field(default="cpu", description="Device of the model.")
+    device: Device = Field(default="cpu", description=DEVICE)
 
 
 class AestheticSettings(ScorerSettings):
@@ -183,7 +186,7 @@ class AestheticSettings(ScorerSettings):
         default="openai/clip-vit-large-patch14",
         description=f"The CLIP model that the predictor was trained on: {FOLDER}",
     )
-    device: Device = Field(default="cpu", description="Device of the model.")
+    device: Device = Field(default="cpu", description=DEVICE)
 
 
 BUILTIN: dict[str, type[ScorerSettings]] = {

@@ -117,6 +117,9 @@ class Progress(LenientModel):
     samples: Count | None = Field(
         default=None, description="Samples generated in this attempt, since its trainer last started."
     )
+    unscored_samples: Count | None = Field(
+        default=None, description="Those of the samples that could not be scored; absent without any."
+    )
     images_per_second: float | None = Field(default=None, description="Images per second in the last step.")
     estimated_remaining_seconds: Count | None = Field(default=None, description="Estimated seconds to the last step.")
     last_update_time: Time | None = Field(default=None, description="Time of the last reported step.")

@@ -8,7 +8,7 @@ from typing import cast
 from omni_operator.api import DiffusionRLJob, Spec
 from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import BYPASS, CORRECTION, limits_older_samples
-from omni_operator.api.reward import Scorer
+from omni_operator.api.reward import Reward, Scorer
 from omni_operator.api.rollout import Rollout
 from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
 
@@ -56,8 +56,7 @@ def render_settings(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         **_older_samples(spec, layout),
         **_judge(spec, layout),
         **_actor(spec),
-        **_reward(spec.reward.scorers),
-        **({"reward.num_workers": spec.reward.replicas} if spec.reward.replicas else {}),
+        **_reward(spec.reward),
         **_trainer(job, layout),
     }
 
@@ -194,7 +193,16 @@ def _actor(spec: Spec) -> Settings:
     return made
 
 
-def _reward(scorers: Sequence[Scorer]) -> Settings:
+def _reward(reward: Reward) -> Settings:
+    made = _scorers(reward.scorers)
+    if reward.replicas:
+        made["reward.num_workers"] = reward.replicas
+    if reward.max_failed_share is not None:
+        made["reward.max_failed_share"] = reward.max_failed_share
+    return made
+
+
+def _scorers(scorers: Sequence[Scorer]) -> Settings:
     """A single required scorer is set directly; several, or one that may fail, need the manager of several."""
     if len(scorers) == 1 and scorers[0].required:
         scorer = scorers[0]
@@ -220,6 +228,8 @@ def _arguments(scorer: Scorer) -> Settings:
     if scorer.http:
         server = {"url": scorer.http.url, "timeout": scorer.http.timeout_seconds, "attempts": scorer.http.attempts}
         server |= {"protocol": "pickle"} if scorer.http.protocol == "Pickle" else {}
+        if "retry_backoff_seconds" in scorer.http.model_fields_set:
+            server["retry_backoff"] = scorer.http.retry_backoff_seconds
     # The models refuse mappings, the only values that `JsonValue` has and `Value` has not.
     return {**server, **cast(Settings, scorer.settings)}
 

@@ -49,7 +49,7 @@ from .fields import (
     value_of,
 )
 from .one_line import in_one_line, is_template
-from .reference_scorers import SCORER_SETTINGS, builtin_scorer, is_reward_server, scorer_field
+from .reference_scorers import published_scorer, scorer_field, scorer_settings
 
 _ASSIGNMENT = re.compile(r"(?P<mark>\+{0,2})(?P<name>(?:--)?[A-Za-z_][\w./-]*)=(?P<value>.*)", re.DOTALL)
 _MISSING = re.compile(MISSING_FAMILY, re.IGNORECASE)
@@ -308,7 +308,7 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         if name.startswith(f"{SCORERS}."):
             key, _, setting = name.removeprefix(f"{SCORERS}.").partition(".")
             several.setdefault(key, {})[setting] = value
-    path, builtin = values.get(f"{SCORER}.path"), values.get(BUILTIN)
+    path, function, builtin = (values.get(name) for name in (f"{SCORER}.path", f"{SCORER}.name", BUILTIN))
     settings, arguments = (
         {name.removeprefix(f"{group}."): each for name, each in values.items() if name.startswith(f"{group}.")}
         for group in (SETTINGS, ARGUMENTS)
@@ -317,13 +317,14 @@ def _scorers(made: _Made, values: Mapping[str, Any]) -> None:
         made.put("reward.scorers", [scorer_field(key, dict(settings)) for key, settings in several.items()])
         if path:  # a placeholder, or a function that is not called
             made.without_effect.append(f"{SCORER}.path={path}")
-    elif path and is_reward_server(str(path)):
-        made.put("reward.scorers", [scorer_field("http", {"path": path, **settings, **arguments})])
-    elif path and (own := builtin_scorer(str(path))):
-        arguments = SCORER_SETTINGS.get(own, {}) | settings | arguments
-        made.put("reward.scorers", [{"name": own} | ({"settings": arguments} if arguments else {})])
+    elif path and (published := published_scorer(str(path), function)):
+        if published == "http":
+            made.put("reward.scorers", [scorer_field("http", {"path": path, **settings, **arguments})])
+            return
+        arguments = scorer_settings(published, settings | arguments)
+        made.put("reward.scorers", [{"name": published} | ({"settings": arguments} if arguments else {})])
     elif path:
-        scorer = {"name": "reward", "function": {"path": path, "name": values.get(f"{SCORER}.name") or "compute_score"}}
+        scorer = {"name": "reward", "function": {"path": path, "name": function or "compute_score"}}
         made.put("reward.scorers", [scorer | ({"settings": arguments} if arguments else {})])
     elif builtin in ("http", "http_batch"):
         raise Refusal(f"{builtin} has a field of its own; write spec.reward.scorers with http.url")

@@ -200,7 +200,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status, context:
 def _new_attempt(previous: Status) -> Status:
     """The status with the fields of a single attempt reset."""
     progress = previous.progress.model_copy(
-        update={"samples": None, "heartbeat_time": None, "estimated_remaining_seconds": None}
+        update={"samples": None, "unscored_samples": None, "heartbeat_time": None, "estimated_remaining_seconds": None}
     )
     return previous.model_copy(
         update={

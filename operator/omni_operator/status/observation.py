@@ -226,6 +226,7 @@ class TrainerReport:
         at: time of arrival, by this process's clock.
         version: version of the last published weights.
         samples: samples generated in this attempt, since its trainer last started.
+        unscored: those of them that could not be scored.
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
         queue: samples that were not generated yet.
@@ -252,6 +253,7 @@ class TrainerReport:
     step_seconds: float | None = None
     eta_seconds: float | None = None
     samples: int | None = None
+    unscored: int | None = None
     validation_reward: float | None = None
     images_per_second: float | None = None
     checkpoint: str | None = None

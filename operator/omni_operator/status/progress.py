@@ -33,6 +33,7 @@ def update_progress(previous: Progress, report: TrainerReport | None, facts: Job
         if report.validation_reward is not None
         else previous.validation_reward,
         samples=report.samples if report.samples is not None else previous.samples,
+        unscored_samples=(report.unscored if report.unscored is not None else previous.unscored_samples) or None,
         images_per_second=report.images_per_second
         if report.images_per_second is not None
         else previous.images_per_second,

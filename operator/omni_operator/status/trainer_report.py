@@ -40,9 +40,10 @@ _KINDS = {reason.value: reason for reason in TRAINER_REASONS}
 OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
 # Each reason of a warning is an entry in the status and an event.
 WARNING_REASONS = frozenset({
-    "SamplesCollapsed", "PolicyDiverged", "RewardConstant", "CheckpointsSetAside", "ResumedWithChanges",
+    "SamplesCollapsed", "PolicyDiverged", "RewardConstant", "SamplesNotScored", "MetricNotFinite",
+    "CheckpointsSetAside", "ResumedWithChanges",
     "CheckpointDropped", "ReplicaRemoved", "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect",
-    "PromptsTruncated", "ReportNotWritten", OUTPUT_NOT_SENT,
+    "PromptsTruncated", "ReportNotWritten", "ClippingOneSided", OUTPUT_NOT_SENT,
 })  # fmt: skip
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255
@@ -67,6 +68,7 @@ class ReportEvent(BaseModel):
     step_seconds: Amount | None = Field(default=None, alias="timing_s/step")
     eta_s: Amount | None = None
     samples: Count | None = None
+    unscored: Count | None = None
     queued: Count | None = Field(default=None, alias="rollout/queued_samples")
     judge_queued: Count | None = Field(default=None, alias="reward/queued_requests")
     replica_versions: Annotated[dict[Host, Count], Field(max_length=REPLICAS_LIMIT)] | None = Field(
@@ -116,13 +118,13 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         name: value
         for name in (
             "step", "total_steps", "reward_mean", "validation_reward", "version", "min_version", "max_version",
-            "images_per_second", "sync_seconds", "step_seconds", "samples",
+            "images_per_second", "sync_seconds", "step_seconds", "samples", "unscored",
         )
         if (value := getattr(event, name)) is not None
     }  # fmt: skip
     if event.event == "start":
         # A queue may stop an attempt and start it again: what the trainer said before is no reason of a later failure.
-        values.update(samples=0, error=None, error_kind=None)
+        values.update(samples=0, unscored=0, error=None, error_kind=None)
     if event.event in ("phase", "step", "done"):
         values["phase"] = evidence.shorten(event.text or "", 1024) if event.event == "phase" else None
     if event.eta_s is not None:

@@ -28,6 +28,20 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
         action="Look at scores and images in the report; check the scorer, and the ground truths that it compares "
         "with. If it is right, take easier or harder prompts, or a reward with more than two values.",
     ),
+    "SamplesNotScored": Explanation(
+        shown=("warning",),
+        meaning="A scorer gave no score for some samples. They are not trained on; `status.progress.unscoredSamples` "
+        "counts them. The message has the first error.",
+        look=STATUS,
+        action="Read why in the message. With more than `spec.reward.maxFailedShare` of a step, the run stops.",
+    ),
+    "MetricNotFinite": Explanation(
+        shown=("warning",),
+        meaning="A field that a scorer returned next to the score is NaN or infinite for some samples. Its mean is "
+        "without them.",
+        look=STATUS,
+        action="Correct the scorer, or let it leave out the field.",
+    ),
     "CheckpointsSetAside": Explanation(
         shown=("warning",),
         meaning="`trainer.resume_mode=disable` found checkpoints of an earlier run, and renamed their folder.",
@@ -46,6 +60,13 @@ TRAINER_WARNINGS: dict[str, Explanation] = {
         meaning="Batches are generated ahead, and nothing limits how far the policy moves from their samples.",
         look=STATUS,
         action="Add the overrides that the message names, or lower `spec.rollout.batchesAhead`.",
+    ),
+    "ClippingOneSided": Explanation(
+        shown=("warning",),
+        meaning="Before anything was learned in a step, the clip range excluded far more terms with a negative "
+        "advantage than with a positive one, or the reverse: engine and trainer compute log-probabilities differently.",
+        look=STATUS,
+        action="Raise `diffusion_loss.clip_ratio`, or one of the other changes that the message names.",
     ),
     "PromptsTruncated": Explanation(
         shown=("warning",),

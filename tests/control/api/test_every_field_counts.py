@@ -42,6 +42,7 @@ FULL: dict[str, Any] = {
     },
     "data": {"train": ["train.jsonl"], "validation": ["val.jsonl"], "promptLength": 12},
     "reward": {
+        "maxFailedShare": 0.25,
         "replicas": 2,
         "model": {"base": "owner/judge", "placement": "Colocated", "replicas": 1, "tensorParallelSize": 2},
         "scorers": [

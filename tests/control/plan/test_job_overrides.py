@@ -200,6 +200,11 @@ def test_target_modules_default_to_those_of_the_model_family() -> None:
     assert settings("spec.model.lora.targetModules=[all-linear]")[name] == "all-linear", "of peft, not a suffix"
 
 
+def test_the_share_of_samples_without_a_score_is_the_trainer_s() -> None:
+    assert settings("spec.reward.maxFailedShare=0")["reward.max_failed_share"] == 0
+    assert "reward.max_failed_share" not in settings()
+
+
 def test_a_single_scorer_that_may_fail_needs_the_manager_of_several() -> None:
     made = settings("spec.reward.scorers=[{name: jpeg, required: false}]")
     assert made["reward.reward_functions.jpeg.required"] is False

@@ -364,6 +364,30 @@ def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> Non
     ]
 
 
+def test_options_of_published_scorers_are_converted() -> None:
+    several = "reward.reward_functions"
+    package = f"pkg://{REFERENCE_SCORERS.replace('/', '.')}"
+    found = spec(
+        f"{several}.ocr.path={package}.http_scorer_client", f"{several}.ocr.server_url=http://localhost:1",
+        f"{several}.ocr.max_retries=4", f"{several}.ocr.retry_backoff=0.5",
+        f"{several}.hps.path={package}.hpsv3_reward", f"{several}.hps.reward_scale=0.1",
+    )["reward"]["scorers"]  # fmt: skip
+    server = {"url": "http://localhost:1", "attempts": 5, "retryBackoffSeconds": 0.5, "protocol": "Pickle"}
+    assert found == [
+        {"name": "ocr", "http": server},
+        {"name": "hps", "builtin": "hpsv3", "settings": {"score_scale": 0.1}},
+    ]
+
+
+@pytest.mark.parametrize(("module", "function"), [("clap_on_video", "compute_score"), ("genrm_ocr", "mine")])
+def test_a_file_of_the_users_among_the_scorers_of_the_reference_stays_a_function(module: str, function: str) -> None:
+    path, name = "reward.custom_reward_function.path", "reward.custom_reward_function.name"
+    (scorer,) = spec(f"{path}={REFERENCE_SCORERS}/{module}.py", f"{name}={function}")["reward"]["scorers"]
+    assert scorer["function"] == {"path": f"{REFERENCE_SCORERS}/{module}.py", "name": function}
+    (said,) = refused(f"{path}=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{module}_of_mine").values()
+    assert "does not exist; the reference's modules of scorers are choice_reward, clap, " in said
+
+
 def test_a_judge_of_the_reference_becomes_the_judge_of_the_job() -> None:
     judge = (
         f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py", "reward.reward_model.enable=True",

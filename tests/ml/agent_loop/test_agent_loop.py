@@ -151,8 +151,8 @@ def test_collated_batches_have_the_documented_keys() -> None:
     made = batching.collate(rows, {"uid": np.array(["a", "b"], dtype=object)})
     assert set(made.batch.keys()) == {"prompts", "responses", "rollout_log_probs", "all_latents", "rm_scores"}
     assert made.batch["rm_scores"].shape == (2, 1) and made.batch["rm_scores"].dtype == torch.float32
-    assert made.meta_info["reward_extra_keys"] == ["correct"], "a key that a row lacks has no column"
-    assert list(made.non_tensor_batch["correct"]) == [1.0, 0.0]
+    assert made.meta_info["reward_extra_keys"] == ["correct", "note"]
+    assert list(made.non_tensor_batch["correct"]) == [1.0, 0.0] and list(made.non_tensor_batch["note"]) == ["x", None]
     assert list(made.non_tensor_batch["global_steps"]) == [3, 3]
     assert made.non_tensor_batch["__num_turns__"].dtype == np.int32
 

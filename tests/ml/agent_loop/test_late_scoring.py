@@ -15,6 +15,7 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl_omni.agent_loop import DiffusionSingleTurnAgentLoop
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
+from verl_omni.reward_loop.scorer_results import ScoringFailure
 from verl_omni.trainer.reward_workers import RewardWorkers, with_sample
 from verl_omni.trainer.sample_generation import (
     ScoredSamples,
@@ -145,7 +146,8 @@ def test_a_scorer_gets_the_same_after_a_generation_as_during_it(generate: Any, l
     assert now.scores.tolist() == late.scores.tolist()
     assert now.extras == late.extras
     assert (now.images is None) == (late.images is None) == training, "the driver gets no pixels for training"
-    assert set(late.extras) == ({"acc", "note", "of"} if loop is AddingLoop else {"acc"})
+    assert set(late.extras) == ({"acc", "note", "of"} if loop is AddingLoop else {"acc", "note", "of", "own"})
+    assert late.failures == now.failures == []
 
 
 def test_an_evaluation_with_both_types_of_output_gets_latents_after_a_generation_too(generate: Any) -> None:
@@ -167,7 +169,7 @@ class UnusableLoop(AddingLoop):
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [((float("nan"), {}), "the agent loop gave the score nan, which is not finite"),
+    [((float("nan"), {}), "the score is nan, which is not finite"),
      ((1.0, {"uid": "x"}), "the agent loop returned the field 'uid', and the batch has a column of that name")],
 )  # fmt: skip
 def test_a_score_of_a_loop_that_training_cannot_use_is_refused(
@@ -176,3 +178,28 @@ def test_a_score_of_a_loop_that_training_cannot_use_is_refused(
     monkeypatch.setattr(UnusableLoop, "answer", answer)
     with pytest.raises(Exception, match=said):
         generate(later, UnusableLoop, training=True)
+
+
+class PartlyFailing(AddingLoop):
+    """Its samples of the prompt `a` have the score infinity."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        made = await super().run(sampling_params, **kwargs)
+        if kwargs["raw_prompt"][0]["content"] == "a":
+            made.reward_score = float("inf")
+        return made
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_samples_that_cannot_be_scored_are_counted_in_the_same_way_after_a_generation(
+    generate: Any, later: bool
+) -> None:
+    found, _ = generate(later, PartlyFailing, "reward.max_failed_share=0.5", training=True)
+    assert found.scores.isnan().tolist() == [True, True, False, False]
+    text = "prompt 'a': the score is inf, which is not finite"
+    assert found.failures == [ScoringFailure(text), ScoringFailure(text)]
+    assert found.extras["acc"] == [None, None, 0.5, 0.5]
+    with pytest.raises(
+        Exception, match=r"2 samples have no score, and reward\.max_failed_share allows 1 in this batch"
+    ):
+        generate(later, PartlyFailing, "reward.max_failed_share=0.25", training=True)

@@ -56,9 +56,16 @@ def test_verls_manager_refuses_results_that_are_aligned_here() -> None:
     with pytest.raises(AssertionError, match=r"not present in the keys|Conflicting values"):
         DataProto.concat([collate([row(*each)], {}) for each in rows])
     joined = whole(rows, 1)
-    assert joined.meta_info["reward_extra_keys"] == ["acc"]
+    assert joined.meta_info["reward_extra_keys"] == ["acc", "iou"]
     assert list(joined.non_tensor_batch["acc"]) == [1.0, 0.5]
+    assert list(joined.non_tensor_batch["iou"]) == [None, 0.2]
     assert list(joined.non_tensor_batch["reward_extra_info"]) == [{"acc": 1.0}, {"acc": 0.5, "iou": 0.2}]
+
+
+def test_a_field_that_a_worker_s_samples_lack_is_not_the_data_set_s_column() -> None:
+    rows = [(1.0, {"acc": 1.0}, {}), (0.5, {"acc": 0.5, "tag": 0.2}, {})]
+    parts = [collate([row(*each)], {"tag": np.array(["counting"], dtype=object)}) for each in rows]
+    assert list(DataProto.concat(align(parts)).non_tensor_batch["tag"]) == [None, 0.2]
 
 
 class Worker:
@@ -86,7 +93,7 @@ def test_the_manager_joins_results_and_timings_of_its_workers() -> None:
     assert made.batch["rm_scores"].flatten().tolist() == [0, 1, 2, 3]
     assert list(made.non_tensor_batch["acc"]) == [1.0, 0.0, 1.0, 1.0]
     assert list(made.non_tensor_batch["priority"]) == [0, 1, 2, 3]
-    assert made.meta_info["reward_extra_keys"] == ["acc"]
+    assert made.meta_info["reward_extra_keys"] == ["acc", "iou"]
     timing = made.meta_info["timing"]
     for name in ("num_preempted", "generate_sequences", "tool_calls", "compute_score"):
         assert {f"agent_loop/{name}/{kind}" for kind in ("min", "max", "mean")} <= timing.keys()

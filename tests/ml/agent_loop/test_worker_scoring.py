@@ -11,6 +11,7 @@ import torch
 from ray.exceptions import ActorUnavailableError
 
 from verl_omni.agent_loop.rows import SampleFailed
+from verl_omni.reward_loop.scorer_results import ScoringFailure, unscored
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
@@ -241,3 +242,43 @@ async def test_responses_are_dropped_when_only_scores_are_requested(worker: Any,
 async def test_unscored_responses_cannot_be_dropped(worker: Any, batch: Any) -> None:
     with pytest.raises(SampleFailed, match="carry_responses is false, so each sample needs a score"):
         await worker().generate_sequences(batch(["a"], {"global_steps": 3, "carry_responses": False}))
+
+
+class Judge:
+    """A reward worker that gives no rating for the samples 1 and 3."""
+
+    def __init__(self, rewards: Any, *, required: bool = True) -> None:
+        self.handle = rewards()
+        self.required = required
+        self.compute_score = self
+
+    async def remote(self, data: Any) -> dict[str, Any]:
+        pixel = int(data.batch["responses"].flatten()[0])
+        if pixel in (1, 3):
+            return unscored(ScoringFailure(f"scorer judge failed: no rating of {pixel}", self.required))
+        made: dict[str, Any] = await self.handle.remote(data)
+        return made
+
+
+async def test_samples_that_cannot_be_scored_are_left_without_a_reward(worker: Any, batch: Any, rewards: Any) -> None:
+    meta = {"global_steps": 3, "carry_responses": False, "failures_allowed": 2}
+    output = await worker(rewards=[Judge(rewards)]).generate_sequences(batch(["a"] * 5, meta))
+    assert output.batch["rm_scores"].isnan().flatten().tolist() == [False, True, False, True, False]
+    failures = output.non_tensor_batch["scoring_failure"].tolist()
+    texts = [None if each is None else each.text for each in failures]
+    assert texts == [None, "scorer judge failed: no rating of 1", None, "scorer judge failed: no rating of 3", None]
+    assert output.non_tensor_batch["acc"].tolist() == [0.0, None, 2.0, None, 4.0]
+
+
+async def test_more_of_them_than_are_allowed_end_the_batch_with_the_first_error(
+    worker: Any, batch: Any, rewards: Any
+) -> None:
+    said = r"TooManyUnscored: scorer judge failed: no rating of 1\. 2 samples have no score, and reward\.max_failed_sh"
+    made = worker(rewards=[Judge(rewards)])
+    with pytest.raises(SampleFailed, match=said):
+        await made.generate_sequences(batch(["a"] * 5, {"global_steps": 3, "failures_allowed": 1}))
+    with pytest.raises(SampleFailed, match=r"1 sample has no score, and reward\.max_failed_share allows 0"):
+        await worker(rewards=[Judge(rewards)]).generate_sequences(batch(["a"] * 5))
+    optional = worker(rewards=[Judge(rewards, required=False)])
+    output = await optional.generate_sequences(batch(["a"] * 5))
+    assert int(output.batch["rm_scores"].isnan().sum()) == 2

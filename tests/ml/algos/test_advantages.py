@@ -48,6 +48,31 @@ def test_a_normalized_sum_against_float64(groups: list[list[tuple[float, float, 
     assert found.dtype == torch.float32 and found.tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
 
 
+UNSCORED = st.lists(st.lists(st.none() | st.floats(-30, -20), min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+@given(UNSCORED, st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_samples_without_a_reward_have_advantage_0_and_change_no_other(
+    groups: list[list[float | None]], global_std: bool, normalize: bool
+) -> None:
+    flat = [math.nan if reward is None else reward for group in groups for reward in group]
+    names = [f"g{index}" for index, group in enumerate(groups) for _ in group]
+    kind = {"global_std": global_std, "normalize": normalize}
+    found = advantages.group_advantages(torch.tensor(flat), names, **kind).tolist()
+    kept = [row for row, reward in enumerate(flat) if not math.isnan(reward)]
+    alone = advantages.group_advantages(torch.tensor([flat[row] for row in kept]), [names[row] for row in kept], **kind)
+    assert [found[row] for row in kept] == alone.tolist()
+    assert [value for row, value in enumerate(found) if row not in kept] == [0.0] * (len(flat) - len(kept))
+
+
+def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
+    scores = torch.tensor([[1.0, 10.0], [math.nan, 900.0], [3.0, 40.0], [2.0, 10.0]])
+    found = advantages.normalized_sum(scores, [1.0, 2.0], ["a"] * 4)
+    alone = advantages.normalized_sum(scores[[0, 2, 3]], [1.0, 2.0], ["a"] * 3)
+    assert found[[0, 2, 3]].tolist() == alone.tolist() and found.isnan().tolist() == [False, True, False, False]
+
+
 def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
     """Advantages of a sum follow the scorer with the larger range; normalized, the weights alone decide."""
     scores, groups = torch.tensor([[0.0, 300.0], [1.0, 200.0], [0.0, 100.0], [1.0, 0.0]]), ["a"] * 4
@@ -56,8 +81,8 @@ def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
     assert found[0][1] > found[0][0] and scores.sum(1)[1] < scores.sum(1)[0]
     constant = torch.cat([scores, torch.full((4, 1), 7.0)], 1)
     torch.testing.assert_close(advantages.normalized_sum(constant, [3.0, 1.0, 9.0], groups), found[0])
-    with pytest.raises(ValueError, match="not finite"):
-        advantages.normalized_sum(torch.full((2, 1), math.nan), [1.0], ["a", "a"])
+    with pytest.raises(ValueError, match="infinite"):
+        advantages.normalized_sum(torch.full((2, 1), math.inf), [1.0], ["a", "a"])
 
 
 def test_equal_rewards_have_no_advantage() -> None:
@@ -85,8 +110,8 @@ def test_the_deviation_is_that_of_the_batch_unless_that_of_the_group_is_asked_fo
 
 
 def test_bad_rewards_are_refused() -> None:
-    with pytest.raises(ValueError, match="not finite"):
-        advantages.group_advantages(torch.tensor([math.nan, 1.0]), ["a", "a"])
+    with pytest.raises(ValueError, match="infinite"):
+        advantages.group_advantages(torch.tensor([-math.inf, 1.0]), ["a", "a"])
     with pytest.raises(ValueError, match="2 rewards for 1 rows"):
         advantages.group_advantages(torch.tensor([1.0, 1.0]), ["a"])
     with pytest.raises(ValueError, match="shorter"):

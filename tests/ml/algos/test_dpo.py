@@ -58,5 +58,12 @@ def test_pairs_are_the_best_and_the_worst_of_each_group(groups: list[list[int]],
 def test_bad_rewards_are_refused() -> None:
     with pytest.raises(ValueError, match="2 rewards for 1 rows"):
         dpo.pairs(torch.tensor([1.0, 2.0]), ["a"])
-    with pytest.raises(ValueError, match="not finite"):
-        dpo.pairs(torch.tensor([1.0, math.nan]), ["a", "a"])
+    with pytest.raises(ValueError, match="infinite"):
+        dpo.pairs(torch.tensor([1.0, math.inf]), ["a", "a"])
+
+
+def test_samples_without_a_reward_are_in_no_pair_unless_their_group_has_none() -> None:
+    nan = math.nan
+    rewards = torch.tensor([nan, -3.0, nan, -2.0, nan, nan, -7.0, nan])
+    best, worst = dpo.pairs(rewards, ["a", "a", "b", "a", "b", "c", "c", "a"])
+    assert best.tolist() == [3, 2, 6] and worst.tolist() == [1, 2, 6]

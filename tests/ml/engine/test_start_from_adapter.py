@@ -71,6 +71,6 @@ def test_the_engine_samples_with_the_adapter_from_the_first_sample_on(shared_ray
         (line,) = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["step"]]
         assert line["weights/version"] == 1 and line["actor/optimizer_steps"] > 0
         adapter = run / "checkpoints" / "step_000001" / "lora"
-        after = load_file(adapter / "pytorch_lora_weights.safetensors")
+        after = load_file(adapter / "adapter_model.safetensors")
         for name, value in before.items():
-            torch.testing.assert_close(after[f"transformer.{name}"], value, atol=1e-6, rtol=0)
+            torch.testing.assert_close(after[f"base_model.model.{name}"], value, atol=1e-6, rtol=0)

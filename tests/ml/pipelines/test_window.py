@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from verl_omni.agent_loop.sampling import row_params
 from verl_omni.pipelines.engine_requests import RequestedFields, requested_fields, sde_window
 from verl_omni.pipelines.sde_sampler import Trajectory, Window, denoise
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
+from verl_omni.trainer.sample_generation import training_prompts
 from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig, DiffusionSamplingConfig
 
 STEPS = 6
@@ -21,14 +23,17 @@ SIGMAS = torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.1, 0.0])
 
 
 def params(
-    version: int, rows: int = 1, seed: int | None = 5, log_probs: bool = True, n: int = 1, **algo: Any
-) -> list[dict[str, Any]]:
-    """What the agent loop asks of the engine for the rows of a training batch."""
+    version: int, rows: int | Sequence[int] = 1, seed: int | None = 5, log_probs: bool = True, n: int = 1,
+    finished: int | None = None, **algo: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What the agent loop asks of the engine for rows of a training batch: the first, or those of these places."""
     rollout = SimpleNamespace(
         pipeline=DiffusionPipelineConfig(), algo=DiffusionRolloutAlgoConfig(**algo), calculate_log_probs=log_probs,
         val_kwargs=DiffusionSamplingConfig(), n=n,
     )  # fmt: skip
-    return row_params(rollout, {"global_steps": version, "rollout_seed": seed}, rows, {})
+    places = range(rows) if isinstance(rows, int) else rows
+    meta_info = {"global_steps": version, "rollout_seed": seed, "finished_steps": finished}
+    return row_params(rollout, meta_info, len(places), {"_rollout_seed_global_idx": places})
 
 
 def drawn(windows: list[Window | None]) -> tuple[torch.Tensor, list[Trajectory | None]]:
@@ -57,13 +62,57 @@ def test_a_progressive_window_moves_with_the_training_step() -> None:
     assert starts == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
 
 
-def test_random_windows_are_uniform_and_determined_by_the_seed() -> None:
-    algo = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
-    asked = params(0, rows=2000, **algo)
-    starts = [found.steps[0] for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
-    assert [starts.count(place) for place in range(1, 5)] == pytest.approx([500] * 4, abs=80)
-    again = [sde_window(row, STEPS, seed=row["seed"]) for row in params(7, rows=2000, **algo)]
-    assert [found.steps[0] for found in again if found] == starts, "it does not move with the step"
+RANDOM = {"sde_window_size": 2, "sde_window_range": [1, 6], "sample_strategy": "random"}
+
+
+def steps_of(asked: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """Steps of the window of each row, as the engine places it."""
+    return [found.steps for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_samples_of_a_prompt_share_a_random_window_that_differs_between_prompts_and_steps(contiguous: bool) -> None:
+    """Otherwise advantages would compare noise of early steps with noise of late ones."""
+    algo = RANDOM | {"sde_contiguous": contiguous}
+    windows = steps_of(params(0, rows=8000, n=4, **algo))
+    groups = [windows[row : row + 4] for row in range(0, 8000, 4)]
+    assert all(len(set(group)) == 1 for group in groups)
+    places = sorted({group[0] for group in groups})
+    assert len(places) == (4 if contiguous else 10), "every place, and with single steps every two of five"
+    counts = [sum(group[0] == place for group in groups) for place in places]
+    assert counts == pytest.approx([2000 / len(places)] * len(places), rel=0.25)
+    other_run = steps_of(params(0, rows=8000, n=4, seed=6, **algo))
+    moved = sum(one != other for one, other in zip(windows, other_run, strict=True))
+    assert moved > 8000 * 0.6, "the seed of the run places them"
+
+
+def test_the_window_of_a_prompt_depends_on_no_split_over_workers_and_no_weight_version() -> None:
+    """Batches ahead have older weights, and a resumed run has others: step and prompt place the window."""
+    whole = steps_of(params(9, rows=12, n=3, finished=9, **RANDOM))
+    assert len(set(whole)) > 1
+    assert steps_of(params(7, rows=12, n=3, finished=9, **RANDOM)) == whole
+    for rows in (range(5), range(5, 12), range(11, -1, -2)):
+        assert steps_of(params(9, rows=rows, n=3, finished=9, **RANDOM)) == [whole[row] for row in rows]
+
+
+@pytest.mark.parametrize("algo", [{"sample_strategy": "progressive", "iters_per_group": 1}, {"sde_window_seed": 4}])
+def test_windows_of_a_step_are_the_same_with_batches_ahead(algo: dict[str, Any]) -> None:
+    in_time = [steps_of(params(step, finished=step, **RANDOM | algo)) for step in range(30)]
+    ahead = [steps_of(params(max(0, step - 2), finished=step, **RANDOM | algo)) for step in range(30)]
+    assert ahead == in_time and len({windows[0] for windows in in_time}) == 4
+
+
+def test_the_trainer_says_how_many_steps_were_finished_before() -> None:
+    """Of a batch that is generated two steps ahead, with the first weights."""
+    (row,) = [{"raw_prompt": [], "data_source": "d"}]
+    made = training_prompts([row], n=2, step=3, version=0, seed=1)
+    assert (made.meta_info["finished_steps"], made.meta_info["global_steps"]) == (2, 0)
+
+
+def test_without_seeds_of_a_run_a_prompt_still_has_one_window() -> None:
+    rows = params(0, rows=400, n=4, seed=None, **RANDOM)
+    windows = [found.steps for row in rows if (found := sde_window(row, STEPS, seed=1))]
+    assert all(windows[row] == windows[row - row % 4] for row in range(400)) and len(set(windows)) == 4
 
 
 def test_with_a_seed_of_its_own_a_random_window_is_one_for_all_samples_of_a_step() -> None:
@@ -87,16 +136,9 @@ def test_a_window_with_a_size_and_no_range_lies_in_the_first_five_steps(steps: i
     assert {found.steps[0] for row in asked if (found := sde_window(row, steps, seed=row["seed"]))} == places
 
 
-def test_without_contiguity_each_sample_has_steps_of_its_own_and_with_a_seed_all_of_a_step_the_same() -> None:
-    algo = {"sde_window_size": 2, "sde_window_range": [0, 5], "sde_contiguous": False}
-
-    def chosen(version: int, **more: Any) -> list[tuple[int, ...]]:
-        asked = params(version, rows=200, **algo, **more)
-        return [found.steps for row in asked if (found := sde_window(row, STEPS, seed=row["seed"]))]
-
-    assert len(set(chosen(0))) == 10, "every two of five steps"
-    assert chosen(0) == chosen(7), "the seeds of the samples place them"
-    shared = [set(chosen(version, sde_window_seed=42)) for version in range(60)]
+def test_without_contiguity_a_seed_gives_all_samples_of_a_step_the_same_steps() -> None:
+    algo = RANDOM | {"sde_window_range": [0, 5], "sde_contiguous": False}
+    shared = [set(steps_of(params(version, rows=20, sde_window_seed=42, **algo))) for version in range(60)]
     assert all(len(found) == 1 for found in shared) and len(set.union(*shared)) == 10
     (row,) = params(0, **algo)
     _, (recorded,) = drawn([sde_window(row, STEPS, seed=1)])
@@ -121,7 +163,7 @@ def test_samples_of_a_prompt_may_start_from_the_same_noise_and_differ_by_that_of
     assert torch.equal(first, second) and torch.equal(third, fourth) and not torch.equal(first, third)
     assert all(not torch.equal(samples[0], other) for other in samples[1:])
     own = [row["seed"] for row in params(0, rows=4, n=2)]
-    assert [row["sde_noise_seed"] for row in rows] == own, "windows and noise of the steps are as without the setting"
+    assert [row["sde_noise_seed"] for row in rows] == own, "the noise of the steps is as without the setting"
     assert not {row["seed"] for row in rows} & set(own)
 
 

@@ -57,6 +57,8 @@ def test_the_score_is_that_of_the_package(folder: Path, names: str) -> None:
             renamed[name] = tensor
         spoil(folder, renamed)
     assert score(folder) == pytest.approx(REFERENCE, abs=TOLERANCE)
+    scaled: Any = {"score_scale": 0.1}
+    assert score(folder, **scaled) == pytest.approx([each / 10 for each in REFERENCE], abs=TOLERANCE)
 
 
 def test_a_score_depends_on_image_and_prompt_and_not_on_the_batch(folder: Path) -> None:

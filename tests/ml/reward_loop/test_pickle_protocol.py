@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tenacity import wait_none
 
 from tests.ml.reward_loop.stub_server import Server, start, stop
 from verl_omni.reward_loop import http_exchange, pickled_messages, rewards
@@ -27,7 +26,7 @@ GRAY = torch.full((3, 16, 16), 128, dtype=torch.uint8)
 
 @pytest.fixture(autouse=True)
 def _no_pauses_and_new_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(http, "PAUSES", wait_none())
+    monkeypatch.setattr(http, "SLEEP", lambda seconds: None)
     yield
     http_exchange.disconnect_threads()
 

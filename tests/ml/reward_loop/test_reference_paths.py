@@ -121,7 +121,7 @@ def test_the_http_client_speaks_pickle() -> None:
     try:
         given: Any = {"data_source": "d", "solution_image": IMAGE, "ground_truth": "the truth", "extra_info": {}}
         url = f"http://{server.address}/"
-        assert asyncio.run(http_scorer_client.compute_score(**given, server_url=url)) == 0.75
+        assert asyncio.run(http_scorer_client.compute_score(**given, server_url=url, max_retries=0)) == 0.75
         assert pickle.loads(server.received[0])["prompts"] == ["the truth"]
     finally:
         stop(server, thread)

@@ -23,7 +23,7 @@ from verl.utils.reward_score import get_default_compute_score
 
 from tests.ml.reward_loop.managers import Sample, Settings, multi, visual
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
-from verl_omni.reward_loop.scorer_results import ScorerFailed
+from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed
 
 DARK = pytest.approx(0.2)  # the fixture's image
 NOTHING = pytest.approx(0, abs=1e-6)
@@ -271,27 +271,39 @@ async def test_the_fields_of_a_part_carry_its_name(
     assert found["reward_extra_info"] == {"reward/mine": 1.0, "reward/mine/depth": 4, "reward/combined": 1.0}
 
 
-async def test_a_required_part_that_fails_is_named(settings: Settings, sample: Sample) -> None:
-    functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink"}}
-    with pytest.raises(RuntimeError, match="reward 'hue' failed: ValueError: Unknown color 'pink'") as caught:
-        await multi(settings(reward_functions=functions)).run_single(sample())
-    assert isinstance(caught.value.__cause__, ValueError)
+PINK = "reward 'hue' failed: ValueError: Unknown color 'pink'"
 
 
-async def test_an_optional_part_that_fails_scores_zero_and_is_logged(
-    settings: Settings, sample: Sample, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("aggregation", ["weighted_mean", "weighted_sum", "normalized_sum"])
+@pytest.mark.parametrize("required", [True, False])
+async def test_a_sample_that_a_part_fails_for_has_no_reward(
+    settings: Settings, sample: Sample, caplog: pytest.LogCaptureFixture, required: bool, aggregation: str
 ) -> None:
-    """Samples report the same keys whether it failed or not: other keys have no column in the batch."""
-    found = []
-    for color in ("red", "pink"):
-        functions = {"brightness": {}, "hue": {"name": "color", "color": color, "required": False}}
-        with caplog.at_level(logging.WARNING):
-            found.append(await multi(settings(reward_functions=functions)).run_single(sample()))
-    good, bad = (each["reward_extra_info"] for each in found)
-    assert set(good) == set(bad)
-    assert (good["reward/hue/failed"], bad["reward/hue/failed"]) == (0.0, 1.0)
-    assert found[1]["reward_score"] == pytest.approx(0.1)
-    assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed; its score is 0"]
+    """Neither 0, the best of a group of negative scores, nor the mean of the other parts, which is another scale."""
+    functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink", "required": required}}
+    with caplog.at_level(logging.WARNING):
+        found = await multi(settings(reward_functions=functions, aggregation=aggregation)).run_single(sample())
+    assert math.isnan(found["reward_score"])
+    assert found["reward_extra_info"] == {"reward/bright": DARK}
+    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required is required
+    assert [record.getMessage() for record in caplog.records] == ["reward 'hue' failed; a sample has no score of it"]
+
+
+async def test_a_part_without_weight_may_fail_and_is_counted(settings: Settings, sample: Sample) -> None:
+    functions = {"bright": {"name": "brightness"}, "hue": {"name": "color", "color": "pink", "weight": 0}}
+    found = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert found["reward_score"] == DARK
+    assert found["reward_extra_info"] == {"reward/bright": DARK, "reward/combined": DARK}
+    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
+
+
+async def test_of_several_failures_the_first_required_one_counts(settings: Settings, sample: Sample) -> None:
+    functions = {
+        "first": {"name": "color", "color": "grey", "required": False},
+        "hue": {"name": "color", "color": "pink"},
+    }
+    found = await multi(settings(reward_functions=functions)).run_single(sample())
+    assert found[FAILURE].text.startswith(PINK) and found[FAILURE].required
 
 
 def test_a_setting_that_no_scorer_takes_is_refused(settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 import re
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 from ray import cloudpickle
 
 from tests.ml.reward_loop.managers import Sample, Settings, multi, visual
-from verl_omni.reward_loop.scorer_results import ScorerFailed
+from verl_omni.reward_loop.scorer_results import FAILURE, failures_allowed
 
 
 class UnpicklableError(Exception):
@@ -41,8 +42,8 @@ UNUSABLE: list[tuple[Callable[[], Any], str]] = [
     (lambda: {"score": float("inf")}, "returned inf, which is not finite"),
     (lambda: 1e300, r"returned 1e\+300, which is not finite in fp32"),
     (lambda: 10**400, r"returned no number \(OverflowError"),
-    (lambda: None, r"returned no number \(NoneType\); return a number, or a dict with 'score'"),
-    (lambda: {"score": None}, r"returned no number \(NoneType\)"),
+    (lambda: None, "returned None: no score for this sample"),
+    (lambda: {"score": None}, "returned None: no score for this sample"),
     (lambda: "good", r"returned no number \(ValueError: could not convert string to float: 'good'\)"),
     (lambda: [0.5], r"returned no number \(list\)"),
     (lambda: (each for each in [0.5]), r"returned no number \(generator\)"),
@@ -71,23 +72,23 @@ AWAITED = (SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
 async def failure(settings: Settings, sample: Sample, judge: Any, several: bool) -> str:
-    """The text of the error of a user's function, as Ray passes it on."""
+    """The failure of a user's function, as Ray passes it on."""
     if several:
         manager = multi(settings(reward_functions={"mine": {"name": "brightness"}}))
         manager.parts[0] = replace(manager.parts[0], function=judge)
     else:
         manager = visual(settings(custom_reward_function={"path": "mine.py", "name": "judge"}), judge)
-    with pytest.raises(ScorerFailed) as caught:
-        async with asyncio.timeout(30):
-            await manager.run_single(sample())
-    text = str(cloudpickle.loads(cloudpickle.dumps(caught.value)))
+    async with asyncio.timeout(30):
+        found = cloudpickle.loads(cloudpickle.dumps(await manager.run_single(sample())))
+    assert math.isnan(found["reward_score"]) and found["reward_extra_info"] == {}
+    text: str = found[FAILURE].text
     assert text.startswith("reward 'mine' failed: " if several else "scorer mine.py:judge failed: ")
     return text
 
 
 @pytest.mark.parametrize(("answer", "message"), UNUSABLE)
 @pytest.mark.parametrize("several", [False, True])
-async def test_a_result_that_is_no_score_is_refused_with_the_name_of_the_scorer(
+async def test_a_result_that_is_no_score_is_a_failure_with_the_name_of_the_scorer(
     settings: Settings, sample: Sample, answer: Callable[[], Any], message: str, several: bool
 ) -> None:
     def judge(data_source: str, solution_image: Any, ground_truth: str, extra_info: dict[str, Any]) -> Any:
@@ -138,3 +139,11 @@ async def test_fields_arrive_without_gradients_and_in_host_memory(settings: Sett
     fields = (await visual(config, judge).run_single(sample()))["reward_extra_info"]
     assert fields["one"] == 2.0 and type(fields["one"]) is type(fields["number"]) is float
     assert not fields["row"].requires_grad and not fields["nested"]["rows"][0].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("samples", "share", "allowed"),
+    [(64, 0.1, 7), (8, 0.1, 1), (30, 0.1, 3), (2, 0.1, 1), (1, 0.1, 0), (8, 0.0, 0), (8, 1.0, 7), (10, 0.5, 5)],
+)
+def test_the_share_is_rounded_up_but_never_all_samples(samples: int, share: float, allowed: int) -> None:
+    assert failures_allowed(samples, share) == allowed

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra import numpy as npst
 from PIL import Image
-from tenacity import wait_none
 
 from tests.ml.reward_loop.stub_server import CUT, Server, start, stop
 from verl_omni.reward_loop import http_exchange, rewards
@@ -165,7 +164,7 @@ def test_an_error_inside_the_users_file_passes_unchanged(tmp_path: Path) -> None
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     started: list[tuple[Server, threading.Thread]] = []
-    monkeypatch.setattr(http, "PAUSES", wait_none())
+    monkeypatch.setattr(http, "SLEEP", lambda seconds: None)
 
     def made(*answers: tuple[Any, ...]) -> Server:
         started.append(start(*answers))
@@ -188,7 +187,38 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
     (sent,) = server.received
     decoded = np.array(Image.open(io.BytesIO(base64.b64decode(sent.pop("image")))))
     assert (decoded == picture.permute(1, 2, 0).numpy()).all()
-    assert sent == {"prompt": "a prompt", "ground_truth": "truth", "data_source": "test"}
+    assert sent == {
+        "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "extra_info": {"prompt": "a prompt"}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["http", "http_batch", "latent_http"])
+def test_a_server_gets_the_fields_of_a_row_that_json_has(serve: Callable[..., Server], name: str) -> None:
+    server = serve((200, '{"score": 1, "scores": [{"score": 1}]}'))
+    include = [{"class": "cup", "count": 2, "color": None}]
+    info = {"include": include, "images": [Image.new("RGB", (2, 2))], "audio": torch.zeros(2), "ratio": math.nan}
+    sample = torch.zeros(2, 2) if name == "latent_http" else CONSTANT
+    values: tuple[Any, ...] = ("d", sample, "t", info)
+    arguments = [[value] for value in values] if name == "http_batch" else values
+    rewards.get_scorer(name)(*arguments, **{"server_url" if name == "latent_http" else "url": url(server)})
+    sent = server.received[0]["samples"][0] if name == "http_batch" else server.received[0]
+    assert sent["extra_info"] == {"include": include} and sent["prompt"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "attempts"),
+    [("http", {"attempts": 4}), ("http_batch", {"attempts": 4}), ("latent_http", {"max_retries": 3})],
+)
+def test_the_first_pause_is_a_setting_and_later_ones_grow(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str, attempts: dict[str, int]
+) -> None:
+    server, paused = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}')), []
+    monkeypatch.setattr(http, "SLEEP", paused.append)
+    values: tuple[Any, ...] = ("d", torch.zeros(2, 2) if name == "latent_http" else CONSTANT, "t", {})
+    arguments = [[value] for value in values] if name == "http_batch" else values
+    address = {"server_url" if name == "latent_http" else "url": url(server)}
+    rewards.get_scorer(name)(*arguments, **address, **attempts, retry_backoff=4)
+    assert paused == [4, 8, 10] and len(server.received) == 4
 
 
 def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[..., Server]) -> None:
@@ -201,6 +231,7 @@ def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[.
     assert (decoded == latents.float().numpy()).all() and len(server.received) == 2
     assert sent == {
         "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "noise_level": 0.4, "noise_seed": None,
+        "extra_info": {"prompt": "a prompt"},
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"latent_http takes latents, and got torch.uint8 pixels; write .*=latent"):
         score("latent_http", CONSTANT, **given)
@@ -239,6 +270,14 @@ def test_a_response_without_a_score_for_each_sample_is_an_error(serve: Callable[
     server = serve((200, answer))
     with pytest.raises(RewardServerError, match="the response has no 2 'scores'"):
         batch_of([CONSTANT] * 2, url=url(server))
+
+
+def test_a_server_abstains_with_null_as_the_score_of_a_sample(serve: Callable[..., Server]) -> None:
+    empty = '{"score": null, "detail": 2}'
+    assert score("http", CONSTANT, url=url(serve((200, empty)))) is None
+    assert score("latent_http", torch.zeros(4, 3, 2), "truth", server_url=url(serve((200, empty)))) is None
+    server = serve((200, f'{{"scores": [{{"score": 1}}, {empty}]}}'))
+    assert batch_of([CONSTANT] * 2, url=url(server)) == [{"score": 1.0}, None]
 
 
 def test_a_number_that_no_float_can_hold_is_infinite(serve: Callable[..., Server]) -> None:
@@ -312,5 +351,6 @@ def test_a_redirect_says_where_to(serve: Callable[..., Server]) -> None:
 
 
 def test_an_unreachable_server_is_named() -> None:
-    with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x"):
+    with pytest.raises(RewardServerError, match=r"http://127\.0\.0\.1:9/x") as unreachable:
         score("http", CONSTANT, url="http://127.0.0.1:9/x", attempts=1)
+    assert isinstance(unreachable.value, ConnectionError), "so that the samples of a batch are not asked about alone"

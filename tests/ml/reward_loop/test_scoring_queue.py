@@ -183,18 +183,6 @@ async def test_the_scorers_own_timeout_keeps_its_text() -> None:
     assert isinstance(found, TimeoutError) and str(found) == "the scorer's server is slow"
 
 
-async def test_a_failing_call_fails_its_own_samples_only() -> None:
-    def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> list[int]:
-        if 5 in solution_images:
-            raise RuntimeError("no memory")
-        return list(solution_images)
-
-    found = await scores(queue(judge, batch_size=4), 10)
-    failed = [number for number, each in enumerate(found) if isinstance(each, RuntimeError)]
-    assert failed == [5, 6, 7, 8], "after 0 alone and 1 to 4"
-    assert [each for each in found if isinstance(each, int)] == [0, 1, 2, 3, 4, 9]
-
-
 @pytest.mark.parametrize("answer", [[1.0], 1.0])
 async def test_a_scorer_of_lists_must_return_a_result_for_each_sample(answer: Any) -> None:
     def judge(data_sources: Any, solution_images: Any, ground_truths: Any, extra_infos: Any) -> Any:
@@ -230,3 +218,30 @@ async def test_samples_whose_callers_were_cancelled_are_not_scored() -> None:
     go.set()
     assert (await first, await third) == (0, 2)
     assert scored == [0, 2]
+
+
+def judge_of_lists(calls: list[list[int]], error: type[Exception]) -> Any:
+    """A reward model that cannot read the frames of the samples 5 and 40."""
+
+    def judge(solution_images: Sequence[int]) -> list[int]:
+        calls.append(list(solution_images))
+        if {5, 40} & set(solution_images):
+            raise error("cannot read a frame")
+        return list(solution_images)
+
+    return judge
+
+
+async def test_a_sample_that_cannot_be_scored_fails_no_other_of_its_call() -> None:
+    """Which samples are in a call depends on the time; which ones fail may not, or a resumed run is another one."""
+    calls: list[list[int]] = []
+    found = await scores(queue(judge_of_lists(calls, ValueError)), 50)
+    assert [each for each in found if not isinstance(each, ValueError)] == [n for n in range(50) if n not in (5, 40)]
+    assert [len(call) for call in calls] == [1, 32, *[1] * 32, 17, *[1] * 17]
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ConnectionError])
+async def test_a_server_that_is_gone_is_not_asked_for_each_sample(error: type[Exception]) -> None:
+    calls: list[list[int]] = []
+    found = await scores(queue(judge_of_lists(calls, error)), 50)
+    assert sum(isinstance(each, error) for each in found) == 49 and len(calls) == 3

@@ -43,8 +43,10 @@ def load(folder: Path, rows: list[dict[str, Any]]) -> Any:
 
 def test_an_item_has_the_columns_of_its_row(tmp_path: Path) -> None:
     (item,) = load(tmp_path, [ROW])
-    expected = {name: value for name, value in ROW.items() if name not in ("prompt", "negative_prompt")}
-    assert item == {**expected, "raw_prompt": ROW["prompt"], "raw_negative_prompt": "dark"}
+    expected: dict[str, Any] = {name: value for name, value in ROW.items() if name not in ("prompt", "negative_prompt")}
+    arguments = ("data_source", "reward_model", "extra_info")
+    extra = {name: value for name, value in expected.items() if name not in arguments} | expected["extra_info"]
+    assert item == {**expected, "extra_info": extra, "raw_prompt": ROW["prompt"], "raw_negative_prompt": "dark"}
 
 
 def test_text_and_number_of_a_row_are_added_where_it_has_none(tmp_path: Path) -> None:
@@ -53,6 +55,32 @@ def test_text_and_number_of_a_row_are_added_where_it_has_none(tmp_path: Path) ->
     assert (second["extra_info"]["prompt"], second["extra_info"]["index"]) == ("a dog", 1)
     assert second["agent_name"] is second["tools_kwargs"] is None
     assert second["reward_model"]["ground_truth"] == "a dog" and second["data_source"] == "unknown"
+
+
+GENEVAL = [
+    {"tag": "counting", "include": [{"class": "cup", "count": 2}], "exclude": [{"class": "cup", "count": 3}]},
+    {"tag": "color_attr", "include": [{"class": "bus", "count": 1, "color": "pink"}, {"class": "cat", "count": 1}]},
+    {"tag": "position", "include": [{"class": "cat", "count": 1, "position": ["left of", 0]}], "note": None},
+]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_scorer_gets_the_columns_of_its_row_as_they_are_written(tmp_path: Path, count: int) -> None:
+    """GenEval's mappings have different keys, and a check such as `"color" in include` must see those of the row."""
+    rows = load(tmp_path, [{**row, "prompt": row["tag"]} for row in GENEVAL[:count]])
+    for number, (item, row) in enumerate(zip(rows, GENEVAL[:count], strict=True)):
+        written = {name: value for name, value in row.items() if value is not None}
+        assert item["extra_info"] == {**written, "prompt": row["tag"], "index": number}
+
+
+def test_a_column_replaces_neither_the_prompt_nor_a_field_of_extra_info(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(
+        json.dumps({"caption": "a cat", "prompt": "b", "index": 9, "tag": 1, "extra_info": {"tag": 2, "prompt": None}})
+    )
+    chosen = config(tmp_path)
+    chosen.prompt_key = "caption"
+    (item,) = data.load(str(tmp_path / "t.jsonl"), chosen, None)
+    assert item["extra_info"] == {"prompt": "a cat", "index": 9, "tag": 2}
 
 
 @pytest.mark.parametrize("truth", [0, ""])
@@ -102,7 +130,7 @@ def test_columns_of_several_files_are_joined(tmp_path: Path) -> None:
     rows = data.load([str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.parquet")], config(tmp_path), None)
     assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c"]
     assert [row["x"] for row in rows] == ["s", 1, None] and [row["y"] for row in rows] == [None, None, 2]
-    assert rows[0]["extra_info"] == {"a": 1, "prompt": "a", "index": 0} and rows[1]["extra_info"]["b"] == "2"
+    assert rows[0]["extra_info"] == {"a": 1, "prompt": "a", "index": 0, "x": "s"} and rows[1]["extra_info"]["b"] == "2"
 
 
 def test_texts_that_look_like_json_stay_texts_between_other_types(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_every_event_is_posted_in_order_with_the_attempt_and_the_token_of_now(to
     assert [header for header, _ in seen] == ["Bearer first", "Bearer renewed"]
     assert [body for _, body in seen] == [
         {"attempt": 2, "event": "phase", "text": "starting Ray"},
-        {"attempt": 2, "event": "step", "step": 3, "reward/mean": 0.5, "eta_s": 4.0, "samples": 96},
+        {"attempt": 2, "event": "step", "step": 3, "reward/mean": 0.5, "eta_s": 4.0, "samples": 96, "unscored": 0},
     ]
     lines = (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
     assert [{"attempt": 2, **json.loads(line)} for line in lines] == [body for _, body in seen]

@@ -107,6 +107,7 @@ def test_one_line_names_the_numbers_of_a_run() -> None:
     made = OmegaConf.create({
         "trainer": {"n_gpus_per_node": 8}, "reward": {
             "num_workers": 8, "reward_model": {"enable": False, "enable_resource_pool": False},
+            "scorer_kwargs": {}, "reward_functions": {},
         },
         "actor_rollout_ref": {"rollout": {
             "agent": {"num_workers": 2}, "max_concurrent_requests": 32, "nnodes": 0, "n_gpus_per_node": 8,

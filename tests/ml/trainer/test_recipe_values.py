@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from verl_omni.trainer import cpu_values, main_diffusion, settings, settings_page
+from verl_omni.trainer import cpu_values, main_diffusion, reward_settings, settings, settings_page
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction", "reward.reward_model"
@@ -247,13 +248,74 @@ def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) ->
     assert with_settings.scorer_kwargs == {"url": "http://localhost:1", "protocol": "pickle"}
     parts = settings.load(
         [*given, f"{several}.a.path={path.format('http_scorer_client')}", f"{several}.a.name=compute_score",
-         f"{several}.a.server_url=http://localhost:1", f"{several}.b.path={path.format('pickscore')}"]
+         f"{several}.a.server_url=http://localhost:1", f"{several}.b.path={path.format('pickscore_reward')}"]
     ).reward.reward_functions  # fmt: skip
     assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
     assert parts.a.protocol == "pickle"
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
     own = settings.load([*given, f"{reward}.path={path.format('mine')}"]).reward
     assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "scorer"),
+    [
+        ("genrm_ocr", "compute_score_ocr", "genrm_ocr"), ("clap", "compute_score", "clap"),
+        ("genrm_ocr", "mine", None), ("genrm_ocr_strict", "compute_score_ocr", None),
+        ("clap_on_video", "compute_score", None), ("http_of_mine", "compute_score", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("several", [False, True])
+def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
+    tmp_path: Path, module: str, function: str, scorer: str | None, several: bool
+) -> None:
+    file = tmp_path / "verl_omni" / "utils" / "reward_score" / f"{module}.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"def {function}(data_source, solution_image, ground_truth, extra_info):\n    return 0.25\n")
+    group = "reward.reward_functions.own" if several else FUNCTION
+    given = [*REQUIRED, f"{MODEL}.path=m", f"{group}.path={file}", f"{group}.name={function}"]
+    config = settings.load(given)
+    part = config.reward.reward_functions.own if several else config.reward.custom_reward_function
+    assert part.path == (None if scorer else str(file))
+    assert (part.name if several else config.reward.scorer) == (scorer or (function if several else None))
+    named = settings.without_effect(given, config)
+    assert named == ({} if scorer is None else {
+        f"{group}.path": f"the built-in scorer {scorer} runs instead of {file}; to run a file, give it another name"
+    })  # fmt: skip
+    assert not [each for each in reward_settings.find_problems(config.reward) if "unknown" in each]
+
+
+def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> None:
+    parts = "{a: {path: pkg://verl_omni.utils.reward_score.jpeg_compressibility}, b: {name: jpeg}}"
+    given = [*REQUIRED, f"{MODEL}.path=m", f"reward.reward_functions={parts}"]
+    (named,) = settings.without_effect(given, settings.load(given))
+    assert named == "reward.reward_functions.a.path"
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "expected"),
+    [
+        ("http_scorer_client", {"server_url": "http://a", "max_retries": 4, "retry_backoff": 0.5},
+         {"url": "http://a", "attempts": 5, "retry_backoff": 0.5, "protocol": "pickle"}),
+        ("latent_http_scorer_client", {"server_url": "http://a", "max_retries": 4, "retry_backoff": 0.5},
+         {"server_url": "http://a", "max_retries": 4, "retry_backoff": 0.5}),
+        ("hpsv3_reward", {"reward_scale": 0.1}, {"score_scale": 0.1}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("several", [False, True])
+def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
+    module: str, given: dict[str, Any], expected: dict[str, Any], several: bool
+) -> None:
+    group, inside = ("reward.reward_functions.a", "") if several else (FUNCTION, "reward_kwargs.")
+    options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
+    path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
+    reward = settings.load([*REQUIRED, f"{MODEL}.path=m", path, *options]).reward
+    found = reward.reward_functions.a if several else reward.scorer_kwargs
+    assert {name: value for name, value in found.items() if name not in ("path", "name")} == expected
+    assert not [each for each in reward_settings.find_problems(reward) if "setting" in each]
 
 
 def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> None:

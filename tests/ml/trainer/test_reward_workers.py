@@ -15,7 +15,7 @@ from verl import DataProto
 
 from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
-from verl_omni.reward_loop.scorer_results import ScorerFailed
+from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed, ScoringFailure, unscored
 from verl_omni.trainer import reward_workers
 from verl_omni.trainer.reward_workers import RewardWorker, RewardWorkers
 
@@ -124,11 +124,16 @@ def test_a_reward_worker_whose_process_has_ended_is_named_with_its_scorer(monkey
         made._wait({"reply": "second"})
 
 
-def test_columns_of_all_samples_only() -> None:
+def test_samples_that_could_not_be_scored_and_fields_that_some_lack_have_columns() -> None:
+    failure = ScoringFailure("scorer mine.py:judge failed: ValueError: no number")
     found = [
-        {"reward_score": score, "reward_extra_info": {"acc": score, **more}}
-        for score, more in ((0.5, {"x": 1}), (1.0, {}))
+        {"reward_score": 0.5, "reward_extra_info": {"acc": 0.5, "x": 1}},
+        {"reward_score": 1.0, "reward_extra_info": {"acc": 1.0}},
+        unscored(failure),
     ]
-    made = RewardWorkers.collected(VisualRewardManager, samples([0, 1]), found)
-    assert made.batch["rm_scores"].tolist() == [[0.5], [1.0]]
-    assert made.meta_info["reward_extra_keys"] == ["acc"] and made.non_tensor_batch["acc"].tolist() == [0.5, 1.0]
+    made = RewardWorkers.collected(VisualRewardManager, samples([0, 1, 2]), found)
+    assert made.batch["rm_scores"].isnan().flatten().tolist() == [False, False, True]
+    assert made.meta_info["reward_extra_keys"] == ["acc", "x"]
+    assert made.non_tensor_batch["acc"].tolist() == [0.5, 1.0, None]
+    assert made.non_tensor_batch["x"].tolist() == [1, None, None]
+    assert made.non_tensor_batch[FAILURE].tolist() == [None, None, failure]

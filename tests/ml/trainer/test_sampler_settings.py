@@ -115,26 +115,29 @@ def test_another_class_of_scheduler_too(models: dict[str, Path], tmp_path: Path,
 
 def test_two_shifts_that_differ_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
     engine = "engine_kwargs.vllm_omni.flow_shift=3"
-    with pytest.raises(ValueError, match=r"video_flow_shift: 5.0 differs from .*flow_shift, which is 3; write one"):
+    with pytest.raises(ValueError, match=r"video_flow_shift: 5.0 differs from .*flow_shift, which is 3.0; write one"):
         load(tmp_path, models["wan"], engine, "pipeline.video_flow_shift=5.0")
     load(tmp_path, models["wan"], engine, "pipeline.video_flow_shift=3.0")
 
 
+@pytest.mark.parametrize("setting", ["pipeline.video_flow_shift", "engine_kwargs.vllm_omni.flow_shift"])
 @pytest.mark.parametrize(("name", "unused"), [("wan", False), ("sd3", True)])
 def test_a_shift_of_videos_is_named_where_samples_are_images(
-    models: dict[str, Path], tmp_path: Path, name: str, unused: bool
+    models: dict[str, Path], tmp_path: Path, name: str, setting: str, unused: bool
 ) -> None:
-    given = [f"{ROLLOUT}.pipeline.video_flow_shift=5.0"]
-    config = load(tmp_path, models[name], "pipeline.video_flow_shift=5.0")
+    given = [f"{ROLLOUT}.{setting}=5.0"]
+    config = load(tmp_path, models[name], f"{setting}=5.0")
     assert (given[0].partition("=")[0] in settings.without_effect(given, config)) == unused
 
 
 def test_a_shift_is_positive() -> None:
-    for group in ("pipeline", "val_kwargs.pipeline"):
-        with pytest.raises(settings.SettingsError, match=rf"{group}.video_flow_shift: must be positive: 0"):
-            settings.load(
-                ["data.train_files=a", "actor_rollout_ref.model.path=b", f"{ROLLOUT}.{group}.video_flow_shift=0"]
-            )
+    for name in (
+        "pipeline.video_flow_shift",
+        "val_kwargs.pipeline.video_flow_shift",
+        "engine_kwargs.vllm_omni.flow_shift",
+    ):
+        with pytest.raises(settings.SettingsError, match=rf"{name}: must be positive: 0"):
+            settings.load(["data.train_files=a", "actor_rollout_ref.model.path=b", f"{ROLLOUT}.{name}=0"])
 
 
 def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:

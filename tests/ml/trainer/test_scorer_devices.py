@@ -1,8 +1,9 @@
-"""A scorer with a device: its reward workers reserve accelerators in Ray, or the run is refused."""
+"""A scorer with a device: its reward workers reserve accelerators in Ray, or share the trainer's, or are refused."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from verl_omni.trainer import scorer_devices, settings
+from verl_omni.reward_loop.rewards import SCORERS, get_scorer
+from verl_omni.reward_loop.scorer_signature import signature_of
+from verl_omni.trainer import process_counts, reward_settings, scorer_devices, settings
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 REQUIRED = ["data.train_files=t", f"actor_rollout_ref.model.path={MODEL}", "trainer.total_training_steps=1"]
+FUNCTION = "reward.custom_reward_function"
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
 SCORER = """
 import os
@@ -28,8 +32,87 @@ def compute_score(data_source, solution_image, ground_truth, extra_info, device)
 """
 
 
+AHEAD = ("actor_rollout_ref.rollout.nnodes=1", "trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
+SHARED = "reward.scorer_kwargs.device=trainer"
+
+
 def load(*overrides: str) -> Any:
     return settings.load([*REQUIRED, "reward.num_workers=2", *overrides])
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_the_scorers_with_a_model_are_those_with_a_device(name: str) -> None:
+    assert (name in scorer_devices.WITH_MODELS) == ("device" in signature_of(get_scorer(name)).settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["reward.scorer=jpeg"], None),
+        (["reward.scorer=pickscore"], "pickscore on cpu; its setting device=trainer would share the trainer's cuda"),
+        (["reward.scorer=hpsv3", SHARED], "hpsv3 on the trainer's cuda, once a batch is generated"),
+        (["reward.scorer=hpsv3", "reward.scorer_kwargs.device=cuda:0"], "hpsv3 on cuda:0, an accelerator of its own"),
+        (
+            [SEVERAL, "reward.reward_functions={a: {name: clip_score, device: trainer}, jpeg: {}}"],
+            "clip_score on the trainer's cuda, once a batch is generated",
+        ),
+        (
+            [f"{FUNCTION}.path=f.py", f"+{FUNCTION}.reward_kwargs.device=cuda"],
+            "compute_score on cuda, an accelerator of its own",
+        ),
+    ],
+)
+def test_a_run_says_where_its_scorers_run(overrides: list[str], where: str | None) -> None:
+    reward = load(*overrides).reward
+    assert scorer_devices.describe(reward, "cuda") == (None if where is None else f"scorers: {where}")
+    on_cpu = scorer_devices.describe(reward, "cpu")
+    assert on_cpu is None or "would share" not in on_cpu
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([SHARED, *AHEAD], "reward.scorer_kwargs.device: the trainer updates while the next batch is generated"),
+        (
+            [
+                SEVERAL,
+                "reward.reward_functions={a: {name: clip_score, device: trainer}, b: {name: hpsv3, device: cuda}}",
+            ],
+            "reward.reward_functions.a.device: a reward worker has accelerators of its own (reward.reward_functions.b.",
+        ),
+    ],
+)
+def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(settings.SettingsError, match=re.escape(said)):
+        load(*overrides)
+
+
+def test_a_function_does_not_share_accelerators_whose_memory_it_would_not_free(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCORER)
+    given = [f"{FUNCTION}.path={tmp_path / 'mine.py'}", f"+{FUNCTION}.reward_kwargs.device=trainer"]
+    (said,) = reward_settings.find_problems(load(*given).reward)
+    assert said.startswith(f"{FUNCTION}.reward_kwargs.device: only scorers of this package share the trainer's")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "late", "colocated"),
+    [([], False, 1), (["reward.scorer_kwargs.device=cuda"], False, 1), ([SHARED], True, 2)],
+)
+def test_scorers_that_share_score_once_a_batch_is_generated(overrides: list[str], late: bool, colocated: int) -> None:
+    config = load("reward.scorer=pickscore", *overrides)
+    assert (scorer_devices.scores_late(config), scorer_devices.colocated(config)) == (late, colocated)
+    config.reward.num_workers, config.trainer.n_gpus_per_node = None, 4
+    process_counts.fill_in(config, cpus=1)
+    assert config.reward.num_workers == (4 if late else 1)
+    assert scorer_devices.shortage(load(SHARED), [{"GPU": 1.0}], "GPU") is None, "they need no others"
+
+
+@pytest.mark.parametrize(("workers", "share"), [(1, 0.5), (2, 0.5), (3, 0.25), (6, 0.1666)])
+def test_the_reward_workers_of_an_accelerator_have_a_share_of_it_together(workers: int, share: float) -> None:
+    found = scorer_devices.shared_options(workers, 2, 2, "GPU")
+    assert found == {"num_cpus": 0, "num_gpus": pytest.approx(share), "resources": {}}
+    assert found["num_gpus"] * math.ceil(workers / 2) <= 0.5
+    assert scorer_devices.shared_options(workers, 2, 2, "NPU")["resources"] == {"NPU": found["num_gpus"]}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +162,22 @@ def test_a_run_without_free_accelerators_is_refused(
         begin = (
             f"reward.scorer_kwargs.device: 2 reward workers reserve 1 accelerators each, and of the {sum(there)} that"
         )
-        assert said.startswith(begin) and "write cpu" in said
+        assert said.startswith(begin) and "write trainer or cpu" in said
+
+
+@pytest.fixture
+def pool_of_two() -> Iterator[Any]:
+    """Two of three logical GPUs of Ray are the trainer's, of which its actors have half."""
+    import ray
+    from verl.single_controller.ray import RayResourcePool
+
+    ray.init(num_cpus=5, num_gpus=3, include_dashboard=False, log_to_driver=False)
+    try:
+        pool = RayResourcePool([2], use_gpu=True, name_prefix="actor", max_colocate_count=2)
+        pool.get_placement_groups(device_name="cpu")
+        yield pool
+    finally:
+        ray.shutdown()
 
 
 @pytest.fixture
@@ -96,27 +194,53 @@ def ray_with_three_gpus() -> Iterator[None]:
         ray.shutdown()
 
 
+def samples(count: int) -> Any:
+    from verl import DataProto
+
+    pixels = torch.zeros(count, 3, 8, 8, dtype=torch.uint8)
+    columns = {"data_source": "d", "reward_model": {"ground_truth": ""}, "extra_info": {}}
+    return DataProto(
+        batch=TensorDict({"prompts": torch.zeros(count, 1), "responses": pixels}, batch_size=count),
+        non_tensor_batch={name: np.array([value] * count, dtype=object) for name, value in columns.items()},
+    )
+
+
+def with_function(folder: Path, device: str) -> Any:
+    (folder / "mine.py").write_text(SCORER)
+    config = load(SEVERAL, f"reward.reward_functions={{mine: {{path: {folder / 'mine.py'}, device: '{device}'}}}}")
+    config.actor_rollout_ref.model.tokenizer_path = f"{MODEL}/tokenizer"
+    return config
+
+
 @pytest.mark.slow  # starts Ray
 @pytest.mark.usefixtures("ray_with_three_gpus")
 def test_each_reward_worker_sees_an_accelerator_of_its_own(tmp_path: Path) -> None:
     import ray
-    from verl import DataProto
 
     from verl_omni.trainer.reward_workers import RewardWorkers
 
-    (tmp_path / "mine.py").write_text(SCORER)
-    config = load(SEVERAL, f"reward.reward_functions={{mine: {{path: {tmp_path / 'mine.py'}, device: 'cuda:0'}}}}")
-    config.actor_rollout_ref.model.tokenizer_path = f"{MODEL}/tokenizer"
-    workers = RewardWorkers(config, None).reward_loop_workers
-    pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
-    columns = {"data_source": "d", "reward_model": {"ground_truth": ""}, "extra_info": {}}
-    sample = DataProto(
-        batch=TensorDict({"prompts": torch.zeros(1, 1), "responses": pixels}, batch_size=1),
-        non_tensor_batch={name: np.array([value], dtype=object) for name, value in columns.items()},
-    )
-    replies = ray.get([worker.compute_score.remote(sample) for worker in workers], timeout=120)
+    workers = RewardWorkers(with_function(tmp_path, "cuda:0"), None).reward_loop_workers
+    replies = ray.get([worker.compute_score.remote(samples(1)) for worker in workers], timeout=120)
     found = [reply["reward_extra_info"] for reply in replies]
     assert [each["reward/mine/device"] for each in found] == ["cuda:0"] * 2
     assert len({each["reward/mine/reserved"] for each in found}) == 2
     assert all(each["reward/mine/reserved"] == each["reward/mine/seen"] for each in found)
     assert ray.available_resources().get("GPU", 0) == 0
+
+
+@pytest.mark.slow  # starts Ray
+def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path: Path, pool_of_two: Any) -> None:
+    """A function stands in for a scorer with a model; the trainer's device is the CPU, and Ray's GPUs are logical."""
+    import ray
+
+    from verl_omni.trainer.reward_workers import RewardWorkers
+
+    workers = RewardWorkers(with_function(tmp_path, "trainer"), None, pool_of_two)
+    assert workers.reward_loop_worker_handles is None, "agent loops do not score"
+    found = workers.compute_rm_score(samples(4))
+    assert found.batch["rm_scores"].tolist() == [[0.0]] * 4
+    columns = found.non_tensor_batch
+    assert list(columns["reward/mine/device"]) == ["cpu"] * 4
+    assert len(set(columns["reward/mine/reserved"])) == 2
+    assert list(columns["reward/mine/seen"]) == list(columns["reward/mine/reserved"])
+    assert ray.available_resources()["GPU"] == 1, "the third is free"

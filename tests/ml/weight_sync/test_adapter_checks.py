@@ -110,6 +110,15 @@ def test_layers_are_found_by_fused_name_by_part_and_without_component() -> None:
     assert known["transformer.b.attn.to_k"].slices == (1,) and known["b.attn.to_k"].rows == (6,)
     assert known["b.attn.to_out.0"].columns == 8
     assert "to_q" not in known, "a bare suffix would match every block"
+    both = adapter_checks.lora_targets(
+        {
+            name.replace("transformer.", f"{component}."): layer
+            for component in ("a", "b")
+            for name, layer in layers().items()
+        },
+        FUSED,
+    )
+    assert "a.b.attn.to_k" in both and "b.attn.to_k" not in both, "the engine would bind the layers of both components"
 
 
 @pytest.mark.parametrize(

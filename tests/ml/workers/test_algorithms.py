@@ -15,6 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_omni.trainer import settings
 from verl_omni.trainer.sample_generation import ScoredSamples
 from verl_omni.workers.algorithms.base import training_algorithm
+from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registry import ACTOR, ALGORITHMS, optimizer_steps
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -195,7 +196,7 @@ def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
         "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
-        "velocity_tolerance": 1e-3,
+        "velocity_tolerance": 1e-3, "limit_by_depth": False,
         "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
         "rollout_rs": None, "rollout_rs_threshold": None,
     }  # fmt: skip
@@ -219,6 +220,35 @@ def test_advantages_are_divided_by_the_deviation_of_the_batch_or_of_each_prompt(
     assert (first == pytest.approx(second, rel=1e-3)) is by_group, "rewards of one prompt spread nine times as far"
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm.global_std=false"], ["algorithm.adv_estimator=mine"]])
+def test_a_sample_without_a_reward_has_advantage_0_whatever_the_scores_are(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with an estimator of the user, which gets the other samples only."""
+    monkeypatch.setitem(ESTIMATORS._entries, "mine", f"{__name__}:ranks")
+    made = batch(load(*overrides), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
+    assert made["advantages"].sign().tolist() == [1, -1, 0, 0, -1, 1]
+
+
+def ranks(rewards: torch.Tensor, groups: list[str], settings: Any) -> torch.Tensor:
+    assert rewards.isfinite().all() and groups == ["a", "b", "a", "b"]
+    return torch.tensor([1.0, -1.0, -1.0, 1.0])
+
+
+def test_diffusion_nft_takes_a_sample_without_a_reward_for_neither_good_nor_bad() -> None:
+    made = batch(load(NFT, "actor_rollout_ref.model.lora_rank=4"), scored([-20.0, 0.0, NAN, NAN, -22.0, 8.0]), seed=1)
+    assert made["optimality"].sub(0.5).sign().tolist() == [1, -1, 0, 0, -1, 1]
+
+
+def test_online_dpo_pairs_samples_that_have_a_reward() -> None:
+    made = batch(load(DPO, "actor_rollout_ref.model.lora_rank=4"), scored([NAN, NAN, -22.0, 8.0, -20.0, NAN]), seed=1)
+    assert made["clean_latents"][:, :, 0, 0, 0].tolist() == [[4.0, 2.0], [3.0, 3.0]]
+    assert made["preferred"].tolist() == [1.0, 0.0], "one reward is no preference"
+
+
 def test_each_step_draws_other_steps_of_a_sample() -> None:
     samples = scored([1.0, 0.0, 3.0, 0.0])
     config = load(
@@ -232,7 +262,7 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
 
 @pytest.mark.parametrize(
     ("overrides", "limit"),
-    [
+    [  # in bfloat16 the actor raises it by depth and guidance, unless it is given
         (FLOAT32, 1e-3),
         ((*FLOAT32, f"{PARAM_DTYPE}=bf16"), 0.05),
         ((*FLOAT32, "actor_rollout_ref.rollout.dtype=bfloat16"), 0.05),
@@ -250,7 +280,8 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
 )
 def test_the_coarser_dtype_determines_how_far_velocities_may_differ(overrides: tuple[str, ...], limit: float) -> None:
     config = load("actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *overrides)
-    assert arguments(config, step=1)["velocity_tolerance"] == limit
+    made = arguments(config, step=1)
+    assert (made["velocity_tolerance"], made.get("limit_by_depth", False)) == (limit, limit == 0.05)
 
 
 def test_schedules_count_the_optimizer_steps_of_the_run() -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from ml.workers.tiny_actor import model_settings
 from verl_omni.trainer import model_settings as driver
 from verl_omni.trainer import number_ranges, settings
+from verl_omni.utils.adapter_folder import PEFT_FILE, PEFT_SETTINGS
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -61,9 +62,9 @@ def tensors(model: Any) -> dict[str, torch.Tensor]:
 def write_peft(model: Any, folder: Path, prefix: str = "base_model.model.", **config: Any) -> Path:
     folder.mkdir()
     values = {name.replace("transformer.", prefix, 1): value.contiguous() for name, value in tensors(model).items()}
-    save_file(values, folder / saved_adapter.PEFT, metadata={"format": "pt"})
+    save_file(values, folder / PEFT_FILE, metadata={"format": "pt"})
     described = {**driver_config(model), **config}
-    (folder / saved_adapter.PEFT_CONFIG).write_text(json.dumps(described))
+    (folder / PEFT_SETTINGS).write_text(json.dumps(described))
     return folder
 
 
@@ -209,7 +210,7 @@ def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     """A layout of peft whose tensors are changed."""
 
     def write(model: Any, folder: Path) -> Path:
-        file = write_peft(model, folder) / saved_adapter.PEFT
+        file = write_peft(model, folder) / PEFT_FILE
         save_file(change(load_file(file)), file)
         return folder
 
@@ -221,19 +222,19 @@ def configured(**config: Any) -> Callable[[Any, Path], Path]:
 
 
 def cut(model: Any, folder: Path) -> Path:
-    file = write_peft(model, folder) / saved_adapter.PEFT
+    file = write_peft(model, folder) / PEFT_FILE
     file.write_bytes(file.read_bytes()[:-100])
     return folder
 
 
 def pickled(model: Any, folder: Path) -> Path:
     write_peft(model, folder)
-    (folder / saved_adapter.PEFT).rename(folder / "adapter_model.bin")
+    (folder / PEFT_FILE).rename(folder / "adapter_model.bin")
     return folder
 
 
 def without_config(model: Any, folder: Path) -> Path:
-    (write_peft(model, folder) / saved_adapter.PEFT_CONFIG).unlink()
+    (write_peft(model, folder) / PEFT_SETTINGS).unlink()
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from verl_omni.reward_loop.part_settings import COMBINED, OWN_SETTINGS, part_pro
 from verl_omni.reward_loop.reward_manager.visual import VisualRewardManager, check_settings, resolve
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import package_of
-from verl_omni.reward_loop.scorer_results import parse_score, scorer_failed
+from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, failed_score, parse_score, unscored
 
 logger = logging.getLogger(__name__)
 AGGREGATIONS = ("weighted_mean", "weighted_sum", "normalized_sum")
@@ -37,8 +38,8 @@ class MultiVisualRewardManager(VisualRewardManager):
     The reward is sum(weight * score), and with `reward.aggregation: weighted_mean` that over sum(weight), as
     with `normalized_sum`, for which the trainer normalizes each score in its group and adds them. Extra fields:
     `reward/<key>`, `reward/<key>/<field>` for a scorer that returns a dict, and `reward/combined`. A part that fails
-    stops the run, unless it has `required: false`: then its score is 0, the error is logged, and its field
-    `reward/<key>/failed` is 1 instead of 0.
+    has no fields. If its weight is not 0, the sample has no reward. With `required: false` its failures do not count in
+    `reward.max_failed_share`.
 
     Raises:
         ValueError: there is no part, one is no group of settings, a weight is no finite number, `required` is neither
@@ -66,34 +67,41 @@ class MultiVisualRewardManager(VisualRewardManager):
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Score one sample with every part.
 
-        Raises:
-            ScorerFailed: a required part failed; the message names it.
+        Returns:
+            As `VisualRewardManager`. A sample whose reward does not need the parts that failed has both the reward and
+            the failure. Of several failures, it is the first that is required.
         """
         sample = self.arguments(data)
         extra: dict[str, Any] = {}
+        failures: list[ScoringFailure] = []
         combined = 0.0
         for part in self.parts:
             one = await self._score_part(part, sample)
             score = one["reward_score"]
-            extra[f"reward/{part.key}"] = score
-            extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
-            combined += part.weight * score
+            if FAILURE in one:
+                failures.append(one[FAILURE])
+            else:
+                extra[f"reward/{part.key}"] = score
+                extra |= {f"reward/{part.key}/{name}": value for name, value in one["reward_extra_info"].items()}
+            if part.weight != 0:
+                combined += part.weight * score
         combined /= self.divisor
-        return {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
+        failure = next((each for each in failures if each.required), failures[0] if failures else None)
+        if failure is not None and math.isnan(combined):
+            return unscored(failure, extra)
+        made = {"reward_score": combined, "reward_extra_info": {**extra, f"reward/{COMBINED}": combined}}
+        return made if failure is None else {**made, FAILURE: failure}
 
     async def _score_part(self, part: Part, sample: dict[str, Any]) -> dict[str, Any]:
         try:
             answer = await self.queue(part.key, part.function, part.settings).score(sample)
             made = parse_score(answer)
         except Exception as error:
-            if part.required:
-                raise scorer_failed(f"reward {part.key!r}", error) from error
-            logger.warning("reward %r failed; its score is 0", part.key, exc_info=error)
-            return {"reward_score": 0.0, "reward_extra_info": {"failed": 1.0}}
+            name = f"reward {part.key!r}"
+            logger.warning("%s failed; a sample has no score of it", name, exc_info=error)
+            return unscored(ScoringFailure(failed_score(name, error), part.required))
         fields = made["reward_extra_info"] if isinstance(answer, Mapping) else {}
-        # A key that only some samples have gets no column in the batch.
-        failed = {} if part.required else {"failed": 0.0}
-        return {"reward_score": made["reward_score"], "reward_extra_info": {**fields, **failed}}
+        return {"reward_score": made["reward_score"], "reward_extra_info": fields}
 
 
 def _load_part(key: str, settings: dict[str, Any]) -> Part:

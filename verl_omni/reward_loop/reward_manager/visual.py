@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl_omni.reward_loop.rewards import get_scorer
 from verl_omni.reward_loop.rewards.python import load
 from verl_omni.reward_loop.scorer_names import custom_name, scorer_name
-from verl_omni.reward_loop.scorer_results import parse_score, scorer_failed
+from verl_omni.reward_loop.scorer_results import ScorerFailed, ScoringFailure, failed_score, parse_score, unscored
 from verl_omni.reward_loop.scorer_signature import parameters_of, signature_of
 from verl_omni.reward_loop.scoring_queue import DEADLINE_SECONDS, ScoringQueue
 from verl_omni.utils.pixels import BOTH, as_pixels
 from verl_omni.utils.registry import import_modules
 
+logger = logging.getLogger(__name__)
 BATCH_SIZE = 32  # for configurations without `reward.batch_size`
 
 
@@ -62,21 +64,26 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         """Score one sample.
 
         Returns:
-            As of `parse_score`.
+            As of `parse_score`; or as of `unscored`, where the scorer raised an error, returned no usable score, or did
+            not end within `reward.deadline_seconds`.
 
         Raises:
             ValueError: the response has the wrong dtype.
-            ScorerFailed: the scorer does not exist, raised an error, also when it was imported, returned no usable
-                score, or did not end within `reward.deadline_seconds`.
+            ScorerFailed: the scorer does not exist, or cannot be imported.
         """
         sample = self.arguments(data)
         source = str(sample["data_source"])
         chosen = self.custom is not None or self.config.reward.get("scorer")  # one scorer for all data sources
+        name = f"scorer {self._name(source)}"
         try:
             scorer, settings = self.select_scorer(source)
+        except Exception as error:
+            raise ScorerFailed(failed_score(name, error)) from error
+        try:
             return parse_score(await self.queue("" if chosen else source, scorer, settings).score(sample))
         except Exception as error:
-            raise scorer_failed(f"scorer {self._name(source)}", error) from error
+            logger.warning("%s failed; a sample has no score", name, exc_info=error)
+            return unscored(ScoringFailure(failed_score(name, error)))
 
     def _name(self, data_source: str) -> str:
         """What the scorer is called in errors."""

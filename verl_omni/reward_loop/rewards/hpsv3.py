@@ -20,8 +20,11 @@ def compute_score(
     model_name_or_path: str = WEIGHTS,
     processor_name_or_path: str = BASE,
     device: str = "cpu",
+    score_scale: float = 1.0,
 ) -> list[float]:
-    """The mean of the score that the model predicts, for each image; of a video, the mean over its frames; not bounded.
+    """score_scale times the mean of the score that the model predicts, for each image; not bounded.
+
+    The score of a video is the mean over its frames.
 
     Args:
         model_name_or_path: the weights: a folder or a repository in the hub cache with HPSv3.safetensors, or a file.
@@ -33,7 +36,7 @@ def compute_score(
     """
     prompts = prompts_of(extra_infos, "hpsv3")
     model = load_once(Hpsv3Model, model_name_or_path, processor_name_or_path, device)
-    return mean_over_frames(solution_images, prompts, model.scores)
+    return [score_scale * score for score in mean_over_frames(solution_images, prompts, model.scores)]
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:

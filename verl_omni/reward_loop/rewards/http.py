@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +19,18 @@ from verl_omni.reward_loop import http_exchange, pickled_messages
 from verl_omni.reward_loop.http_answers import AGAIN, Answer, AskAgain, pause_before
 from verl_omni.reward_loop.pickled_messages import JSON, PICKLE, PROTOCOLS
 from verl_omni.reward_loop.scorer_results import LARGEST_SCORE, error_text
-from verl_omni.reward_loop.setting_types import Attempts, Seconds
+from verl_omni.reward_loop.setting_types import Attempts, NotNegative, Seconds
 
-PAUSES = wait_exponential(max=10)  # seconds between two attempts
+LONGEST_GROWN_PAUSE = 10.0  # seconds
+SLEEP: Callable[[float], None] = time.sleep  # between two attempts
 
 
 class RewardServerError(RuntimeError):
     """The reward server did not return a score."""
+
+
+class NoResponse(RewardServerError, ConnectionError):
+    """The reward server did not respond."""
 
 
 def compute_score(
@@ -34,16 +41,20 @@ def compute_score(
     url: str,
     timeout: Seconds = 60.0,
     attempts: Attempts = 3,
+    retry_backoff: NotNegative = 1.0,
     protocol: str = JSON,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     """Request a score from the server at `url`.
 
-    Sends JSON: `prompt`, `ground_truth`, `data_source`, and `image` (PNG, base64), or of a video `frames`, a list of
-    all of them. Expects JSON with a number `score`; further numbers are reported as metrics.
+    Sends JSON: `prompt`, `ground_truth`, `data_source`, `extra_info` (its values that JSON has), and `image` (PNG,
+    base64), or of a video `frames`, a list of all of them. Expects JSON with a number `score`; further numbers are
+    reported as metrics. With null as `score`, the sample has none: the result is None.
 
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable, answers 408, 425,
-            429 or 5xx, or no JSON. The pauses grow, unless the server's `Retry-After` is longer.
+            429 or 5xx, or no JSON.
+        retry_backoff: seconds before the second attempt; later pauses are twice as long each, up to 10 seconds. A
+            longer `Retry-After` of the server counts.
         protocol: `pickle` for a server of deepgen_rl's kind (`pickled_messages`), whose prompt is `ground_truth`.
 
     Raises:
@@ -51,9 +62,10 @@ def compute_score(
         ValueError: a video with `protocol="pickle"`.
     """
     if protocol == PICKLE:
-        return {"score": pickled_scores(url, [solution_image], [str(ground_truth)], timeout, attempts)[0]}
+        scores = pickled_scores(url, [solution_image], [str(ground_truth)], timeout, attempts, retry_backoff)
+        return {"score": scores[0]}
     body = sample_body(data_source, solution_image, ground_truth, extra_info)
-    return score_fields(url, request(url, body, timeout, attempts))
+    return score_fields(url, request(url, body, timeout, attempts, retry_backoff))
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
@@ -74,11 +86,11 @@ def url_problems(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def pickled_scores(
-    url: str, images: Sequence[Tensor], prompts: Sequence[str], timeout: float, attempts: int
+    url: str, images: Sequence[Tensor], prompts: Sequence[str], timeout: float, attempts: int, retry_backoff: float
 ) -> list[float]:
     """Scores of images uint8 [3, H, W] by a server that speaks pickle, one each; errors as of `compute_score`."""
     body = pickled_messages.encode(images, prompts)
-    answer = _exchange(url, {"content": body}, _read_pickle, timeout, attempts)
+    answer = _exchange(url, {"content": body}, _read_pickle, timeout, attempts, retry_backoff)
     try:
         return [_finite(url, score) for score in pickled_messages.scores(answer, len(images))]
     except ValueError as error:
@@ -90,23 +102,52 @@ def sample_body(data_source: str, image: Tensor, ground_truth: Any, extra_info: 
     pixels: dict[str, Any] = (
         {"image": png_base64(image)} if image.ndim == 3 else {"frames": [png_base64(frame) for frame in image]}
     )
-    return {"prompt": extra_info.get("prompt"), "ground_truth": ground_truth, "data_source": data_source, **pixels}
+    return {**text_fields(data_source, ground_truth, extra_info), **pixels}
 
 
-def request(url: str, body: dict[str, Any], timeout: float, attempts: int) -> Any:
+def text_fields(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON of a sample without what the model generated."""
+    return {
+        "prompt": extra_info.get("prompt"),
+        "ground_truth": ground_truth,
+        "data_source": data_source,
+        "extra_info": {name: value for name, value in extra_info.items() if _is_json(value)},
+    }
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON has a value; not images, tensors, dates and NaN."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def request(url: str, body: dict[str, Any], timeout: float, attempts: int, retry_backoff: float) -> Any:
     """Post JSON and return the JSON of the response; arguments as in `compute_score`.
 
     Raises:
         RewardServerError: no attempt succeeded, or the server refused the request.
     """
-    return _exchange(url, {"json": body}, _read_json, timeout, attempts)
+    return _exchange(url, {"json": body}, _read_json, timeout, attempts, retry_backoff)
 
 
 def _exchange(
-    url: str, sent: Mapping[str, Any], read: Callable[[str, Answer], Any], timeout: float, attempts: int
+    url: str,
+    sent: Mapping[str, Any],
+    read: Callable[[str, Answer], Any],
+    timeout: float,
+    attempts: int,
+    retry_backoff: float,
 ) -> Any:
+    growing = wait_exponential(multiplier=retry_backoff, max=LONGEST_GROWN_PAUSE)
     again = Retrying(
-        stop=stop_after_attempt(attempts), wait=lambda state: pause_before(state, PAUSES), reraise=True, retry=AGAIN
+        stop=stop_after_attempt(attempts),
+        wait=lambda state: pause_before(state, growing),
+        reraise=True,
+        retry=AGAIN,
+        sleep=SLEEP,
     )
     try:
         return again(lambda: read(url, http_exchange.post_and_wait(url, timeout, **sent)))
@@ -114,17 +155,19 @@ def _exchange(
         raise RewardServerError(f"{url}: {error}, in each of {attempts} attempts") from error
     except httpx.TransportError as error:
         text = f"no response in {attempts} attempts of {timeout:g} s ({error_text(error)})"
-        raise RewardServerError(f"{url}: {text}") from error
+        raise NoResponse(f"{url}: {text}") from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RewardServerError(f"{url}: {error_text(error)}") from error
 
 
-def score_fields(url: str, answer: Any) -> dict[str, float]:
-    """The numbers of a response for one sample.
+def score_fields(url: str, answer: Any) -> dict[str, float] | None:
+    """The numbers of a response for one sample; None if its score is null.
 
     Raises:
         RewardServerError: it has no number `score`, or one that is not finite in fp32.
     """
+    if isinstance(answer, dict) and answer.get("score", math.nan) is None:
+        return None
     found = {name: _number(value) for name, value in answer.items()} if isinstance(answer, dict) else {}
     if (score := found.get("score")) is None:
         raise RewardServerError(f"{url}: the response has no number 'score': {str(answer)[:200]}")

@@ -16,7 +16,7 @@ from verl_omni.reward_loop.rewards.http import (
     score_fields,
     setting_problems,
 )
-from verl_omni.reward_loop.setting_types import Attempts, Seconds
+from verl_omni.reward_loop.setting_types import Attempts, NotNegative, Seconds
 
 __all__ = ["compute_score", "setting_problems"]
 
@@ -29,8 +29,9 @@ def compute_score(
     url: str,
     timeout: Seconds = 60.0,
     attempts: Attempts = 3,
+    retry_backoff: NotNegative = 1.0,
     protocol: str = JSON,
-) -> list[dict[str, float]]:
+) -> list[dict[str, float] | None]:
     """Request the scores of up to `reward.batch_size` samples from the server at `url`.
 
     Sends JSON: `samples`, a list of what the scorer `http` sends. Expects JSON: `scores`, a list with an object for
@@ -38,17 +39,18 @@ def compute_score(
 
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.
-        protocol: as of the scorer `http`.
+        retry_backoff, protocol: as of the scorer `http`.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score for each sample.
     """
     if protocol == PICKLE:
-        found = pickled_scores(url, solution_images, [str(truth) for truth in ground_truths], timeout, attempts)
+        prompts = [str(truth) for truth in ground_truths]
+        found = pickled_scores(url, solution_images, prompts, timeout, attempts, retry_backoff)
         return [{"score": score} for score in found]
     columns = zip(data_sources, solution_images, ground_truths, extra_infos, strict=True)
     samples = [sample_body(*column) for column in columns]
-    answer = request(url, {"samples": samples}, timeout, attempts)
+    answer = request(url, {"samples": samples}, timeout, attempts, retry_backoff)
     scores = answer.get("scores") if isinstance(answer, dict) else None
     if not isinstance(scores, list) or len(scores) != len(samples):
         raise RewardServerError(f"{url}: the response has no {len(samples)} 'scores': {str(answer)[:200]}")

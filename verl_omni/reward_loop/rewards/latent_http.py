@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.reward_loop.rewards.http import request, score_fields, url_problems
+from verl_omni.reward_loop.rewards.http import request, score_fields, text_fields, url_problems
 from verl_omni.reward_loop.setting_types import NotNegative, Retries, Seconds
 
 
@@ -20,24 +20,26 @@ def compute_score(
     server_url: str,
     timeout: Seconds = 60.0,
     max_retries: Retries = 2,
+    retry_backoff: NotNegative = 1.0,
     noise_level: NotNegative = 0.0,
     noise_seed: int | None = None,
     score_scale: float = 1.0,
     score_bias: float = 0.0,
-) -> dict[str, float]:
+) -> dict[str, float] | None:
     """score_scale * score + score_bias, with the score of the server at `server_url`.
 
-    Sends JSON: `prompt`, `ground_truth`, `data_source`, `latents` (float32, little-endian, base64), `shape` of the
-    latents, `noise_level` and `noise_seed`. Expects JSON with a number `score`; further numbers are reported.
+    Sends JSON: `prompt`, `ground_truth`, `data_source`, `extra_info` (its values that JSON has), `latents` (float32,
+    little-endian, base64), `shape` of the latents, `noise_level` and `noise_seed`. Expects JSON with a number `score`;
+    further numbers are reported.
 
     Args:
         solution_image: the final latents of a sample, which the engine returns with `output_type: latent`.
         timeout: seconds per attempt. max_retries: attempts after the first, while the server is unreachable or answers
-            5xx.
+            5xx. retry_backoff: as of the scorer `http`.
         noise_level, noise_seed: of the noise that the server adds to the latents before it scores them.
 
     Returns:
-        `score`, `server_score`, and the server's further numbers.
+        `score`, `server_score`, and the server's further numbers; None if the server's score is null.
 
     Raises:
         RewardServerError: no attempt succeeded, or the response has no score.
@@ -50,11 +52,13 @@ def compute_score(
         )
     values = solution_image.detach().float().cpu().contiguous().numpy().astype("<f4")
     body = {
-        "prompt": extra_info.get("prompt"), "ground_truth": ground_truth, "data_source": data_source,
+        **text_fields(data_source, ground_truth, extra_info),
         "latents": base64.b64encode(values.tobytes()).decode(), "shape": list(values.shape),
         "noise_level": noise_level, "noise_seed": noise_seed,
     }  # fmt: skip
-    found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1))
+    found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1, retry_backoff))
+    if found is None:
+        return None
     return {**found, "score": score_scale * found["score"] + score_bias, "server_score": found["score"]}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import pools
+from verl_omni.trainer import pools, scorer_devices
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -175,6 +175,10 @@ def changes(config: DictConfig, divisible: int = 0) -> Iterator[Change]:
             of_engine = rollout.engine_kwargs.vllm_omni.get("max_num_seqs") is not None
             name = engine_settings.BATCH if of_engine else f"{ROLLOUT}.max_num_seqs"
             yield Change(name, size, "smaller batches of the engine")
+            break
+    for size in (8, 1):
+        if scorer_devices.sharing(config.reward) and config.reward.batch_size > size:
+            yield Change("reward.batch_size", size, "smaller batches of the scorers on the trainer's accelerators")
             break
     if actor.fsdp_config.mixed_precision.param_dtype != HALF:
         yield Change(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", HALF, "the model computes in bfloat16")

@@ -36,7 +36,9 @@ class Setup:
         stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it; of
             pairs, what the ranks have encoded.
         pixels: bytes of a sample as it is scored.
-        waiting: bytes of a step's samples that wait for a judge which scores them when all are generated.
+        waiting: bytes of a step's samples that wait for a judge or a scorer until all are generated.
+        scorers: reward workers with models on the trainer's accelerators, over all nodes; 0: none.
+        scorer_weights, scorer_activations: bytes of the models of such a worker, and of its largest call.
         updates: optimizer steps of one training step.
         sends_adapter: whether a weight update sends the adapter, and not all weights.
         bucket: bytes of the buffer of a weight update.
@@ -59,6 +61,9 @@ class Setup:
     trained: int
     pixels: int
     waiting: int
+    scorers: int
+    scorer_weights: int
+    scorer_activations: int
     updates: int
     sends_adapter: bool
     bucket: int
@@ -96,6 +101,16 @@ class Setup:
     def helpers_per_node(self) -> int:
         """Agent-loop and reward workers of the host that has most of them."""
         return math.ceil(self.helpers / self.nodes)
+
+    @property
+    def scores_here(self) -> bool:
+        """Whether samples are scored on the trainer's accelerators by scorers whose memory is known."""
+        return self.scorers > 0 and self.generation is not None
+
+    @property
+    def scorers_per_rank(self) -> int:
+        """Reward workers on the accelerator that has most of them."""
+        return math.ceil(self.scorers / self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +155,16 @@ def estimate(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Esti
     """Put the parts of one device together, by phase, for an engine on the trainer's device."""
     generating = () if setup.generation is None else (_generation(setup.generation, setup, trainer, engine),)
     encodes = (_encoding(setup, trainer, engine),) if setup.pairs else ()
-    phases = (*generating, *encodes, _update(setup, trainer, engine), _sync(setup, trainer, engine))
+    scores = (_scoring(setup, trainer, engine),) if setup.scores_here else ()
+    phases = (*generating, *scores, *encodes, _update(setup, trainer, engine), _sync(setup, trainer, engine))
     moved = {**bytes_of_a_step(setup, trainer), "weights to each engine": trainer.sent}
     if not setup.accelerator:
-        always = {**encoders_at_rest(setup, trainer), **checkpoint_copy(setup, trainer)}
+        always = {**encoders_at_rest(setup, trainer), **checkpoint_copy(setup, trainer), **scorers_on_cpu(setup)}
         copied = (Phase(p.name, {**p.parts, **always}) for p in phases)
         return Estimate((), tuple(_on_host(setup, phase) for phase in copied), moved)
-    return Estimate(with_contexts(phases, 2), without_zeros(_host(setup, trainer, engine)), moved)
+    return Estimate(
+        with_contexts(phases, 2 + setup.scorers_per_rank), without_zeros(_host(setup, trainer, engine)), moved
+    )
 
 
 def fits(peak: int, capacity: int) -> bool:
@@ -163,6 +181,24 @@ def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
         "base model": 0 if away else trainer.reference,
         "optimizer": 0 if setup.accelerator and setup.offloads_optimizer else trainer.optimizer,
     }
+
+
+def scoring(setup: Setup) -> dict[str, int]:
+    """What the scorers that share the trainer's device have on it while they score a batch."""
+    return {
+        "reward models": setup.scorers_per_rank * setup.scorer_weights,
+        "reward activations": setup.scorers_per_rank * setup.scorer_activations,
+    }
+
+
+def scorers_at_rest(setup: Setup) -> dict[str, int]:
+    """What they have in host memory otherwise, for a host whose ranks have accelerators."""
+    return {"reward models at rest": math.ceil(setup.scorers / setup.nodes) * setup.scorer_weights}
+
+
+def scorers_on_cpu(setup: Setup) -> dict[str, int]:
+    """What they have in host memory all the time, for each rank without an accelerator."""
+    return {"reward models": setup.scorers_per_rank * setup.scorer_weights}
 
 
 def encoders_at_rest(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
@@ -228,6 +264,10 @@ def _generation(name: str, setup: Setup, trainer: TrainerMemory, engine: EngineM
     return Phase(name, {**resting(setup, trainer), **awake(setup, trainer, engine), **passes})
 
 
+def _scoring(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
+    return Phase("scoring", {**resting(setup, trainer), **scoring(setup), **_not_asleep(setup, trainer, engine)})
+
+
 def _encoding(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
     return Phase("encoding", encoding(setup, trainer) | _not_asleep(setup, trainer, engine))
 
@@ -266,14 +306,20 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     # torch keeps the memory that it has pinned for sleeping engines when they are awake again.
     asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
-    always = {**processes, **samples, **copy, **asleep, **encoders}
+    always = {**processes, **samples, **copy, **asleep, **encoders, **scorers_at_rest(setup)}
     # Before pairs are encoded, everything that moves to the device is in host memory.
-    names = [name for name in (setup.generation, "encoding" if setup.pairs else None) if name is not None]
+    names = host_phases(setup)
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
         *(Phase(name, {**always, **to_score(setup, name), **offloaded}) for name in names),
         Phase("update", always | starting(setup, trainer)),
     )
+
+
+def host_phases(setup: Setup) -> tuple[str, ...]:
+    """Names of the phases before an update."""
+    named = {setup.generation: setup.generation, "scoring": setup.scores_here, "encoding": setup.pairs}
+    return tuple(name for name, there in named.items() if name is not None and there)
 
 
 def starting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
@@ -296,8 +342,8 @@ def trajectories(setup: Setup) -> int:
 
 
 def to_score(setup: Setup, phase: str) -> dict[str, int]:
-    """What is in the object store, if one host has all of it, for a judge that sleeps while samples are generated."""
-    return {"samples to score": setup.waiting if phase == setup.generation else 0}
+    """What is in the object store, if one host has all of it, and is scored when all samples are generated."""
+    return {"samples to score": setup.waiting if phase in (setup.generation, "scoring") else 0}
 
 
 def _on_host(setup: Setup, phase: Phase) -> Phase:

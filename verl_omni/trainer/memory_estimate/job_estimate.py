@@ -11,8 +11,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from verl_omni.trainer import generation_ahead, judges, pools, tensor_split
-from verl_omni.trainer.memory_estimate import engine_memory, evaluations, trainer_memory
+from verl_omni.trainer import generation_ahead, pools, scorer_devices, tensor_split
+from verl_omni.trainer.memory_estimate import engine_memory, evaluations, reward_memory, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
 from verl_omni.trainer.memory_estimate.model_shapes import TRANSFORMER, ModelShapes, read
@@ -150,6 +150,7 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
     group = actor.fsdp_config.ulysses_sequence_parallel_size
     generated = 0 if offline else prompts * rollout.n
     offload = actor.fsdp_config
+    rewards = reward_memory.measure(config.reward)
     return Setup(
         nodes=config.trainer.nnodes,
         ranks=config.trainer.nnodes * config.trainer.n_gpus_per_node,
@@ -164,7 +165,10 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         trained=group
         * (prompts * IMAGES * stored.total(1, 1) if offline else stored.total(prompts * rows * per_row, prompts)),
         pixels=value * pixels,
-        waiting=generated * value * pixels if judges.sleeps(config) else 0,
+        waiting=generated * value * pixels if scorer_devices.scores_late(config) else 0,
+        scorers=config.reward.num_workers if scorer_devices.sharing(config.reward) else 0,
+        scorer_weights=rewards.weights,
+        scorer_activations=rewards.activations,
         updates=actor.ppo_epochs * math.ceil(prompts / actor.ppo_mini_batch_size),
         sends_adapter=settings.model.lora_rank > 0,
         bucket=rollout.checkpoint_engine.update_weights_bucket_megabytes << 20,

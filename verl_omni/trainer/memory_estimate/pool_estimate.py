@@ -14,9 +14,13 @@ from verl_omni.trainer.memory_estimate.estimate import (
     checkpoint_copy,
     encoders_at_rest,
     encoding,
+    host_phases,
     kept_by_engine,
     receiving,
     resting,
+    scorers_at_rest,
+    scorers_on_cpu,
+    scoring,
     sending,
     starting,
     to_score,
@@ -71,9 +75,11 @@ def network_bucket(setup: Setup, trainer: TrainerMemory) -> int:
 
 def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
     ranks, rests = setup.ranks_per_node, _generation(setup)
+    scores = ("scoring",) if setup.scores_here else ()
     encodes = ("encoding",) if setup.pairs else ()
     device = (
         *(Phase(name, resting(setup, trainer)) for name in rests),
+        *(Phase(name, resting(setup, trainer) | scoring(setup)) for name in scores),
         *(Phase(name, encoding(setup, trainer)) for name in encodes),
         Phase("update", updating(setup, trainer)),
         Phase("weight sync", sending(setup, trainer)),
@@ -86,9 +92,10 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
         setup.trains_on: trajectories(setup),
         **{name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()},
         **{name: ranks * size for name, size in encoders_at_rest(setup, trainer).items()},
+        **(scorers_at_rest(setup) if setup.accelerator else {}),
     }
     host = (
-        *(Phase(name, {**always, **to_score(setup, name), **optimizer, **weights}) for name in (*rests, *encodes)),
+        *(Phase(name, {**always, **to_score(setup, name), **optimizer, **weights}) for name in host_phases(setup)),
         Phase("update", always | starting(setup, trainer)),
         Phase(
             "weight sync",
@@ -101,9 +108,10 @@ def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Es
         "weights to all replicas": pool.replicas * pool.replica_size * trainer.sent,
     }
     if not setup.accelerator:
+        device = tuple(Phase(phase.name, {**phase.parts, **scorers_on_cpu(setup)}) for phase in device)
         return Estimate((), _on_host(device, host, ranks), moved)
     start = Phase("start", {"processes": always["processes"], "weights as loaded": ranks * trainer.loading})
-    return Estimate(with_contexts(device, 1), without_zeros((start, *host)), moved)
+    return Estimate(with_contexts(device, 1 + setup.scorers_per_rank), without_zeros((start, *host)), moved)
 
 
 def _rollout_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory, engine: EngineMemory) -> Estimate:

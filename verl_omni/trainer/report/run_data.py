@@ -28,7 +28,7 @@ class Entry(BaseModel):
     video: str | None = Field(default=None, pattern=r"^\w[\w.-]*\.webp$")
     prompt: str
     seed: int
-    score: float
+    score: float | None
 
 
 class Event(BaseModel):
@@ -72,7 +72,7 @@ class Image:
 
     prompt: str
     seed: int
-    score: float
+    score: float | None
     url: str
     width: int
     height: int

@@ -14,6 +14,7 @@ COLLAPSED = "SamplesCollapsed"
 EXPLANATIONS = {
     "PolicyDiverged": "The updates of this run move its policy too far, so that later samples may be worse than those "
     "of the base model.",
+    "SamplesNotScored": "A scorer gave no score for some samples. They are not trained on, and in no mean.",
     "RewardConstant": "The reward of this run told no two samples of a prompt apart, so the model learned nothing.",
     COLLAPSED: "The samples of this run collapsed: the images of different prompts became alike, or the samples of a "
     "prompt all got almost the same reward. The model learns nothing more from such samples.",
@@ -166,9 +167,19 @@ def notes(run: Run) -> list[str]:
         undefined = [int(_value(line, "step")) for line in run.lines if name in line and line[name] is None]
         if undefined:
             found.append(f"{name} is not a finite number at step {ranges(undefined)}.")
+    found += _unscored(run.steps(), "reward/unscored", "training sample", "step")
+    found += _unscored(run.evaluations(), "val/reward/unscored", "held-out sample", "the evaluation of step")
     if run.unreadable_images:
         found.append(f"{_count(run.unreadable_images, 'image')} missing or malformed, and not shown.")
     return found
+
+
+def _unscored(lines: Sequence[Line], metric: str, noun: str, place: str) -> list[str]:
+    known = recorded(lines, metric)
+    if not known:
+        return []
+    steps = ranges([int(_value(line, "step")) for line in known])
+    return [f"{_count(int(_sum(known, metric)), noun)} could not be scored, at {place} {steps}."]
 
 
 def ranges(steps: Sequence[int]) -> str:

@@ -19,19 +19,23 @@ async def compute_score(
     extra_info: dict[str, Any] | None = None,
     server_url: str = "",
     timeout: float = 60.0,
+    max_retries: int = 2,
+    retry_backoff: float = 0.5,
 ) -> float:
     """The score of an image by the server at `server_url`, in a thread.
 
     Args:
         solution_image: uint8, or floats from 0 to 1, [3, H, W].
         ground_truth: what the server gets as the prompt.
-        timeout: seconds of each of 3 attempts.
+        timeout: seconds of each attempt. max_retries: attempts after the first.
+        retry_backoff: seconds before the second attempt; later pauses are twice as long each, up to 10 seconds.
 
     Raises:
         RewardServerError: no attempt succeeded, or the answer has no score. ValueError: `solution_image` is a video.
     """
     found = await asyncio.to_thread(
         http.compute_score, data_source, as_pixels(solution_image), ground_truth, extra_info or {},
-        url=server_url, timeout=timeout, protocol=PICKLE,
+        url=server_url, timeout=timeout, attempts=max_retries + 1, retry_backoff=retry_backoff, protocol=PICKLE,
     )  # fmt: skip
+    assert found is not None  # only JSON has a score that is null
     return found["score"]

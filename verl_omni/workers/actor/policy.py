@@ -12,6 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import TrainingAdapter
+from verl_omni.workers.actor.experts import Experts
+from verl_omni.workers.actor.parallel import layer_names
 
 Batch = dict[str, Tensor]
 PolicyName = Literal["default", "old", "average"]  # the trained one, and its delayed copies
@@ -53,6 +55,9 @@ class Policy:
         lora: whether a LoRA adapter is trained; the base model is then the model with the adapter disabled.
         keeps_old: keep an old policy. averages: keep an exponential moving average of the trained parameters.
         base: the base model, when all weights are trained and it is kept; it becomes frozen.
+
+    Attributes:
+        layers: number of layers that a latent passes through.
     """
 
     def __init__(
@@ -64,6 +69,10 @@ class Policy:
         self.old = DelayedPolicy(self.trained) if keeps_old else None
         self.average = DelayedPolicy(self.trained) if averages else None
         self.base = None if base is None else _frozen_base(base, module)
+        one = (
+            next(module.children()) if isinstance(module, Experts) else module
+        )  # each of two sees its own noise levels
+        self.layers = len(layer_names(one, adapter.LAYERS))
 
     def move(self, device: torch.device) -> None:
         """Move the model, its delayed copies and the base to a device; the parameter objects stay the same."""

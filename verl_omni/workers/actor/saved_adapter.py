@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from verl_omni.utils.adapter_folder import PEFT_FILE, PEFT_SETTINGS
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER
 from verl_omni.utils.model_layout import plain_folder
 from verl_omni.weight_sync.adapter_checks import check_settings
@@ -20,8 +21,8 @@ from verl_omni.weight_sync.names import adapter_modules
 from verl_omni.weight_sync.staging import summarize_names
 from verl_omni.workers.actor.tensor_files import TensorFiles
 
-DIFFUSERS, PEFT = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
-PEFT_CONFIG, METADATA = "adapter_config.json", "lora_adapter_metadata"
+DIFFUSERS = "pytorch_lora_weights.safetensors"
+METADATA = "lora_adapter_metadata"
 FIRST_TRANSFORMER = "transformer"
 FUSE = (
     'fuse it into the base and train that model: python3 -c "from diffusers import DiffusionPipeline as P; '
@@ -166,12 +167,12 @@ def _weights_file(path: Path) -> Path:
         return path
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; write the folder of an adapter")
-    for name in (DIFFUSERS, PEFT):
+    for name in (PEFT_FILE, DIFFUSERS):  # a run writes both, and the trained tensors into the first
         if (path / name).is_file():
             return path / name
     pickled = (
         path.is_file()
-        or (path / PEFT).with_suffix(".bin").is_file()
+        or (path / PEFT_FILE).with_suffix(".bin").is_file()
         or (path / DIFFUSERS).with_suffix(".bin").is_file()
     )
     if pickled:
@@ -180,7 +181,7 @@ def _weights_file(path: Path) -> Path:
     if len(others) != 1:
         found = summarize_names(file.name for file in others) if others else "no other safetensors file"
         raise FileNotFoundError(
-            f"{path} has neither {DIFFUSERS} (diffusers) nor {PEFT} (peft), and {found}; write the path of the file"
+            f"{path} has neither {DIFFUSERS} (diffusers) nor {PEFT_FILE} (peft), and {found}; write the path of the file"
         )
     return others[0]
 
@@ -199,13 +200,15 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _settings(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings of peft's `LoraConfig` that the files have; empty: none."""
-    config = file.with_name(PEFT_CONFIG)
-    if file.name == PEFT and not config.is_file():
-        raise FileNotFoundError(f"{config} does not exist: peft writes it next to {PEFT}, with the adapter's alpha")
-    if file.name == PEFT:
+    config = file.with_name(PEFT_SETTINGS)
+    if file.name == PEFT_FILE and not config.is_file():
+        raise FileNotFoundError(
+            f"{config} does not exist: peft writes it next to {PEFT_FILE}, with the adapter's alpha"
+        )
+    if file.name == PEFT_FILE:
         settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
         if settings.get("peft_type") != "LORA":
-            raise UnsupportedAdapter(f"{PEFT_CONFIG} has peft_type {settings.get('peft_type')!r}, not LORA")
+            raise UnsupportedAdapter(f"{PEFT_SETTINGS} has peft_type {settings.get('peft_type')!r}, not LORA")
     else:
         described = json.loads(metadata.get(METADATA, "{}"))
         prefix = f"{FIRST_TRANSFORMER}."

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from verl_omni.algos import advantages, flow_matching
+from verl_omni.algos.groups import rows_with_reward
 from verl_omni.utils.registry import load
 from verl_omni.workers.actor.policy import Batch, Policy
 from verl_omni.workers.algorithms import registry
@@ -31,7 +32,7 @@ class Samples(Protocol):
 
     @property
     def scores(self) -> Tensor:
-        """Rewards, float32 [B]."""
+        """Rewards, float32 [B]; NaN: the sample could not be scored."""
 
     @property
     def groups(self) -> Sequence[str]:
@@ -116,7 +117,7 @@ class TrainingAlgorithm(ABC, Generic[Loss]):
             seed: of the random draws of this update.
 
         Raises:
-            ValueError: a reward is not finite.
+            ValueError: a reward is infinite.
         """
 
     def compares_with_base(self, loss: Loss, actor: DiffusionActorConfig) -> bool:
@@ -167,21 +168,23 @@ def training_algorithm(name: str) -> TrainingAlgorithm[Any]:
 
 
 def estimate_advantages(samples: Samples, config: DictConfig) -> Tensor:
-    """Advantages float32 [B], by `algorithm.adv_estimator`.
+    """Advantages float32 [B], by `algorithm.adv_estimator`; 0 for samples without a reward, which it does not see.
 
     Raises:
-        ValueError: a reward is not finite, or a user's estimator returns no finite advantage for each sample.
+        ValueError: a reward is infinite, or a user's estimator returns no finite advantage for each sample.
     """
     name = config.algorithm.adv_estimator
-    found: Tensor = load(ESTIMATORS[name])(samples.scores, samples.groups, config.algorithm)
+    rows = rows_with_reward(samples.scores)
+    scores = samples.scores[rows]
+    found: Tensor = load(ESTIMATORS[name])(scores, [samples.groups[row] for row in rows], config.algorithm)
     if not isinstance(found, Tensor):
         raise ValueError(f"algorithm.adv_estimator: {name} returned a {type(found).__name__}, expected a tensor [B]")
-    if found.shape != samples.scores.shape or not found.isfinite().all():
+    if found.shape != scores.shape or not found.isfinite().all():
         raise ValueError(
-            f"algorithm.adv_estimator: {name} returned {list(found.shape)} advantages for {len(samples.scores)} "
-            "samples, or one that is not finite"
+            f"algorithm.adv_estimator: {name} returned {list(found.shape)} advantages for {len(scores)} samples, or "
+            "one that is not finite"
         )
-    return found
+    return found.new_zeros(len(samples.scores)).index_copy(0, rows, found)
 
 
 def group_relative(rewards: Tensor, groups: Sequence[str], algorithm: DictConfig) -> Tensor:

@@ -80,9 +80,15 @@ class StepObjective(ABC, Generic[Settings]):
         noise_level, sde_type, guidance_scale: of the sampler that generated the batch.
         tolerance: upper limit of the mean absolute difference between the engine's and the trainer's log-probabilities
             before the first optimizer step, where both have the same weights.
-        velocity_tolerance: upper limit of the mean relative difference between their velocities there, and of that of
-            their sizes `agreement.SIZE_SHARE` of it; None: no check.
+        velocity_tolerance: upper limit of the mean relative difference between their velocities there; the limit for
+            their sizes is `agreement.SIZE_SHARE` of it. None: no check.
+        limit_by_depth: raise the limit, but not that of the sizes, to what rounding to bfloat16 may cause in a model of
+            this depth with this guidance.
+        same_weights: whether the engine had the weights of the trainer before the first optimizer step.
+        rounding: differences of velocities that come from rounding, which updates with the same weights measure; None:
+            none are known.
         bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
+            What rounding changes on average is subtracted from the log-ratio: see `_rounding_effect`.
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
         rollout_rs, rollout_rs_threshold: as `algos.rejection_settings.parse` takes them; None: no step is rejected. A
@@ -100,7 +106,8 @@ class StepObjective(ABC, Generic[Settings]):
     def __init__(
         self, policy: Policy, config: Settings, *, kl_loss_coef: float | None, noise_level: float,
         sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
-        velocity_tolerance: float | None = None, bypass_mode: bool = False,
+        velocity_tolerance: float | None = None, limit_by_depth: bool = False, same_weights: bool = True,
+        rounding: agreement.RoundingErrors | None = None, bypass_mode: bool = False,
         rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
         rollout_rs: str | None = None, rollout_rs_threshold: object = None, timestep_fraction: float = 1.0,
         actor: DiffusionActorConfig | None = None,
@@ -108,6 +115,12 @@ class StepObjective(ABC, Generic[Settings]):
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
         self.tolerance, self.velocity_tolerance, self.bypass_mode = tolerance, velocity_tolerance, bypass_mode
+        self.size_tolerance = None if velocity_tolerance is None else agreement.SIZE_SHARE * velocity_tolerance
+        if velocity_tolerance is not None and limit_by_depth:
+            limit = agreement.rounding_limit(policy.layers, guidance_scale)
+            self.velocity_tolerance = max(velocity_tolerance, limit)
+        self.same_weights = same_weights
+        self.rounding = agreement.RoundingErrors() if rounding is None else rounding
         self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
         self.criterion = None if rollout_rs is None else rejection_settings.parse(rollout_rs, rollout_rs_threshold)
         self.timestep_fraction, self.actor = timestep_fraction, actor
@@ -143,10 +156,13 @@ class StepObjective(ABC, Generic[Settings]):
         velocity = self._velocity(part, place)
         mean, std, log_prob = self._density(part, place, velocity)
         engine = part["rollout_log_probs"][:, place]
+        compared = self._compare_velocities(part, place, velocity.detach())
         # Nothing has changed the weights before the first optimizer step, so the ratio is exactly 1 there.
         start = log_prob.detach() if self.at_start else None if self.bypass_mode else part["old_log_probs"][:, place]
-        old = engine if self.bypass_mode or start is None else start
+        bypassed = start is None or self.bypass_mode
+        old = engine + self._rounding_effect(part, place, compared) if bypassed else start
         loss, measured = self.policy_loss({**part, COMPARED: old}, place, log_prob - old, mean, std)
+        measured |= compared
         if self.criterion is not None:
             every = rollout_correction.kept(part["old_log_probs"], part["rollout_log_probs"], self.criterion)
             kept = every[:, place].to(loss.dtype)
@@ -156,11 +172,6 @@ class StepObjective(ABC, Generic[Settings]):
             if self.rollout_is is not None:
                 measured["weight"] = weight = self._weight(part, start[:, None], engine[:, None])
                 loss = weight * loss
-        if self.at_start and self.velocity_tolerance is not None:
-            projections = agreement.velocity_projections(velocity.detach())
-            engine_projections = recorded(part, "velocity_projections", place)
-            measured["velocity_difference"] = agreement.velocity_difference(projections, engine_projections)
-            measured["size_difference"] = agreement.size_difference(projections, engine_projections)
         if self.kl_loss_coef is not None:
             with self.policy.as_base():
                 base_mean, _, _ = self.density(part, place)
@@ -182,6 +193,39 @@ class StepObjective(ABC, Generic[Settings]):
             log_ratio: log-probability of the step minus the old one, [B].
             mean, std: of the next latent under the current policy, as `density` returns them.
         """
+
+    def _compare_velocities(self, part: Batch, place: int, velocity: Tensor) -> dict[str, Tensor]:
+        """Measurements of the difference between the velocities of trainer and engine, [B] each; {} if not checked."""
+        if not self.at_start or self.velocity_tolerance is None:
+            return {}
+        pair = agreement.velocity_projections(velocity), recorded(part, "velocity_projections", place)
+        return {
+            "velocity_difference": agreement.velocity_difference(*pair),
+            "size_difference": agreement.size_difference(*pair),
+            "squared_difference": agreement.squared_difference(*pair),
+            "timestep": recorded(part, "all_timesteps", place),
+        }
+
+    def _rounding_effect(self, part: Batch, place: int, compared: Mapping[str, Tensor]) -> Tensor:
+        """Expected log-ratio of trainer to engine if both have the same weights, [B], at most 0.
+
+        They round differently, and an error of the velocity can only lower the likelihood of what the other one drew.
+        Without a correction, the clip range would exclude rows with a negative advantage before anything was learned,
+        and none with a positive one.
+        """
+        if self.velocity_tolerance is None:
+            return torch.zeros_like(part["rollout_log_probs"][:, place])
+        if self.at_start and self.same_weights:
+            share = compared["squared_difference"]
+        else:
+            share = self.rounding.at(recorded(part, "all_timesteps", place))
+        size = recorded(part, "velocity_projections", place)[:, -1]
+        elements = recorded(part, "all_latents", place)[0].numel()
+        sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
+        return sde.velocity_error_effect(
+            self.sde_type, share * size**2 / elements, sigma=sigma, sigma_next=sigma_next,
+            sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
+        )  # fmt: skip
 
     def old_mean(self, part: Batch, place: int, mean: Tensor) -> Tensor:
         """Mean of the next latent before the update, [B, ...], if the loss compares means; now it is `mean`."""
@@ -236,9 +280,12 @@ class StepObjective(ABC, Generic[Settings]):
         if self.at_start:
             self.at_start = False
             found["actor/clip_fraction_at_start"] = clip_fraction
+            found |= _excluded_shares(measured)
             if self.velocity_tolerance is not None:  # first, because it explains a difference of log-probabilities
                 differences = measured["velocity_difference"], measured["size_difference"]
-                found |= agreement.check_velocities(*differences, self.velocity_tolerance)
+                found |= agreement.check_velocities(*differences, self.velocity_tolerance, self.size_tolerance)
+                if self.same_weights:
+                    self.rounding.measure(measured["timestep"], measured["squared_difference"])
             found |= agreement.check_log_probs(measured["engine_difference"], self.tolerance)
         return found
 
@@ -255,25 +302,42 @@ class GRPOObjective(StepObjective[GRPOLossConfig]):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         clip, limit = self.config.clip_ratio, self.config.adv_clip_max
         loss = grpo.clipped(log_ratio, part["advantages"], clip_ratio=clip, adv_clip_max=limit)
-        difference = log_ratio.detach()
+        difference, advantages = log_ratio.detach(), part["advantages"]
+        beyond = difference.exp() - 1
         # Without an advantage there is nothing to clip, and one process may not even compute the row.
-        clipped = (((difference.exp() - 1).abs() > clip) & (part["advantages"] != 0)).float()
-        return loss, {"difference": difference, "clip_fraction": clipped}
+        clipped = ((beyond.abs() > clip) & (advantages != 0)).float()
+        excluded = (beyond * advantages.sign() > clip).float()
+        measured = {"difference": difference, "clip_fraction": clipped, "excluded": excluded, "advantage": advantages}
+        return loss, measured
 
 
-def velocity_tolerance(config: DictConfig) -> float:
-    """Upper limit of the relative difference of velocities: the setting's, or that of the coarsest dtype.
+def _excluded_shares(measured: Mapping[str, Tensor]) -> dict[str, float]:
+    """Shares of the terms with a positive and with a negative advantage that the clip range leaves without gradient."""
+    if "excluded" not in measured:
+        return {}
+    signs = {"positive": measured["advantage"] > 0, "negative": measured["advantage"] < 0}
+    return {
+        f"actor/excluded_at_start_{name}": measured["excluded"][rows].mean().item()
+        for name, rows in signs.items()
+        if rows.any()
+    }
+
+
+def velocity_limits(config: DictConfig) -> dict[str, Any]:
+    """`velocity_tolerance` and `limit_by_depth` of the objective: the setting, or the limit of the coarsest dtype.
 
     Those are the dtypes of the engine, of the computation, and of the frozen weights of LoRA.
     """
     given = config.trainer.max_velocity_difference
     if given is not None:
-        return float(given)
+        return {"velocity_tolerance": float(given)}
     settings = config.actor_rollout_ref
     fsdp = settings.actor.fsdp_config
     frozen = (fsdp.model_dtype,) if settings.model.lora_rank > 0 and fsdp.model_dtype is not None else ()
     names = (settings.rollout.dtype, fsdp.mixed_precision.param_dtype, *frozen)
-    return max(agreement.VELOCITY_TOLERANCES[parse_dtype("dtype", name)] for name in names)
+    dtypes = {parse_dtype("dtype", name) for name in names}
+    tolerance = max(agreement.VELOCITY_TOLERANCES[dtype] for dtype in dtypes)
+    return {"velocity_tolerance": tolerance, "limit_by_depth": torch.bfloat16 in dtypes}
 
 
 def recorded(part: Batch, name: str, place: int, later: int = 0) -> Tensor:
@@ -293,6 +357,7 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
 
     def __init__(self) -> None:
         self.make_objective: Callable[..., Objective] = self.objective_type
+        self.rounding = agreement.RoundingErrors()
 
     @override
     def training_batch(self, samples: Samples, loss: Settings, config: DictConfig, seed: int) -> Batch:
@@ -310,7 +375,7 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
             "sde_type": rollout.algo.sde_type,
             "guidance_scale": family.guidance(rollout.pipeline),
             "tolerance": config.trainer.max_log_prob_difference,
-            "velocity_tolerance": velocity_tolerance(config),
+            **velocity_limits(config),
             "timestep_fraction": config.algorithm.timestep_fraction,
             "bypass_mode": correction.bypass_mode,
             # In bypass mode the loss has the ratio to the engine's policy already.
@@ -323,14 +388,15 @@ class StepAlgorithm(TrainingAlgorithm[Settings]):
     @override
     def for_older_samples(self, arguments: dict[str, Any]) -> dict[str, Any]:
         # Between different weights, differences say nothing about the engine.
-        return {**arguments, "tolerance": float("inf"), "velocity_tolerance": float("inf")}
+        return {**arguments, "same_weights": False, "tolerance": float("inf"), "velocity_tolerance": float("inf")}
 
     @override
     def objective(
         self, policy: Policy, loss: Settings, actor: DiffusionActorConfig, arguments: Mapping[str, Any]
     ) -> Objective:
         coefficient = actor.kl_loss_coef if actor.use_kl_loss else None
-        return self.make_objective(policy, loss, kl_loss_coef=coefficient, actor=actor, **arguments)
+        known = {"actor": actor, "rounding": self.rounding, **arguments}
+        return self.make_objective(policy, loss, kl_loss_coef=coefficient, **known)
 
     @override
     def with_loss(self, loss: PolicyLoss) -> TrainingAlgorithm[Settings]:

@@ -23,6 +23,8 @@ STATEMENTS = {
     "val/reward/stderr": ["standard error"],
     "val/n": ["9 prompts", ">prompts<"],
     "val/correct/mean": ["correct images", ">correct<", '"held-out correct"'],
+    "reward/unscored": ["training samples could not be scored"],
+    "val/reward/unscored": ["held-out samples could not be scored"],
     "images_per_s": ["Throughput"],
     "timing_s/generate": [">generate<", '"generate"'],
     "timing_s/update": [">update<", '"update"'],

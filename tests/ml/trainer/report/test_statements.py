@@ -114,6 +114,17 @@ def test_values_that_are_not_finite_are_named() -> None:
     ]
 
 
+def test_samples_that_could_not_be_scored_are_counted() -> None:
+    first = trained(1) | {"reward/unscored": 1, "val/reward/mean": 0.5, "val/reward/unscored": 1}
+    lines = [first, trained(2), trained(3) | {"reward/unscored": 2}, trained(4) | {"reward/unscored": 9}]
+    assert statements.notes(Run("r", lines=lines)) == [
+        "12 training samples could not be scored, at step 1, 3–4.",
+        "1 held-out sample could not be scored, at the evaluation of step 1.",
+    ]
+    found = statements.warnings(Run("r", events=[Event(event="warning", reason="SamplesNotScored", message="why")]))
+    assert found[0].explanation.startswith("A scorer gave no score for some samples")
+
+
 def test_warnings_are_grouped_by_reason_with_the_collapse_first() -> None:
     events = [
         Event(event="warning", message="no report: disk full"),

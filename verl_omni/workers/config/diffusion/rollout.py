@@ -64,10 +64,11 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         sde_type: `sde`, `cps` or `dance_sde`.
         sde_window_size: number of steps with noise, which are recorded; None: all but the last.
         sde_window_range: steps [low, high) that the window lies in; None: all but the last, or [0, 5) with a size.
-        sample_strategy: `random` places the window for each request, `progressive` moves it over the training steps.
+        sample_strategy: `random` places the window for each prompt and training step, `progressive` moves it over the
+            training steps.
         iters_per_group: training steps between two moves of a progressive window; > 0.
         sde_window_seed: seed of the random placement, which is then the same for all samples of a training step; None:
-            each sample has a window of its own.
+            the same for the samples of a prompt, by the seed of the run, the step and the place of the prompt in it.
         sde_contiguous: the steps of a window follow each other; False: those of a random window are any
             `sde_window_size` of its range.
         init_same_noise: all samples of a prompt start from the same noise, and differ by that of the SDE.

@@ -1,16 +1,88 @@
-"""Replacement of the policy's LoRA adapter in vLLM-Omni's diffusion worker."""
+"""LoRA adapters in vLLM-Omni's diffusion worker: checks of each one that is loaded, replacement of the policy's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from verl_omni.compat.versions import require
+from verl_omni.utils import adapter_folder
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH, OmniTensorLoRARequest
+from verl_omni.utils.vllm_omni.utils import TESTED
 from verl_omni.weight_sync import adapter_checks
-from verl_omni.weight_sync.errors import BindingIncomplete, WeightSyncError, error_text
+from verl_omni.weight_sync.errors import BindingIncomplete, UnsupportedAdapter, WeightSyncError, error_text
 from verl_omni.weight_sync.staging import summarize_names
+
+
+def check_every_adapter() -> None:
+    """Let vLLM-Omni check every adapter that it loads as the policy's, also one that a client names by a folder.
+
+    vLLM-Omni 0.28 serves the base model, or another adapter, for one whose names match no layer, whose `alpha_pattern`
+    it does not read, or whose rank is above its limit in the second request for it. Repeated calls change nothing.
+
+    Raises:
+        PatchOutdated: this was not tested with the installed version of vllm-omni.
+    """
+    require("vllm-omni", TESTED, "check_every_adapter")
+    from vllm_omni.diffusion.lora.manager import DiffusionLoRAManager
+
+    if hasattr(DiffusionLoRAManager, "add_unchecked_adapter"):
+        return
+    DiffusionLoRAManager.add_unchecked_adapter = DiffusionLoRAManager.add_adapter
+    DiffusionLoRAManager.activate_unchecked_adapter = DiffusionLoRAManager._activate_adapter
+    DiffusionLoRAManager.add_adapter = _add_adapter
+    DiffusionLoRAManager._activate_adapter = _activate_adapter
+
+
+def _add_adapter(manager: Any, request: Any) -> bool:
+    if request.lora_int_id in manager._registered_adapters:
+        return False
+    is_file = getattr(request, "lora_tensors", None) is None and request.lora_path != VLLM_LORA_PATH
+    try:
+        added: bool = manager.add_unchecked_adapter(_read_files(request) if is_file else request)
+        share_layers(manager.pipeline, manager._lora_modules)
+        adapter_checks.check_loras(_loras(manager, request.lora_int_id), _targets(manager))
+    except Exception as error:
+        manager.remove_adapter(request.lora_int_id)  # vLLM-Omni registers an adapter before it can fail
+        if is_file and isinstance(error, (ValueError, WeightSyncError)):
+            raise UnsupportedAdapter(f"{adapter_folder.REFUSED}: {request.lora_path!r}: {error}") from error
+        raise
+    return added
+
+
+def _read_files(request: Any) -> OmniTensorLoRARequest:
+    tensors, settings = adapter_folder.read(Path(request.lora_path))
+    adapter_checks.check_pairs(tensors, adapter_checks.check_settings(settings, base_synced=False))
+    return OmniTensorLoRARequest(
+        lora_name=request.lora_name,
+        lora_int_id=request.lora_int_id,
+        lora_path=request.lora_path,
+        peft_config=settings,
+        lora_tensors=tensors,
+    )
+
+
+def _activate_adapter(manager: Any, adapter_id: int, scale: float) -> None:
+    if manager._is_active_at_scale(adapter_id, scale):
+        return
+    manager.activate_unchecked_adapter(adapter_id, scale)
+    try:
+        adapter_checks.check_binding(_loras(manager, adapter_id), _targets(manager), scale)
+    except Exception:
+        manager._deactivate_all_adapters()
+        raise
+
+
+def _loras(manager: Any, adapter_id: int) -> Mapping[str, Any]:
+    loras: Mapping[str, Any] = manager._registered_adapters[adapter_id].loras
+    return loras
+
+
+def _targets(manager: Any) -> dict[str, adapter_checks.LoraTarget]:
+    return adapter_checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
 
 
 def swap_adapter(
@@ -45,15 +117,11 @@ def swap_adapter(
         manager.remove_adapter(VLLM_LORA_INT_ID)
         if not worker.add_lora(request):
             raise WeightSyncError("the engine refused the adapter: add_lora returned False")
-        share_layers(manager.pipeline, manager._lora_modules)
-        loras = manager._registered_adapters[VLLM_LORA_INT_ID].loras
+        loras = _loras(manager, VLLM_LORA_INT_ID)
         # A pipeline may rename modules while it loads them. If it did not, none may be missing.
         if set(loras) <= modules and (lost := modules - set(loras)):
             raise BindingIncomplete(f"the engine did not load these LoRA modules: {summarize_names(lost)}")
-        known = adapter_checks.lora_targets(manager._lora_modules, manager._packed_modules_mapping)
-        adapter_checks.check_loras(loras, known)
         manager.set_active_adapter(request)
-        bound = adapter_checks.check_binding(loras, known)
     except Exception as error:
         _restore_adapter(manager, previous, request)
         if isinstance(error, WeightSyncError):
@@ -61,7 +129,7 @@ def swap_adapter(
         raise WeightSyncError(f"the engine refused the adapter: {error_text(error)}") from error
     # No file can reload the policy's adapter, so the cache must not evict it for another adapter.
     manager.pin_adapter(VLLM_LORA_INT_ID)
-    return bound
+    return len(loras)
 
 
 def share_layers(pipeline: Any, layers: Mapping[str, Any]) -> None:

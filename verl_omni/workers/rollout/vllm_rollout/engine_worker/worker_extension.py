@@ -17,7 +17,7 @@ from verl_omni.utils.vllm_omni import VLLMOmniHijack
 from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError, error_text
 from verl_omni.weight_sync.full_weights import FullUpdate
 from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
-from verl_omni.workers.rollout.vllm_rollout.engine_worker.lora_binding import swap_adapter
+from verl_omni.workers.rollout.vllm_rollout.engine_worker.lora_binding import check_every_adapter, swap_adapter
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
 
 # By its name: only a worker of a language model imports it.
@@ -41,6 +41,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
         if multiprocessing.parent_process() is not None:
             set_death_signal()
         VLLMOmniHijack.hijack()
+        check_every_adapter()
         return super().__new__(cls)
 
     @override

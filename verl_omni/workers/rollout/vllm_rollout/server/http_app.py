@@ -9,10 +9,13 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl.utils.device import get_device_name
+from vllm_omni.errors import OmniClientError
 
+from verl_omni.utils.adapter_folder import REFUSED, content_id
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID
 from verl_omni.utils.vllm_omni.client_errors import client_errors
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
@@ -112,10 +115,15 @@ class PolicyEngine:
                     prompt=prompt, sampling_params=sampling_params, request_id=request_id,
                     sampling_params_list=sampling_params_list, lora_request=lora_request, **kwargs,
                 )  # fmt: skip
-            async for output in outputs:
-                if (answer := current_answer.get()) is not None and policy.version is not None:
-                    answer.versions.add(policy.version)
-                yield output
+            try:
+                async for output in outputs:
+                    if (answer := current_answer.get()) is not None and policy.version is not None:
+                        answer.versions.add(policy.version)
+                    yield output
+            except RuntimeError as error:  # the text is all that vLLM-Omni passes on of an error outside of a pipeline
+                if REFUSED in str(error):
+                    raise OmniClientError(str(error)) from error
+                raise
 
     async def _generate_several(
         self, count: int, request_id: str, params: list[Any], **kwargs: Any
@@ -151,16 +159,22 @@ def _check(prompt: Any, params: Any) -> None:
             if isinstance(text, str):
                 text.encode()  # JSON can have half a character, for which tokenizers fail
         check_sampling(params, device=get_device_name(), over_http=True)
-        if (own := params.lora_request) is not None:
-            _check_adapter(own.lora_int_id, own.lora_path)
+        if params.lora_request is not None:
+            _check_adapter(params.lora_request)
 
 
-def _check_adapter(number: int, path: str) -> None:
-    if number == VLLM_LORA_INT_ID:
+def _check_adapter(lora_request: Any) -> None:
+    """Check that a request's adapter is a folder here; give it an id that changes with the folder's content.
+
+    vLLM-Omni takes equal ids for the same adapter: it would serve the old one after the folder was saved again, and
+    another folder's where a client gives both one id.
+    """
+    if lora_request.lora_int_id == VLLM_LORA_INT_ID:
         raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
     # Not the name of one on a hub: the engine would download it while other requests and the training wait.
-    if not os.path.isfile(os.path.join(os.path.expanduser(path), "adapter_config.json")):  # False for any text
-        raise ValueError(f"no LoRA adapter at {path!r} on the server's machine: adapter_config.json is not there")
+    path = os.path.expanduser(lora_request.lora_path)  # leaves any text as it is that names no user's folder
+    lora_request.lora_int_id = content_id(Path(path))
+    lora_request.lora_path = path
 
 
 async def build_http_app(engine: PolicyEngine, args: argparse.Namespace) -> Any:

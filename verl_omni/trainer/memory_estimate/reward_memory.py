@@ -1,0 +1,161 @@
+"""Memory of the reward models that share the trainer's accelerators, from their configurations on fake tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from verl_omni.reward_loop import hpsv3_model
+from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR
+from verl_omni.reward_loop.part_settings import TRAINER
+from verl_omni.reward_loop.rewards import aesthetic, clap, clip_score, pickscore
+from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
+from verl_omni.utils.model_folder import model_folder
+
+# Configurations of the scorers' default models, from the `config.json` of each repository, as far as they determine
+# shapes; other keys have the defaults of transformers. tests/ml/trainer/test_reward_memory.py has the published sizes.
+PUBLIC: dict[str, dict[str, Any]] = {
+    clip_score.WEIGHTS: {"model_type": "clip"},  # whose defaults are this model's
+    aesthetic.WEIGHTS: {
+        "model_type": "clip", "projection_dim": 768,
+        "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
+        "vision_config": {
+            "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+            "patch_size": 14,
+        },
+    },
+    pickscore.WEIGHTS: {
+        "model_type": "clip", "projection_dim": 1024,
+        "text_config": {
+            "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+        },
+        "vision_config": {
+            "hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32,
+            "patch_size": 14,
+        },
+    },
+    hpsv3_model.BASE: {
+        "model_type": "qwen2_vl",
+        "text_config": {
+            "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "vocab_size": 152064,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
+    },
+}  # fmt: skip
+CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}
+QUESTION_TOKENS = 512  # of HPSv3: an upper bound for its question with a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class RewardMemory:
+    """What the scorers of one reward worker have on an accelerator of the trainer's, in bytes.
+
+    Attributes:
+        weights: of all models. activations: the largest peak of a call.
+    """
+
+    weights: int = 0
+    activations: int = 0
+
+
+def measure(reward: DictConfig) -> RewardMemory:
+    """The memory of the scorers that share the trainer's accelerators.
+
+    Raises:
+        FileNotFoundError: the configuration of a model is neither on this machine nor built in.
+    """
+    named = {str(part.get("name") or key): part for key, part in reward.reward_functions.items()}
+    named = named or {str(reward.scorer): reward.scorer_kwargs}
+    found = [
+        _memory(name, given.get(MODEL), given.get(PROCESSOR), int(reward.batch_size))
+        for name, given in named.items()
+        if given.get("device") == TRAINER
+    ]
+    return RewardMemory(sum(each.weights for each in found), max((each.activations for each in found), default=0))
+
+
+@cache  # a job is estimated with many other settings
+def _memory(name: str, model: str | None, processor: str | None, batch: int) -> RewardMemory:
+    if name == "hpsv3":
+        dtype = _dtype(model or hpsv3_model.WEIGHTS)
+        return _of_hpsv3(configuration(processor or hpsv3_model.BASE), dtype, batch)
+    if name == "clap":
+        return _of_model(configuration(model or clap.WEIGHTS), torch.float32, lambda model: None)
+    config = configuration(model or CLIP_DEFAULTS[name])
+
+    def run(clip: Any) -> None:
+        side = config.vision_config.image_size
+        clip.get_image_features(pixel_values=torch.empty(batch, 3, side, side))
+        tokens = config.text_config.max_position_embeddings
+        clip.get_text_features(input_ids=torch.zeros(batch, tokens, dtype=torch.int64))
+
+    return _of_model(config, torch.float32, run)
+
+
+def _of_hpsv3(config: Any, dtype: torch.dtype, batch: int) -> RewardMemory:
+    """The language model's pass is the largest: it has the cells of the images, each four patches, and the question."""
+    tokens = hpsv3_model.PIXELS // hpsv3_model.CELL**2 + QUESTION_TOKENS
+
+    def run(model: Any) -> None:
+        embeddings = torch.empty(batch, tokens, config.text_config.hidden_size, dtype=dtype)
+        positions = torch.arange(tokens).expand(3, batch, tokens)
+        mask = torch.ones(batch, 1, tokens, tokens, dtype=torch.bool)
+        model.language_model(
+            inputs_embeds=embeddings, attention_mask={"full_attention": mask}, position_ids=positions, use_cache=False
+        )
+
+    return _of_model(config, dtype, run)
+
+
+def _of_model(config: Any, dtype: torch.dtype, run: Any) -> RewardMemory:
+    from transformers import AutoModel
+
+    tracker = PeakTracker()
+    with FakeTensorMode(), torch.no_grad():
+        model = AutoModel.from_config(config, dtype=dtype).eval()
+        with tracker:
+            weights = tracker.add([*model.parameters(), *model.buffers()])
+            run(model)
+    return RewardMemory(weights, tracker.peak - weights)
+
+
+def configuration(path: str) -> Any:
+    """The configuration of transformers of a folder, a repository in the hub cache, or a model that is built in.
+
+    Raises:
+        FileNotFoundError: it is none of them.
+    """
+    from transformers import AutoConfig
+
+    try:
+        folder = model_folder(path, MODEL)
+    except FileNotFoundError:
+        folder = None
+    if folder is not None and (folder / "config.json").is_file():
+        return AutoConfig.from_pretrained(folder)
+    if path in PUBLIC:
+        values = dict(PUBLIC[path])
+        return AutoConfig.for_model(values.pop("model_type"), **values)
+    raise FileNotFoundError(
+        f"the reward model {path} shares the trainer's accelerators, and its configuration is neither on this machine "
+        f"nor built in; for its memory, download it: hf download {path} --include '*.json'"
+    )
+
+
+def _dtype(path: str) -> torch.dtype:
+    """The dtype of HPSv3's weights; that of the released ones where they are not on this machine."""
+    from safetensors import safe_open
+
+    try:
+        file = hpsv3_model.weights_file(path)
+    except FileNotFoundError:
+        return torch.bfloat16
+    with safe_open(file, "pt") as weights:
+        return weights.get_tensor(next(iter(weights.keys()))).dtype
