@@ -181,7 +181,7 @@ def _weights_file(path: Path) -> Path:
     if len(others) != 1:
         found = summarize_names(file.name for file in others) if others else "no other safetensors file"
         raise FileNotFoundError(
-            f"{path} has neither {DIFFUSERS} (diffusers) nor {PEFT_FILE} (peft), and {found}; write the path of the file"
+            f"{path} has neither {DIFFUSERS} (diffusers) nor {PEFT_FILE} (peft), and {found}; write the file's path"
         )
     return others[0]
 
