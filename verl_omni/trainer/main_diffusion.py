@@ -68,6 +68,7 @@ def _prepare(arguments: Sequence[str] | None) -> tuple[Any, StopOnSignal, dict[s
     try:
         _fetch_inputs(config)
         startup.fit_to_machine(config, has_accelerator)
+        _check_model(config.actor_rollout_ref.model)
         unused = _check_files(config)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
@@ -99,6 +100,14 @@ def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:
     return hub_destination.find_problem(config, variables)
 
 
+def _check_model(model: Any) -> None:
+    """Raises FileNotFoundError: engine or trainer cannot load a component of the model's folder."""
+    from verl_omni.utils import model_layout
+
+    if problems := list(model_layout.find_problems(Path(model.path), extended=model.external_lib is not None)):
+        raise FileNotFoundError("\n".join(f"actor_rollout_ref.model.path: {text}" for text in problems))
+
+
 def _check_files(config: Any) -> dict[str, str]:
     """Check what the settings name outside the configuration.
 
@@ -106,17 +115,12 @@ def _check_files(config: Any) -> dict[str, str]:
         A setting that has no effect because of what is in the files, with the reason.
 
     Raises:
-        FileNotFoundError, ValueError: a file of the model, a checkpoint, a scorer or the judge's model does not exist,
-            a scorer does not
+        FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not
             take its settings, a file of prompts cannot be used, or a row has no scorer.
     """
     from verl_omni.trainer import checkpoints, judges, prompt_files, reward_settings, row_scorers
-    from verl_omni.utils import model_layout
     from verl_omni.utils.model_folder import model_folder
 
-    model = config.actor_rollout_ref.model
-    if problems := list(model_layout.find_problems(Path(model.path), extended=model.external_lib is not None)):
-        raise FileNotFoundError("\n".join(f"actor_rollout_ref.model.path: {text}" for text in problems))
     prompt_files.check(config)
     if (judge := judges.model_path(config)) and not model_folder(judge, f"{judges.MODEL}.model_path").is_dir():
         raise FileNotFoundError(f"{judges.MODEL}.model_path: {judge} does not exist; write the folder of a model")

@@ -71,8 +71,9 @@ def test_a_column_of_a_parquet_file_is_read_too(tmp_path: Path) -> None:
 
 def test_held_out_rows_are_not_evaluated_where_pairs_are_trained_on_without_a_scorer(tmp_path: Path) -> None:
     """Its recipes give no reward function; the run failed in its first evaluation."""
-    config, unused = checked(tmp_path, {"prompt": "red", "data_source": "ocr"}, *OFFLINE, train={"prompt": "red"})
+    pair = {"prompt": "red", "chosen": __file__, "rejected": __file__}
+    config, unused = checked(tmp_path, {"prompt": "red", "data_source": "ocr"}, *OFFLINE, train=pair)
     assert config.data.val_files is None
     assert list(unused) == ["data.val_files"] and "names no scorer: ocr" in unused["data.val_files"]
-    config, unused = checked(tmp_path, GOOD, *OFFLINE, train={"prompt": "red"})
+    config, unused = checked(tmp_path, GOOD, *OFFLINE, train=pair)
     assert config.data.val_files and unused == {}
