@@ -23,13 +23,13 @@ WITH_MODELS = ("aesthetic", "clap", "clip_score", "hpsv3", "pickscore")  # built
 def _given(reward: DictConfig) -> dict[str, str]:
     """The devices that settings name."""
     groups = ("reward.scorer_kwargs", f"{FUNCTION}.reward_kwargs")
-    given = {
-        f"{group}.device": (OmegaConf.select(reward, group.partition(".")[2]) or {}).get("device") for group in groups
+    sections = {group: OmegaConf.select(reward, group.partition(".")[2]) for group in groups}
+    sections |= {f"reward.reward_functions.{key}": scorer for key, scorer in reward.reward_functions.items()}
+    return {
+        f"{name}.device": str(section.device)
+        for name, section in sections.items()
+        if OmegaConf.is_dict(section) and section.get("device") is not None
     }
-    given |= {
-        f"reward.reward_functions.{key}.device": own.get("device") for key, own in reward.reward_functions.items()
-    }
-    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def devices(reward: DictConfig) -> dict[str, str]:

@@ -52,7 +52,7 @@ FULL: dict[str, Any] = {
                 "name": "judge",
                 "http": {
                     "url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2, "batched": True,
-                    "protocol": "JSON",
+                    "retryBackoffSeconds": 2.0, "protocol": "JSON",
                 },
             },
             {"name": "server", "http": {"url": "http://server:80/", "protocol": "Pickle"}},

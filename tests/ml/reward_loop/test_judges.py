@@ -326,7 +326,7 @@ async def test_the_timeout_counts_the_whole_answer_with_its_headers(begin: bytes
                     await (
                         judge.ask(PICTURE, "?")
                         if kind == "judge"
-                        else asyncio.to_thread(http.request, url, {}, timeout=0.2, attempts=1)
+                        else asyncio.to_thread(http.request, url, {}, timeout=0.2, attempts=1, retry_backoff=1.0)
                     )
         finally:
             ended.set()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from ml.workers.tiny_actor import model_settings
+from verl_omni.utils import adapter_folder
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.policy import average_decay
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -96,8 +96,9 @@ def test_a_resumed_run_continues_the_average_and_saves_it_as_the_adapter(model_f
     wanted = whole(one, "average", 4)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in whole(two, "average", 4).items())
     two.save_adapter(tmp_path / "lora")
-    saved = load_file(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
-    assert saved.keys() == wanted.keys() and all(torch.equal(tensor, wanted[name]) for name, tensor in saved.items())
+    saved, _ = adapter_folder.read(tmp_path / "lora")
+    assert {f"transformer.{name}" for name in saved} == wanted.keys()
+    assert all(torch.equal(tensor, wanted[f"transformer.{name}"]) for name, tensor in saved.items())
 
 
 def test_without_the_average_a_checkpoint_cannot_continue_it(model_folder: Path, tmp_path: Path) -> None:
