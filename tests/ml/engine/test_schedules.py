@@ -17,6 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.ml.engine.engine_command_line import command_line
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 HEIGHT, WIDTH, STEPS, LENGTH, FRAMES, SEED = 96, 64, 5, 32, 5, 7
@@ -88,13 +90,9 @@ async def engine_sample(model: Path, case: Case) -> np.ndarray:
 
     mode = DiffusionMode()
     settings = DiffusionModelConfig(path=str(model))
-    rollout = DiffusionRolloutConfig(step_execution=case.step_execution)
-    arguments: dict[str, Any] = {
-        "model": str(model), "dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni",
-        **case.engine,
-    }  # fmt: skip
+    rollout = DiffusionRolloutConfig(step_execution=case.step_execution, engine_kwargs={"vllm_omni": case.engine})
     mode.load_model_config(settings)
-    mode.complete_engine_args(arguments, rollout, settings)
+    arguments = mode.engine_args(command_line(model, 1), rollout, settings)
     template = training_adapter(settings.architecture).CHAT_TEMPLATE
     images = [PICTURE] if "edit" in case.model else None
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tests.ml.engine.engine_command_line import command_line
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS, AT_ONCE = 4, 4
@@ -46,15 +48,6 @@ class Drawn(NamedTuple):
     forwards: list[int]
     mixed: Any
     steps: list[int]
-
-
-def command_line(model: Path, batch: int, extension: str | None = None) -> argparse.Namespace:
-    """What a server takes of verl's command line."""
-    return argparse.Namespace(
-        model=str(model), dtype="float32", enforce_eager=True, distributed_executor_backend="uni", max_num_seqs=batch,
-        worker_extension_cls=extension, trust_remote_code=False, tensor_parallel_size=1, data_parallel_size=1,
-        enable_sleep_mode=False,
-    )  # fmt: skip
 
 
 def drawn(model: Path, *, step_execution: bool) -> Drawn:
