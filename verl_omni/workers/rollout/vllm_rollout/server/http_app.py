@@ -173,7 +173,10 @@ def _check_adapter(lora_request: Any) -> None:
         raise ValueError(f"the id {VLLM_LORA_INT_ID} of a LoRA adapter is that of the policy: choose another one")
     # Not the name of one on a hub: the engine would download it while other requests and the training wait.
     path = os.path.expanduser(lora_request.lora_path)  # leaves any text as it is that names no user's folder
-    lora_request.lora_int_id = content_id(Path(path))
+    try:
+        lora_request.lora_int_id = content_id(Path(path))
+    except ValueError as error:
+        raise ValueError(f"on the server's machine: {error}") from error
     lora_request.lora_path = path
 
 
