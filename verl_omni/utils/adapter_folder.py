@@ -52,6 +52,6 @@ def content_id(folder: Path) -> int:
         try:
             state = (folder / name).stat()
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-            raise ValueError(f"no LoRA adapter in {str(folder)!r}: {name} is not there") from error
+            raise ValueError(f"{name} is not there") from error
         parts.append(f"{state.st_ino} {state.st_size} {state.st_mtime_ns}")
     return int.from_bytes(hashlib.sha256("\n".join(parts).encode(errors="replace")).digest()[:8], "big") >> 1 or 1

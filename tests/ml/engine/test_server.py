@@ -234,7 +234,7 @@ def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -
         ({"extra_params": {"noise_level": "high"}}, "could not convert string to float: 'high'"),
         ({"extra_params": {"noise_level": math.inf}}, "noise_level must be a finite number"),
         ({"extra_params": {"noise_level": 1e30}}, "at most 1e+06, not 1e+30"),
-        ({"lora": {"name": "mine", "path": "/missing"}}, "on the server's machine: no LoRA adapter in '/missing'"),
+        ({"lora": {"name": "mine", "path": "/missing"}}, "no LoRA adapter at '/missing'"),
         ({"extra_params": {"noise_level": 0.7, "sde_window_size": 9}}, "does not fit into"),
         ({"extra_params": {"noise_level": 0.7, "sde_type": "none"}}, "Unknown sde_type 'none'"),
         ({"extra_params": {"sde_noise_seed": []}}, "int() argument must be"),

@@ -241,7 +241,8 @@ async def test_an_http_request_uses_the_policys_adapter(tmp_path: Path) -> None:
         yield Policy("policy", 7)
 
     engine = PolicyEngine(InnerEngine(), policy, HttpGate(30.0, nullcontext))
-    (tmp_path / "adapter_config.json").touch()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).touch()
     named = SimpleNamespace(lora_int_id=1, lora_path=str(tmp_path))
     asked = [SimpleNamespace(lora_request=None), SimpleNamespace(lora_request=named)]
     drawn = [each async for each in engine.generate("a lawn", request_id="1", sampling_params_list=asked)]

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from verl_omni.models.tiny import MAKERS, make_tiny_sd3
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.workers.actor import parallel, shard_loading
+from verl_omni.workers.actor import parallel, shard_loading, tensor_files
 from verl_omni.workers.actor.precision import Precision
 from verl_omni.workers.actor.tensor_files import FILE, TensorFiles
 
@@ -293,7 +293,7 @@ def test_a_missing_file_of_several_is_named(folders: Path, tmp_path: Path) -> No
 
 
 def test_unused_tensors_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, shard_loading.__name__)
+    caplog.set_level(logging.WARNING, tensor_files.__name__)
     rewrite(folder, lambda tensors: tensors.update({"spare.weight": torch.zeros(3)}))
     load(folder)
     assert "1 tensors that the model does not use: ['spare.weight']" in caplog.text

@@ -176,7 +176,7 @@ def _check_adapter(lora_request: Any) -> None:
     try:
         lora_request.lora_int_id = content_id(Path(path))
     except ValueError as error:
-        raise ValueError(f"on the server's machine: {error}") from error
+        raise ValueError(f"no LoRA adapter at {path!r} on the server's machine: {error}") from error
     lora_request.lora_path = path
 
 
