@@ -10,8 +10,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from ruamel.yaml import YAML
 
+from verl_omni.utils.adapter_folder import DIFFUSERS_FILE
+
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-WEIGHTS = "pytorch_lora_weights.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _load(run: RunDescription, repository: str, folder: str) -> list[str]:
         'with open(hf_hub_download(repository, f"{run}/latest.json")) as file:',
         '    newest = json.load(file)["checkpoint"]',
         f'pipe = DiffusionPipeline.from_pretrained("{run.base or "FOLDER-OF-THE-BASE-MODEL"}")',
-        f'pipe.load_lora_weights(repository, subfolder=f"{{run}}/{{newest}}/lora", weight_name="{WEIGHTS}")',
+        f'pipe.load_lora_weights(repository, subfolder=f"{{run}}/{{newest}}/lora", weight_name="{DIFFUSERS_FILE}")',
         "```", "",
     ]  # fmt: skip
 

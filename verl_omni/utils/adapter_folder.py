@@ -1,4 +1,4 @@
-"""A LoRA adapter as a folder in peft's layout: `adapter_config.json` and `adapter_model.safetensors`."""
+"""A LoRA adapter as a folder: names of its files, and peft's layout, `adapter_config.json` and a safetensors file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 
 REFUSED = "LoRA adapter refused"  # beginning of an error of an engine's worker, which reaches the server as text
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"  # the adapter as diffusers reads it
+DIFFUSERS_METADATA = "lora_adapter_metadata"  # entry of that file's header: the settings, as JSON
 PEFT_FILE = "adapter_model.safetensors"
 PEFT_SETTINGS = "adapter_config.json"
 PEFT_PREFIX = "base_model.model."  # peft's name for the module that it wraps

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from verl_omni.utils.adapter_folder import PEFT_PREFIX
 from verl_omni.weight_sync.errors import IncompleteUpdate
 from verl_omni.weight_sync.staging import summarize_names
 
@@ -60,7 +61,7 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
 
 def strip_peft_prefix(name: str) -> str:
     """A tensor's name without the prefix that peft adds to the names of its base model."""
-    return name.removeprefix("base_model.model.")
+    return name.removeprefix(PEFT_PREFIX)
 
 
 def strip_lora_wrapper(name: str) -> str:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from ml.workers.tiny_actor import model_settings
 from verl_omni.trainer import model_settings as driver
 from verl_omni.trainer import number_ranges, settings
-from verl_omni.utils.adapter_folder import PEFT_FILE, PEFT_SETTINGS
+from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, PEFT_FILE, PEFT_SETTINGS
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -248,11 +248,11 @@ def test_a_model_of_two_transformers_needs_the_adapters_of_both(tmp_path: Path) 
         (base / part).mkdir(parents=True)
         save_file({f"{layer}.weight": torch.zeros(6, 8)}, base / part / "diffusion_pytorch_model.safetensors")
     adapter.mkdir()
-    save_file(values, adapter / saved_adapter.DIFFUSERS)
+    save_file(values, adapter / DIFFUSERS_FILE)
     with pytest.raises(saved_adapter.AdapterNotUsable, match="do not both have transformer_2; fuse it"):
         saved_adapter.check_base(saved_adapter.read(adapter), base, "a")
     (adapter / "transformer_2").mkdir()
-    save_file({name: value * 3 for name, value in values.items()}, adapter / "transformer_2" / saved_adapter.DIFFUSERS)
+    save_file({name: value * 3 for name, value in values.items()}, adapter / "transformer_2" / DIFFUSERS_FILE)
     both = saved_adapter.read(adapter)
     assert saved_adapter.check_base(both, base, "a") == [layer] and (both.rank, both.alpha) == (2, 2)
     expected = {"transformer": 1, "transformer_2": 3}

@@ -12,12 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from verl_omni.utils.adapter_folder import PEFT_FILE, PEFT_PREFIX, PEFT_SETTINGS
+from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, DIFFUSERS_METADATA, PEFT_FILE, PEFT_PREFIX, PEFT_SETTINGS
 from verl_omni.weight_sync.names import adapter_modules
 from verl_omni.workers.actor.build import ADAPTER, gather
 from verl_omni.workers.actor.experts import HIGH_NOISE, LOW_NOISE, Experts
-
-LORA_FILE = "pytorch_lora_weights.safetensors"
 
 
 def weights(
@@ -96,7 +94,7 @@ def _save_for_diffusers(tensors: Mapping[str, Tensor], settings: Mapping[str, An
     scale = settings["lora_alpha"] / (math.sqrt(rank) if settings["use_rslora"] else rank)
     plain = {**settings, "lora_alpha": rank, "use_rslora": False}
     metadata = {f"{HIGH_NOISE}.{name}": value for name, value in plain.items() if value is not None}
-    description = {"format": "pt", "lora_adapter_metadata": json.dumps(metadata)}
+    description = {"format": "pt", DIFFUSERS_METADATA: json.dumps(metadata)}
     for component, subfolder in ((HIGH_NOISE, folder), (LOW_NOISE, folder / LOW_NOISE)):
         scaled = {
             f"{HIGH_NOISE}.{name.removeprefix(f'{component}.')}": tensor * scale if ".lora_B." in name else tensor
@@ -105,7 +103,7 @@ def _save_for_diffusers(tensors: Mapping[str, Tensor], settings: Mapping[str, An
         }
         if scaled:
             subfolder.mkdir(parents=True, exist_ok=True)
-            save_file(scaled, subfolder / LORA_FILE, metadata=description)
+            save_file(scaled, subfolder / DIFFUSERS_FILE, metadata=description)
 
 
 def _save_for_peft(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> None:

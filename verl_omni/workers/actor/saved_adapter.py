@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from verl_omni.utils.adapter_folder import PEFT_FILE, PEFT_SETTINGS
+from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, DIFFUSERS_METADATA, PEFT_FILE, PEFT_SETTINGS
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER
 from verl_omni.utils.model_layout import plain_folder
 from verl_omni.weight_sync.adapter_checks import check_settings
@@ -21,8 +21,6 @@ from verl_omni.weight_sync.names import adapter_modules
 from verl_omni.weight_sync.staging import summarize_names
 from verl_omni.workers.actor.tensor_files import TensorFiles
 
-DIFFUSERS = "pytorch_lora_weights.safetensors"
-METADATA = "lora_adapter_metadata"
 FIRST_TRANSFORMER = "transformer"
 FUSE = (
     'fuse it into the base and train that model: python3 -c "from diffusers import DiffusionPipeline as P; '
@@ -167,13 +165,13 @@ def _weights_file(path: Path) -> Path:
         return path
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; write the folder of an adapter")
-    for name in (PEFT_FILE, DIFFUSERS):  # a run writes both, and the trained tensors into the first
+    for name in (PEFT_FILE, DIFFUSERS_FILE):  # a run writes both, and the trained tensors into the first
         if (path / name).is_file():
             return path / name
     pickled = (
         path.is_file()
         or (path / PEFT_FILE).with_suffix(".bin").is_file()
-        or (path / DIFFUSERS).with_suffix(".bin").is_file()
+        or (path / DIFFUSERS_FILE).with_suffix(".bin").is_file()
     )
     if pickled:
         raise AdapterNotUsable(f"{path}: adapters are read from safetensors files only; {FUSE}")
@@ -181,7 +179,8 @@ def _weights_file(path: Path) -> Path:
     if len(others) != 1:
         found = summarize_names(file.name for file in others) if others else "no other safetensors file"
         raise FileNotFoundError(
-            f"{path} has neither {DIFFUSERS} (diffusers) nor {PEFT_FILE} (peft), and {found}; write the file's path"
+            f"{path} has neither {DIFFUSERS_FILE} (diffusers) nor {PEFT_FILE} (peft), and {found}; "
+            "write the file's path"
         )
     return others[0]
 
@@ -210,7 +209,7 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         if settings.get("peft_type") != "LORA":
             raise UnsupportedAdapter(f"{PEFT_SETTINGS} has peft_type {settings.get('peft_type')!r}, not LORA")
     else:
-        described = json.loads(metadata.get(METADATA, "{}"))
+        described = json.loads(metadata.get(DIFFUSERS_METADATA, "{}"))
         prefix = f"{FIRST_TRANSFORMER}."
         settings = {name.removeprefix(prefix): described[name] for name in described if name.startswith(prefix)}
     if settings:
