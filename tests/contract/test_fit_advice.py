@@ -26,7 +26,7 @@ spec:
   algorithm: {{overrides: []}}
   trainer: {{totalSteps: 3, accelerator: {{vendor: NVIDIA}}}}
 """
-SIDES = ("spec.rollout.pipeline.height=720", "spec.rollout.pipeline.width=1352")
+SIDES = ("spec.rollout.pipeline.height=472", "spec.rollout.pipeline.width=512")
 SEPARATE = "spec.rollout={placement: Separate, replicas: 2, accelerator: {vendor: NVIDIA, count: 4}}"
 
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.trainer.number_ranges import AT_MOST
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, model_folder
-from verl_omni.weight_sync.staging import summarize_names
+from verl_omni.weight_sync.errors import summarize_names
 
 ALL_LINEAR = "all-linear"
 ALPHA = 64  # of a new adapter

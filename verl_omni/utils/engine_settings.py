@@ -143,8 +143,9 @@ def read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         except ValueError as error:
             problems.append(str(error))
             continue
-        if found.setdefault(name, converted) != converted:
+        if name in found and found[name] != converted:
             problems.append(f"{GROUP}.{name}: has two values, {found[name]} and {converted}; write one")
+        found[name] = converted
     return found, problems
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter
+from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter, summarize_names
 from verl_omni.weight_sync.names import adapter_modules
-from verl_omni.weight_sync.staging import check_finite, summarize_names
+from verl_omni.weight_sync.staging import check_finite
 
 # Settings of peft.LoraConfig that vLLM's PEFTHelper does not read, or reads and ignores.
 UNSUPPORTED_SETTINGS = (

@@ -16,6 +16,7 @@ WeightSyncError
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from verl_omni.utils.root_cause import describe_error
 
@@ -75,6 +76,12 @@ def error_text(error: BaseException) -> str:
     """An error as text with its class. Characters that UTF-8 cannot encode, as in some file names, are escaped."""
     message = str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
     return message.encode(errors="backslashreplace").decode()
+
+
+def summarize_names(names: Iterable[str]) -> str:
+    """Up to five names, sorted, and the number of all."""
+    ordered = sorted(names)
+    return f"{', '.join(ordered[:5])}{' …' if len(ordered) > 5 else ''} ({len(ordered)})"
 
 
 def parse_error(message: str) -> WeightSyncError:

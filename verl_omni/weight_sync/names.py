@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from verl_omni.utils.adapter_folder import PEFT_PREFIX
-from verl_omni.weight_sync.errors import IncompleteUpdate
-from verl_omni.weight_sync.staging import summarize_names
+from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
 
 BASE_LAYER = "base_layer"  # name of a layer inside the LoRA wrapper of peft and vLLM
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
 
 
 class StagedTensors:
@@ -48,9 +48,3 @@ def check_names(expected: Iterable[str], found: Iterable[str]) -> None:
     labelled = (("missing", wanted - got), ("unexpected", got - wanted))
     if problems := [f"{label}: {summarize_names(names)}" for label, names in labelled if names]:
         raise IncompleteUpdate("; ".join(problems))
-
-
-def summarize_names(names: Iterable[str]) -> str:
-    """Up to five names, sorted, and the number of all."""
-    ordered = sorted(names)
-    return f"{', '.join(ordered[:5])}{' …' if len(ordered) > 5 else ''} ({len(ordered)})"

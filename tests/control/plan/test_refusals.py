@@ -78,9 +78,7 @@ def test_the_smallest_job_is_not_refused(make_job: MakeJob) -> None:
 def overrides(length: int) -> dict[str, Any]:
     return {
         "algorithm": {
-            "overrides": [
-                f"++actor_rollout_ref.rollout.engine_kwargs.vllm_omni.o{number}={length * 'a'}" for number in range(200)
-            ]
+            "overrides": [f"++data.apply_chat_template_kwargs.o{number}={length * 'a'}" for number in range(200)]
         }
     }
 

@@ -244,7 +244,8 @@ async def test_a_sample_is_scored_once(worker: Any, rewards: Any) -> None:
     made.reward_loop_worker_handles = [handle]
     for _ in range(2):
         await made._compute_score(sample, *given)
-    assert (sample.reward_score, sample.extra_fields) == (1.0, {"reward_extra_info": {"acc": 1.0}})
+    assert sample.reward_score == 1.0
+    assert sample.extra_fields == {"reward_extra_info": {"acc": 1.0}, "scoring_failure": None}
     assert sample.metrics.compute_score > 0 and len(handle.given) == 1
     assert handle.given[0].non_tensor_batch["uid"][0] == "u"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.registry import FAMILIES, training_adapter
@@ -61,10 +62,15 @@ def test_diffusers_loads_every_tensor_of_the_adapter(made: tuple[str, Path, Diff
     actor.save_adapter(tmp_path)
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(tmp_path, adapter_name=build.ADAPTER)
-    loaded = dict(pipeline.transformer.named_parameters())
-    trained = {name: tensor for name, tensor in actor.module.named_parameters() if "lora_" in name}
-    assert trained.keys() == {name for name in loaded if "lora_" in name}
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in trained.items())
+    loaded, trained = weight_changes(pipeline.transformer), weight_changes(actor.module)
+    assert loaded.keys() == trained.keys() and trained
+    assert all(torch.equal(loaded[name], change) for name, change in trained.items())
+
+
+def weight_changes(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What the adapter adds to each weight, [out, in], by the layer's name."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
+    return {name: layer.get_delta_weight(build.ADAPTER).detach() for name, layer in layers.items()}
 
 
 @pytest.fixture

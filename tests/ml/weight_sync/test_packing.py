@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from verl_omni.weight_sync import errors, messages, names, packing
 from verl_omni.weight_sync.digest import compute_digest, device_digest
-from verl_omni.weight_sync.errors import IncompleteUpdate
+from verl_omni.weight_sync.errors import IncompleteUpdate, summarize_names
 from verl_omni.weight_sync.messages import BufferMessage
-from verl_omni.weight_sync.staging import StagedTensors, check_finite, check_names, summarize_names
+from verl_omni.weight_sync.staging import StagedTensors, check_finite, check_names
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.int64]
 

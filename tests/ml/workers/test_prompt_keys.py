@@ -29,6 +29,7 @@ def changed(**values: Any) -> tuple[str, str] | None:
         {"priority": 9},
         {"sampling_params": {"seed": 6, "height": 512, "guidance_scale": 4.5}},
         {"sampling_params": {**REQUEST["sampling_params"], "sde_noise_seed": 7}},
+        {"sampling_params": {**REQUEST["sampling_params"], "sde_window_seed": 7}},
     ],
 )
 def test_samples_of_a_prompt_have_the_same_keys(values: dict[str, Any]) -> None:

@@ -16,9 +16,8 @@ from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, DIFFUSERS_METADATA, P
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER
 from verl_omni.utils.model_layout import plain_folder
 from verl_omni.weight_sync.adapter_checks import check_settings
-from verl_omni.weight_sync.errors import IncompleteUpdate, UnsupportedAdapter
+from verl_omni.weight_sync.errors import IncompleteUpdate, UnsupportedAdapter, summarize_names
 from verl_omni.weight_sync.names import adapter_modules
-from verl_omni.weight_sync.staging import summarize_names
 from verl_omni.workers.actor.tensor_files import TensorFiles
 
 FIRST_TRANSFORMER = "transformer"

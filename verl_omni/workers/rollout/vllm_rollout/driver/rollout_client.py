@@ -36,7 +36,7 @@ NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's rout
 LOSSES_OF_A_SAMPLE, REASONS_SHOWN = 5, 3
 MEDIA = ("video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
-SEEDS = frozenset({"seed", "sde_noise_seed"})  # sampling parameters that differ between samples of a prompt
+SEEDS = frozenset({"seed", "sde_noise_seed", "sde_window_seed"})  # no embedding depends on these sampling parameters
 
 
 class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]

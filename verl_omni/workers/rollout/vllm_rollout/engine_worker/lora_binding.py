@@ -13,8 +13,13 @@ from verl_omni.utils import adapter_folder
 from verl_omni.utils.vllm_omni import VLLM_LORA_INT_ID, VLLM_LORA_NAME, VLLM_LORA_PATH, OmniTensorLoRARequest
 from verl_omni.utils.vllm_omni.utils import TESTED
 from verl_omni.weight_sync import adapter_checks
-from verl_omni.weight_sync.errors import BindingIncomplete, UnsupportedAdapter, WeightSyncError, error_text
-from verl_omni.weight_sync.staging import summarize_names
+from verl_omni.weight_sync.errors import (
+    BindingIncomplete,
+    UnsupportedAdapter,
+    WeightSyncError,
+    error_text,
+    summarize_names,
+)
 
 
 def check_every_adapter() -> None:

@@ -15,10 +15,9 @@ from verl_omni.utils.vllm_omni import (
     load_tensor_adapter,
 )
 from verl_omni.weight_sync import adapter_checks
-from verl_omni.weight_sync.errors import BindingIncomplete, PartialWeights, WeightSyncError, error_text
+from verl_omni.weight_sync.errors import BindingIncomplete, PartialWeights, WeightSyncError, error_text, summarize_names
 from verl_omni.weight_sync.full_weights import LanguageModelUpdate
 from verl_omni.weight_sync.names import strip_peft_prefix
-from verl_omni.weight_sync.staging import summarize_names
 from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.rollout.vllm_rollout.engine_worker.weight_receiver import WeightReceiver
 
