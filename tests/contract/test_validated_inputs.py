@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from control.cli.document_blocks import ROOT
 from omni_operator.cli import preflight
 from omni_operator.cli.main import app
+from verl_omni.models.tiny import MAKERS
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,18 @@ spec:
   reward: {scorers: [{name: jpeg}]}
   algorithm: {name: DiffusionDPO, overrides: [algorithm.sample_source=offline, data.prompt_key=caption]}
   trainer: {totalSteps: 3}
+"""
+VIDEO_JOB = """\
+apiVersion: diffusionrl.io/v1alpha1
+kind: DiffusionRLJob
+metadata: {name: a-job}
+spec:
+  model: {base: ./model}
+  data: {train: [train.jsonl], validation: [heldout.jsonl]}
+  rollout: {pipeline: {height: 32, width: 32}}
+  reward: {scorers: [{name: jpeg}]}
+  algorithm: {name: FlowGRPO}
+  trainer: {totalSteps: 3, batch: {prompts: 2}, accelerator: {vendor: CPU}}
 """
 PAIR = {"caption": "a", "jpg_0": b"x", "jpg_1": b"y", "label_0": 1.0}
 
@@ -91,3 +104,16 @@ def test_without_the_training_stack_rows_of_json_are_checked(tmp_path: Path, mon
     monkeypatch.setattr(preflight, "missing_stack", lambda: ["torch"])
     (found,) = problems(job)
     assert "spec.data.train[1]: " in found and "there is no column 'caption'" in found
+
+
+def test_prompts_that_the_engine_would_refuse_are_found(tmp_path: Path) -> None:
+    MAKERS["wan"](tmp_path / "model")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a red circle"}\n' * 8)
+    (tmp_path / "heldout.jsonl").write_text('{"prompt": "red"}\n{"prompt": ""}\n')
+    job = tmp_path / "job.yaml"
+    job.write_text(VIDEO_JOB)
+    (found,) = problems(job)
+    assert found.startswith("6: spec.data.validation[0]: row 1 of data.val_files")
+    assert found.endswith("it is empty, and Wan needs a prompt")
+    job.write_text(VIDEO_JOB.replace(", validation: [heldout.jsonl]", ""))
+    assert problems(job) == [" a-job is valid"]

@@ -175,7 +175,7 @@ def read_question() -> Question:
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(f"hpsv3 reads its question to the model from the package hpsv3; {INSTALL}")
+        raise FileNotFoundError(f"{MODEL}: needs the question in the package hpsv3; {INSTALL}")
     file = Path(spec.submodule_search_locations[0]) / TEXTS
     texts: dict[str, str] = {}
     for line in ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else ():

@@ -13,14 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from pyarrow import ArrowException
 from torch import Tensor
 from typing_extensions import override
+from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_omni.pipelines.input_images import input_images
-from verl_omni.pipelines.registry import PromptCheck
+from verl_omni.pipelines.registry import PromptCheck, training_adapter
 from verl_omni.trainer import dataset_class, prompt_images, prompt_tables
 from verl_omni.trainer.prompt_files import NEGATIVE_PROMPT, InvalidPromptFile
 from verl_omni.utils.messages import parse_messages, prompt_text
 from verl_omni.utils.postscript import forbid_programs
+from verl_omni.verl_names import AGENT_LOOP
 
 logger = logging.getLogger(__name__)
 COUNTED_AT_ONCE = 4096  # prompts in one call of the tokenizer
@@ -164,6 +166,45 @@ def load(files: Any, config: DictConfig, tokenizer: Any, processor: Any = None, 
     if len(dataset) == 0:
         raise ValueError(f"{paths} have no prompts, or data.filter_overlong_prompts removed all of them")
     return dataset
+
+
+def load_checked(config: DictConfig) -> tuple[RLHFDataset, RLHFDataset | None]:
+    """Training and held-out prompts of a run, none of which the agent loop or the engine would refuse.
+
+    Args:
+        config: settings, with the model's architecture filled in (`model_settings.fill_in`).
+
+    Raises:
+        ValueError: the message names the setting, the file, and, if a row is wrong, the first such row.
+    """
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    trusted = config.data.trust_remote_code
+    tokenizer = hf_tokenizer(model.tokenizer_path or f"{model.path}/tokenizer", trust_remote_code=trusted)
+    if template := model.custom_chat_template:
+        tokenizer.chat_template = template
+    held_out = None
+    if config.data.val_files:
+        held_out = load(config.data.val_files, config.data, tokenizer, max_samples=config.data.val_max_samples)
+    train = load(config.data.train_files, config.data, tokenizer, max_samples=config.data.train_max_samples)
+    adapter: Any = training_adapter(model.architecture)
+    # Prompts of an agent loop of the user's are not known here.
+    checks = hasattr(adapter, "prompt_check") and rollout.agent.default_agent_loop == AGENT_LOOP
+    own = hf_tokenizer(f"{model.path}/tokenizer", trust_remote_code=trusted) if checks else None
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    for dataset, files, pipeline in (
+        (train, "data.train_files", rollout.pipeline),
+        (held_out, "data.val_files", evaluated),
+    ):
+        if dataset is None:
+            continue
+        check_images(dataset, files, model.architecture, rollout.pipeline)
+        if config.data.truncation == "error":
+            check_lengths(dataset, files, tokenizer, rollout.prompt_length)
+        if checks:
+            check = adapter.prompt_check(own, pipeline.max_sequence_length)
+            guided = adapter.guidance(pipeline) > 1
+            check_refused(dataset, files, tokenizer, check, limit=rollout.prompt_length, guided=guided)
+    return train, held_out
 
 
 def check_lengths(dataset: RLHFDataset, setting: str, tokenizer: Any, limit: int) -> None:

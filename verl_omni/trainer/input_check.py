@@ -29,6 +29,7 @@ class Inputs:
         adapter: settings of `actor_rollout_ref.model` about an adapter to continue from.
         train, validation: files of prompts, by their place in the job. prompt_key: their column.
         pairs: whether training reads pairs of images.
+        settings: the trainer's command line, to check what the engine would refuse of the prompts.
     """
 
     model: str | None = None
@@ -38,10 +39,18 @@ class Inputs:
     validation: dict[str, str] = field(default_factory=dict)
     prompt_key: str = "prompt"
     pairs: bool = False
+    settings: list[str] = field(default_factory=list)
 
 
-def find_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+def find_problems(inputs: Inputs) -> list[tuple[str, str]]:
     """What is wrong: (input, text)."""
+    found = list(_file_problems(inputs))
+    if not found and inputs.model is not None and inputs.settings and not inputs.extended:
+        found.extend(_refused_prompts(Path(inputs.model), inputs))
+    return found
+
+
+def _file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
     if inputs.model is not None:
         problems = _model_problems(Path(inputs.model), extended=inputs.extended)
         yield from (("model", text) for text in problems)
@@ -54,6 +63,28 @@ def find_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
                 prompt_files.check_file(Path(path), inputs.prompt_key, held_out=name == "validation", pairs=pairs)
             except (OSError, ValueError) as error:
                 yield f"{name}/{place}", str(error)
+
+
+def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """The first prompt that the engine would refuse, for families whose engine refuses any."""
+    from verl_omni.pipelines.registry import training_adapter
+
+    if not hasattr(training_adapter(_architecture(model)), "prompt_check"):
+        return
+    from verl_omni.trainer import data, model_settings, settings
+
+    try:
+        config = settings.load(inputs.settings)
+        model_settings.fill_in(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout)
+        data.load_checked(config)
+    except (OSError, ValueError) as error:
+        files = {f"{name}/{place}": path for name in ("train", "validation")
+                 for place, path in getattr(inputs, name).items()}  # fmt: skip
+        yield next((place for place, path in files.items() if path in str(error)), "model"), str(error)
+
+
+def _architecture(model: Path) -> Any:
+    return json.loads((model / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
 
 
 def _model_problems(folder: Path, *, extended: bool) -> list[str]:
@@ -69,9 +100,8 @@ def _adapter_problems(base: Path, given: dict[str, Any]) -> Iterator[str]:
     from verl_omni.pipelines.registry import training_adapter
     from verl_omni.trainer import model_settings
 
-    architecture = json.loads((base / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
     try:
-        not_adapted = getattr(training_adapter(architecture), "NOT_ADAPTED", None)
+        not_adapted = getattr(training_adapter(_architecture(base)), "NOT_ADAPTED", None)
         model_settings.continue_from_adapter(OmegaConf.create({"exclude_modules": None, **given}), base, not_adapted)
     except (OSError, ValueError) as error:
         yield str(error)
@@ -80,7 +110,7 @@ def _adapter_problems(base: Path, given: dict[str, Any]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the inputs of a request. Returns the exit code, 0."""
     (request,) = sys.argv[1:] if arguments is None else arguments
-    sys.stdout.write(f"{json.dumps(list(find_problems(Inputs(**json.loads(request)))))}\n")
+    sys.stdout.write(f"{json.dumps(find_problems(Inputs(**json.loads(request))))}\n")
     return 0
 
 

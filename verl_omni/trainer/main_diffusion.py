@@ -271,12 +271,12 @@ def train_on(
     stop_requested: Callable[[], bool],
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
-    from verl_omni.trainer import generation_ahead, prompt_warnings
+    from verl_omni.trainer import data, generation_ahead, prompt_warnings
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
     if text := generation_ahead.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
-    train, held_out = _prompts(run.config)
+    train, held_out = data.load_checked(run.config)
     for text in prompt_warnings.describe_truncated(run.config, train, held_out):
         run.folder.event("warning", reason="PromptsTruncated", message=text)
     for text in prompt_warnings.describe_unread(run.config, train, held_out):
@@ -325,55 +325,6 @@ def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
         message = f"the memory of the trainer's container ran out, and the kernel killed {killed} processes; {message}"
     folder.event("error", message=message, kind=kind, reason=reason)
     return FAILURE
-
-
-def _prompts(config: Any) -> tuple[Any, Any | None]:
-    """Training and held-out prompts."""
-    from verl.utils import hf_tokenizer
-
-    from verl_omni.trainer import data
-
-    path = config.actor_rollout_ref.model.tokenizer_path or f"{config.actor_rollout_ref.model.path}/tokenizer"
-    tokenizer = hf_tokenizer(path, trust_remote_code=config.data.trust_remote_code)
-    if template := config.actor_rollout_ref.model.custom_chat_template:
-        tokenizer.chat_template = template
-    held_out = None
-    if config.data.val_files:
-        held_out = data.load(config.data.val_files, config.data, tokenizer, max_samples=config.data.val_max_samples)
-    train = data.load(config.data.train_files, config.data, tokenizer, max_samples=config.data.train_max_samples)
-    settings = config.actor_rollout_ref
-    for dataset, files in ((train, "data.train_files"), (held_out, "data.val_files")):
-        if dataset is not None:
-            data.check_images(dataset, files, settings.model.architecture, settings.rollout.pipeline)
-            if config.data.truncation == "error":
-                data.check_lengths(dataset, files, tokenizer, settings.rollout.prompt_length)
-    _check_refused(config, tokenizer, train, held_out)
-    return train, held_out
-
-
-def _check_refused(config: Any, tokenizer: Any, train: Any, held_out: Any | None) -> None:
-    """Refuse prompts that the engine would refuse; those of an agent loop of the user's are not known here."""
-    from omegaconf import OmegaConf
-    from verl.utils import hf_tokenizer
-
-    from verl_omni.pipelines.registry import training_adapter
-    from verl_omni.trainer import data
-    from verl_omni.verl_names import AGENT_LOOP
-
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    adapter: Any = training_adapter(model.architecture)
-    if not hasattr(adapter, "prompt_check") or rollout.agent.default_agent_loop != AGENT_LOOP:
-        return
-    own = hf_tokenizer(f"{model.path}/tokenizer", trust_remote_code=config.data.trust_remote_code)
-    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
-    for dataset, files, pipeline in (
-        (train, "data.train_files", rollout.pipeline),
-        (held_out, "data.val_files", evaluated),
-    ):
-        if dataset is not None:
-            check = adapter.prompt_check(own, pipeline.max_sequence_length)
-            guided = adapter.guidance(pipeline) > 1
-            data.check_refused(dataset, files, tokenizer, check, limit=rollout.prompt_length, guided=guided)
 
 
 def _pairs(config: Any, train: Any) -> Any | None:

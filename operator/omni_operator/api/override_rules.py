@@ -11,10 +11,10 @@ from .override_names import ENGINE, setting_here
 from .override_values import find_wrong_values, is_number, read_value
 from .rollout import Rollout
 from .setting_names import BY_LOSS, COMMON
-from .training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, Algorithm, Trainer
+from .training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, SOURCE, Algorithm, Trainer
 
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
-SOURCE, BACKEND = "algorithm.sample_source", f"{ROLLOUT}.checkpoint_engine.backend"
+BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
 HYBRID = "actor_rollout_ref.hybrid_engine"
 FRACTION, LOG_PROBS = "algorithm.timestep_fraction", "trainer.max_log_prob_difference"
 VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path"

@@ -36,6 +36,7 @@ ESTIMATORS = {
     "FlowDPPO": "flow_grpo",
 }
 LOSS_GROUP = "actor_rollout_ref.actor.diffusion_loss."
+SOURCE = "algorithm.sample_source"
 OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
 _RESERVED_MESSAGE = (
     "an override must not set what a field of the job sets; `drl validate` names the override and the field"
@@ -94,6 +95,11 @@ class Algorithm(StrictModel):
         ),
         Cel(_no_reserved(), _RESERVED_MESSAGE, ".overrides"),
     )
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether training reads pairs of images of the data set, and generates no samples."""
+        return any(line.lstrip("+") == f"{SOURCE}=offline" for line in self.overrides)
 
     @override
     def violations(self) -> Iterator[Violation]:

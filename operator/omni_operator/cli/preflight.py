@@ -12,12 +12,12 @@ from pathlib import Path
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import is_in_store
 from omni_operator.api.model import ALL_LINEAR
-from omni_operator.api.override_rules import SOURCE
 from omni_operator.api.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
 from omni_operator.api.yaml_document import Document, Problem
 from omni_operator.api.yaml_document import Path as Field
-from omni_operator.plan.overrides import PYTHONS
+from omni_operator.plan.overrides import PYTHONS, render_overrides
+from omni_operator.plan.run_layout import local_layout
 from omni_operator.plan.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 
 from . import console, prompt_rows, sample_size
@@ -78,9 +78,10 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
         "lora_alpha": lora.alpha,
         "target_modules": targets,
     }
+    paths = (*data.train, *data.validation)
     files = {
-        name: {str(place): path for place, path in enumerate(paths) if not is_in_store(path) and not custom}
-        for name, paths in (("train", data.train), ("validation", data.validation))
+        name: {str(place): path for place, path in enumerate(given) if not is_in_store(path) and not custom}
+        for name, given in (("train", data.train), ("validation", data.validation))
     }
     request = {
         "model": model.base if model.base_is_folder else None,
@@ -88,7 +89,8 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
         "adapter": settings if lora.start_from is not None else None,
         **files,
         "prompt_key": overrides.get(PROMPT_KEY, "prompt"),
-        "pairs": overrides.get(SOURCE) == "offline",
+        "pairs": job.spec.algorithm.reads_pairs,
+        "settings": [] if any(map(is_in_store, paths)) or custom else render_overrides(job, local_layout(job, "runs")),
     }
     result = run_module(INPUT_CHECK, [json.dumps(request)])
     if result.returncode:

@@ -58,7 +58,7 @@ class LineDisplay(Display):
     def event(self, event: Mapping[str, Any], state: RunState) -> None:
         if event.get("event") == "phase":
             self.note(f"{state.phase} ...")
-        if event.get("event") == "step" and "reward/mean" in event:
+        if event.get("event") == "step" and run_text.learning_texts(event):
             self.note(run_text.step_line(event, state.total))
         if text := run_text.announcement(event):
             self.note(text)
@@ -143,10 +143,9 @@ class BarDisplay(Display):
 
     @staticmethod
     def _figures(last: Mapping[str, Any]) -> str:
-        parts = [run_text.reward_text(last), f"weights v{last.get('weights/version', '?')}"]
-        if (speed := last.get("images_per_s")) is not None:
-            parts.insert(1, f"{run_text.number(speed)} images/s")
-        return "  ".join(parts)
+        speed = last.get("images_per_s")
+        speeds = [f"{run_text.number(speed)} images/s"] if speed is not None else []
+        return "  ".join([*run_text.learning_texts(last), *speeds, f"weights v{last.get('weights/version', '?')}"])
 
     @staticmethod
     def _left(state: RunState) -> str:

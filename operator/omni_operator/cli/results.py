@@ -24,12 +24,11 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
         ends = [f"{run_text.evaluation_text(found)} at step {found.step}" for found in (before, after)]
         images = f" ({after.images} images)" if after.images else ""
         return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{images}"]
-    steps = [line for line in lines if line.get("reward/mean") is not None]
+    steps = [line for line in lines if line.get("reward/mean") is not None or line.get("actor/loss") is not None]
     if not steps:
         return ["no step finished"]
-    first, last = steps[0], steps[-1]
-    end = f"{run_text.reward_text(last)} at step {last['step']}"
-    return [f"training {run_text.reward_text(first)} -> {end}" if len(steps) > 1 else f"training {end}"]
+    first, last = (", ".join(run_text.learning_texts(line)) for line in (steps[0], steps[-1]))
+    return [f"training {f'{first} -> ' if len(steps) > 1 else ''}{last} at step {steps[-1]['step']}"]
 
 
 def _paths(folder: Path) -> list[str]:

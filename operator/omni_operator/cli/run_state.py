@@ -49,11 +49,16 @@ def apply_event(state: RunState, event: Mapping[str, Any]) -> RunState:
         case "phase":
             return replace(state, phase=str(event.get("text", "")))
         case "step":
-            return replace(state, step=int(event["step"]), last=event if "reward/mean" in event else state.last)
+            return replace(state, step=int(event["step"]), last=_metrics(event) or state.last)
         case "error":
             return replace(state, failure=str(event.get("message")))
         case _:
             return state
+
+
+def _metrics(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The event, unless it has an evaluation only."""
+    return event if {"reward/mean", "actor/loss"} & event.keys() else None
 
 
 def evaluation(line: Mapping[str, Any]) -> Evaluation | None:

@@ -32,7 +32,7 @@ def evaluation_text(found: Evaluation) -> str:
 def step_line(event: Mapping[str, Any], total: int | None) -> str:
     """One line with the main metrics of a training step."""
     width = len(str(total)) if total else 1
-    parts = [f"step {event['step']:>{width}}/{total if total is not None else '?'}", reward_text(event)]
+    parts = [f"step {event['step']:>{width}}/{total if total is not None else '?'}", *learning_texts(event)]
     if (speed := event.get("images_per_s")) is not None:
         parts.append(f"{number(speed)} images/s")
     parts += [f"{name} {seconds(event[key])}" for name in PHASES if event.get(key := f"timing_s/{name}") is not None]
@@ -40,6 +40,16 @@ def step_line(event: Mapping[str, Any], total: int | None) -> str:
     if event.get("eta_s") is not None:
         parts.append(f"ETA {duration(event['eta_s'])}")
     return "  ".join(parts)
+
+
+def learning_texts(event: Mapping[str, Any]) -> list[str]:
+    """The reward of a step; of one on pairs of a data set its loss and, once it learned, the share that is right."""
+    if "reward/mean" in event:
+        return [reward_text(event)]
+    made = [f"loss {number(loss)}"] if (loss := event.get("actor/loss")) is not None else []
+    if (accuracy := event.get("actor/accuracy")) is not None and event.get("actor/margin") != 0:
+        made.append(f"{accuracy:.1%} of the pairs right")
+    return made
 
 
 def reward_text(event: Mapping[str, Any]) -> str:

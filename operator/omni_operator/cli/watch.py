@@ -179,4 +179,5 @@ def step_event(status: Status) -> dict[str, Any] | None:
         "images_per_s": progress.images_per_second, "eta_s": progress.estimated_remaining_seconds,
         "weights/version": status.weights.trainer_version,
     }  # fmt: skip
-    return {name: value for name, value in made.items() if value is not None or name == "reward/mean"}
+    not_finite = {"reward/mean"} if progress.samples else set()  # of samples without a mean
+    return {name: value for name, value in made.items() if value is not None or name in not_finite}

@@ -94,9 +94,12 @@ def _data(spec: Spec) -> Settings:
 
 def _rollout(spec: Spec) -> Settings:
     rollout, pipeline, sampler = spec.rollout, spec.rollout.pipeline, spec.rollout.sampler
+    samples = {f"{ROLLOUT}.n": rollout.samples_per_prompt}
+    if spec.algorithm.reads_pairs and "samples_per_prompt" not in rollout.model_fields_set:
+        samples.clear()  # nothing is sampled, and the trainer would name it as without effect
     made: Settings = {
         f"{ROLLOUT}.name": "vllm_omni",
-        f"{ROLLOUT}.n": rollout.samples_per_prompt,
+        **samples,
         f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
         f"{ROLLOUT}.max_num_seqs": rollout.engine.max_batch_size,
         f"{ROLLOUT}.pipeline.height": pipeline.height,

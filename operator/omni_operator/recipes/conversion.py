@@ -12,7 +12,7 @@ from omni_operator.api.metadata import NAME_LIMIT
 from omni_operator.api.model import ALL_LINEAR
 from omni_operator.api.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
 from omni_operator.api.setting_names import ELSEWHERE, MISSING_FAMILY, REGISTERED
-from omni_operator.api.training import ESTIMATORS, LOSSES
+from omni_operator.api.training import ESTIMATORS, LOSSES, SOURCE
 
 from .fields import (
     ACTOR,
@@ -30,7 +30,6 @@ from .fields import (
     SCORER,
     SCORERS,
     SETTINGS,
-    SOURCE,
     TOGETHER,
     V1,
     WINDOW,

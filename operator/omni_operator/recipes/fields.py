@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
-from omni_operator.api.training import ESTIMATORS, LOSSES
+from omni_operator.api.training import ESTIMATORS, LOSSES, SOURCE
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ALGO = f"{ROLLOUT}.algo"
@@ -212,7 +212,6 @@ REFERENCE_DEFAULTS = {
     "trainer.experiment_name": "ocr",
     "trainer.logger": "['console', 'wandb']",
 }
-SOURCE = "algorithm.sample_source"
 
 
 def defaults(algorithm: str | None, values: Mapping[str, Any]) -> dict[str, str]:

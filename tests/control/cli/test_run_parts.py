@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from omni_operator import plan
 from omni_operator.api.job_loader import read_job
-from omni_operator.cli import console, failure, run_folder, run_text
+from omni_operator.cli import console, failure, results, run_folder, run_text
 from omni_operator.cli.doctor import diagnose
 from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
 from omni_operator.cli.machine import Accelerators, Machine, inspect_machine, within_limit
@@ -99,6 +99,18 @@ def test_events_update_the_run_state() -> None:
 
 def test_a_step_with_missing_metrics_has_a_line() -> None:
     assert run_text.step_line({"step": 3, "reward/mean": None}, 10) == "step  3/10  reward not finite  weights v?"
+
+
+def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> None:
+    steps = [
+        {"step": step, "actor/loss": 0.4 / step, "actor/accuracy": 0.5 * step, "actor/margin": 0.1} for step in (1, 2)
+    ]
+    assert run_text.step_line(steps[1], 2) == "step 2/2  loss 0.200  100.0% of the pairs right  weights v?"
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    learned = "loss 0.400, 50.0% of the pairs right -> loss 0.200, 100.0% of the pairs right at step 2"
+    assert results.summary(tmp_path) == [f"training {learned}"]
+    state = apply_event(RunState(), {"event": "step", **steps[1]})
+    assert (state.last or {})["actor/loss"] == 0.2
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_what_is_missing_is_said_before_anything_starts(folder: Path, monkeypatc
     monkeypatch.undo()
     (found,) = rewards.setting_problems("hpsv3", given)
     assert found == (
-        "hpsv3 reads its question to the model from the package hpsv3; install it without its requirements: "
+        "model_name_or_path: needs the question in the package hpsv3; install it without its requirements: "
         "pip install --no-deps hpsv3"
     )
     with pytest.raises(FileNotFoundError, match="pip install --no-deps hpsv3"):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer import main_diffusion, prompt_images, settings, startup
+from verl_omni.trainer import data, prompt_images, settings, startup
 
 pytestmark = pytest.mark.slow  # makes a model, loads a tokenizer and verl
 
@@ -47,7 +47,7 @@ def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str,
         "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64", *overrides,
     ])  # fmt: skip
     startup.fit_to_machine(made, has_accelerator=False)
-    return main_diffusion._prompts(made)[0]
+    return data.load_checked(made)[0]
 
 
 def test_a_photo_is_upright_for_the_model_the_scorers_and_the_check_of_its_size(model: Path, folder: Path) -> None:

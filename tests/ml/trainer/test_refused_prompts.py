@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer import main_diffusion, settings, startup
+from verl_omni.trainer import data, settings, startup
 
 pytestmark = pytest.mark.slow  # loads a tokenizer and verl
 
@@ -51,7 +51,7 @@ def check(folder: Path, model: Path, rows: list[dict[str, Any]], *overrides: str
         *overrides,
     ])  # fmt: skip
     startup.fit_to_machine(made, has_accelerator=False)
-    main_diffusion._prompts(made)
+    data.load_checked(made)
 
 
 RIGHT: dict[str, Any] = {"prompt": "a red circle"}
