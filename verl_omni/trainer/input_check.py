@@ -67,9 +67,10 @@ def _file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
 
 def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
     """The first prompt that the engine would refuse, for families whose engine refuses any."""
-    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.pipelines.registry import FAMILIES, training_adapter
 
-    if not hasattr(training_adapter(_architecture(model)), "prompt_check"):
+    architecture = _architecture(model)
+    if architecture not in FAMILIES or not hasattr(training_adapter(architecture), "prompt_check"):
         return
     from verl_omni.trainer import data, model_settings, settings
 

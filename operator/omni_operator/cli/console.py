@@ -9,12 +9,13 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from omni_operator.api import JobError, LoadedJob, load_job
-from omni_operator.api.yaml_document import Problem
+if TYPE_CHECKING:
+    from omni_operator.api import LoadedJob
+    from omni_operator.api.yaml_document import Problem
 
 # FAILED: the work failed. USAGE: nothing was started. INTERRUPTED: the user stopped a run.
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -92,6 +93,8 @@ def is_given(context: typer.Context, parameter: str) -> bool:
 
 def load_or_refuse(path: Path, assignments: Sequence[str] = ()) -> LoadedJob:
     """Read a job, or print all its problems and exit. Notes what else is in its file."""
+    from omni_operator.api import JobError, load_job  # not for `drl --help`, which takes a third of the time without
+
     try:
         loaded = load_job(path, assignments)
     except JobError as error:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from . import console, jobs, model
-from .convert import convert_recipe
-from .doctor import doctor
-from .fetch import fetch
-from .fit import fit
-from .logs import logs
-from .open_dashboard import open_dashboard
+from . import console, model
 from .program import Program
-from .render import render
-from .report import report
-from .run import run
-from .submit import submit
 from .training_stack import DISTRIBUTION
-from .validate import validate
-from .watch import watch
 
 app = typer.Typer(
     name="drl",
@@ -35,6 +22,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         console.say(f"drl {version(DISTRIBUTION)}")
         raise typer.Exit
 
@@ -52,13 +41,6 @@ def drl(
     """
 
 
-NAMES = {convert_recipe: "convert", jobs.list_jobs: "list", open_dashboard: "open"}
-# In the order of docs/cli.md, which is that of the help.
-for command in (
-    run, validate, render, fit, convert_recipe, report, submit, watch, logs, fetch, open_dashboard, jobs.list_jobs,
-    jobs.get, jobs.why, jobs.suspend, jobs.resume, jobs.scale, jobs.cancel, jobs.wait, doctor,
-):  # fmt: skip
-    app.command(NAMES.get(command))(command)
 app.add_typer(model.app, name="model")
 
 if __name__ == "__main__":

@@ -2,24 +2,93 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
-from pydantic import ValidationError
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from omni_operator.api.validation_messages import describe_value
-
 from . import console
+
+# Module and function of each command, in the order of docs/cli.md, which is that of the help.
+COMMANDS = {
+    "run": "run:run",
+    "validate": "validate:validate",
+    "render": "render:render",
+    "fit": "fit:fit",
+    "convert": "convert:convert_recipe",
+    "report": "report:report",
+    "submit": "submit:submit",
+    "watch": "watch:watch",
+    "logs": "logs:logs",
+    "fetch": "fetch:fetch",
+    "open": "open_dashboard:open_dashboard",
+    "list": "jobs:list_jobs",
+    "get": "jobs:get",
+    "why": "jobs:why",
+    "suspend": "jobs:suspend",
+    "resume": "jobs:resume",
+    "scale": "jobs:scale",
+    "cancel": "jobs:cancel",
+    "wait": "jobs:wait",
+    "doctor": "doctor:doctor",
+}
+
+
+class Commands(Mapping[str, Any]):
+    """Commands by name; the module of one is imported when it is looked up, so that `drl --help` imports none.
+
+    Args:
+        groups: the groups of commands, which come last.
+    """
+
+    def __init__(self, groups: Mapping[str, Any]) -> None:
+        self._groups = groups
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        if name in self._groups:
+            return self._groups[name]
+        module, _, function = COMMANDS[name].partition(":")
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name)(getattr(import_module(f"{__package__}.{module}"), function))
+        return typer.main.get_command(alone)
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter([*COMMANDS, *self._groups])
+
+    @override
+    def __len__(self) -> int:
+        return len(COMMANDS) + len(self._groups)
+
+    def described(self) -> Iterator[tuple[str, Any]]:
+        """Each command with its help, read from the source of its module, and without options."""
+        for name, place in COMMANDS.items():
+            module, _, function = place.partition(":")
+            body = ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes()).body
+            texts = (ast.get_docstring(part) for part in body if getattr(part, "name", None) == function)  # type: ignore[arg-type]
+            yield name, TyperCommand(name, help=next(texts))
+        yield from self._groups.items()
 
 
 class Program(TyperGroup):
     """Runs commands; explains a wrong value of an option, a full disk and a working directory that is gone."""
+
+    def __init__(self, *, commands: Mapping[str, Any], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = Commands(commands)
+
+    @override
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        described = TyperGroup(name=self.name, commands=dict(self.commands.described()), rich_markup_mode=None)
+        described.format_commands(ctx, formatter)
 
     @override
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,6 +113,10 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except typer.BadParameter as error:
+        from pydantic import ValidationError
+
+        from omni_operator.api.validation_messages import describe_value
+
         detail = error.__cause__.errors()[0] if isinstance(error.__cause__, ValidationError) else None
         if detail is not None and detail["msg"] == error.message:  # not the message of an option of ours
             error.message = describe_value(detail)

@@ -42,6 +42,14 @@ def commands(command: Any, name: str = "drl") -> Iterator[tuple[str, Any]]:
 EVERY = dict(commands(typer.main.get_command(app)))
 
 
+def test_the_help_of_the_program_imports_no_command() -> None:
+    shown = "app(['--help'], standalone_mode=False); print(*sys.modules)"
+    code = f"import sys; from omni_operator.cli.main import app; {shown}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "  validate  Check jobs without running them." in done.stdout
+    assert {"pydantic", "rich.console", "ruamel.yaml"} & set(done.stdout.splitlines()[-1].split()) == set()
+
+
 def test_the_command_walk_finds_every_command() -> None:
     assert {"drl run", "drl render", "drl validate", "drl report", "drl doctor", "drl model tiny"} <= EVERY.keys()
 
