@@ -52,7 +52,8 @@ WAITING: dict[str, Explanation] = {
         meaning="A ResourceQuota of the namespace refuses the RayJob or its pods. It is a failure if "
         "`spec.preRunningDeadlineSeconds` passes meanwhile.",
         look="kubectl describe resourcequota",
-        action="Ask for less, or raise the ResourceQuota of the namespace.",
+        action="Ask for less, or raise the ResourceQuota of the namespace. Where the message says `must specify`, set "
+        "what it names in `resources` of `spec.head`, `spec.trainer` and other pods.",
     ),
     "NameTaken": Explanation(
         shown=_REFUSED,
@@ -172,7 +173,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "StartFailed": Explanation(
         shown=_FAILED,
-        meaning="A container restarted 4 times before the job ran.",
+        meaning="A container restarted 4 times before Ray's container ran.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -184,7 +185,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "WorkerLost": Explanation(
         shown=_FAILED,
-        meaning="A container of a running job restarted 4 times.",
+        meaning="Ray's container of a pod of a running job restarted 4 times.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -288,7 +289,8 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "NextAttempt": Explanation(
         shown=("Updated=False",),
-        meaning="The spec changed, and the running attempt keeps the old one. So do rollout and reward pods whose spec "
+        meaning="The spec changed, and the running attempt keeps the old one; one whose trainer does not run yet is "
+        "replaced at once. The old spec is also kept by rollout and reward pods whose spec "
         "changed after an upgrade of the operator, or of its default image, that renders pods otherwise.",
         look=STATUS,
         action="Nothing; suspend and resume the job to use the new spec now.",
@@ -317,6 +319,13 @@ WARNINGS: dict[str, Explanation] = {
         look="kubectl get rayclusters,networkpolicies --show-managed-fields --output=yaml",
         action="Stop the other program, or exclude the object from what it manages.",
     ),
+    "SidecarNotRunning": Explanation(
+        shown=("Ready=False", "event", "warning"),
+        meaning="A container that is not Ray's has ended, restarts or cannot start, as one of a webhook or of "
+        "`podTemplate`. A training that runs goes on; one that starts waits, because KubeRay waits for all containers.",
+        look=PODS,
+        action="Correct the container that the message names, in the job or in the webhook.",
+    ),
     "Warning": Explanation(
         shown=("warning",),
         meaning="A warning that this version of the operator has no reason for; the message begins with the trainer's.",
@@ -329,30 +338,18 @@ WARNINGS: dict[str, Explanation] = {
         look=STATUS,
         action="Read `status.warnings`.",
     ),
-    "WeightsBehind": Explanation(
-        shown=("event",),
-        meaning="`WeightsInSync` became False, with the reason `ReplicaBehind` or `WeightsOld`.",
-        look=STATUS,
-        action="See those reasons.",
-    ),
-    "ProgressStalled": Explanation(
-        shown=("event",),
-        meaning="The condition of that name became True, with the reason `HeartbeatStopped`.",
-        look=LOG,
-        action="See that reason.",
-    ),
-    "AttemptFailed": Explanation(
-        shown=("event",),
-        meaning="An attempt failed; the event has the reason of the failure.",
-        look=STATUS,
-        action="See that reason.",
-    ),
-    "Failed": Explanation(
-        shown=("event",),
-        meaning="The job failed finally; the event has the reason of the last failure.",
-        look=STATUS,
-        action="See that reason; `drl why NAME` prints it with its remedy.",
-    ),
-}
+    **{
+        name: Explanation(shown=("event",), meaning=meaning, look=look, action=f"See that reason{remedy}.")
+        for name, meaning, look, remedy in (
+            ("WeightsBehind", "`WeightsInSync` became False; see `ReplicaBehind` and `WeightsOld`.", STATUS, ""),
+            ("ProgressStalled", "The condition of that name became True: `HeartbeatStopped`.", LOG, ""),
+            ("AttemptFailed", "An attempt failed; the event has the reason of the failure.", STATUS, ""),
+            (
+                "Failed", "The job failed finally; the event has the reason of the last failure.", STATUS,
+                "; `drl why NAME` prints it with its remedy",
+            ),
+        )
+    },
+}  # fmt: skip
 
 REASONS: dict[str, Explanation] = {**WAITING, **FAILURES, **WARNINGS, **NORMAL}
