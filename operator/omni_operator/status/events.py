@@ -115,7 +115,7 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Warning", EventReason.WEIGHTS_BEHIND, new.message, key)]
         case "WeightsInSync", "True" if before[0] == "False":
             return [Event("Normal", EventReason.WEIGHTS_IN_SYNC, "all engines have the trainer's weights", key)]
-        case "Ready", "True" if before[0] != "True":
+        case "Ready", "True" if before[0] != "True" and new.reason not in ("Finished", "Suspended"):
             return [Event("Normal", EventReason.RUNNING, f"attempt {attempt}", key)]
         case "Ready", "False" if new.reason in _TROUBLES:
             return [Event("Warning", _TROUBLES[new.reason], new.message or new.reason, key)]
