@@ -192,7 +192,7 @@ class Reconciler:
         memory = self._memory.of(key, facts.uid)
         if not status.finished and (refused := await self._recover(key, body, facts, status, memory, now)):
             return refused
-        observed = self._observe(key, facts.uid)
+        observed = memory.with_times_seen(self._observe(key, facts.uid), now)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         facts = as_admitted(facts, observed)
         if isinstance(spec, ValidSpec) and not spec.refused:
@@ -303,6 +303,7 @@ class Reconciler:
             case EnsureShared():
                 assert spec is not None
                 await self._objects.ensure_shared(key, spec, facts)
+                await self._objects.protect(key, spec, facts)
             case CreateAttempt(number=number):
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))

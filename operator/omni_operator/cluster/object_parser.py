@@ -201,6 +201,7 @@ def parse_pod(body: Body) -> ObservedPod:
         ready=is_ready(status),
         deleting=bool(meta.get("deletionTimestamp")),
         node=str(spec.get("nodeName") or ""),
+        unreachable=_is_unreachable(spec, conditions),
         disrupted=_describe(disruption) if disrupted and disruption else "",
         unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
         address=_text(status.get("podIP")),
@@ -232,6 +233,12 @@ def _sidecar(item: Mapping[str, Any], initial: bool) -> str:
         if wait.reason not in STARTING:
             return f"container {wait.container}: {wait.reason}: {wait.message}".rstrip(": ")
     return ""
+
+
+def _is_unreachable(spec: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the pod's node does not answer: Kubernetes then sets `Ready`, and leaves what the kubelet said last."""
+    ready, containers = (_map(conditions.get(name)).get("status") for name in ("Ready", "ContainersReady"))
+    return (ready, containers) == ("False", "True") and not spec.get("readinessGates")
 
 
 def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[WaitingContainer]:

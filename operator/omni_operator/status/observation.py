@@ -63,6 +63,7 @@ class ObservedRayJob:
         in_queue: it has the label of a Kueue queue, that of its job, or that which Kueue adds where a namespace has a
             LocalQueue named `default`.
         started: start of Ray's job; None before.
+        ended: its end, by KubeRay's clock; of a failed one, in a pass, since when the operator sees it.
     """
 
     name: str
@@ -134,7 +135,7 @@ class ObservedRayCluster:
 
     Attributes:
         head_ready: condition `HeadPodReady`; None until KubeRay sets it.
-        head_since: last change of that condition.
+        head_since: last change of that condition: by KubeRay's clock in the cache, in a pass by the operator's.
         provisioned: condition `RayClusterProvisioned`: all pods have been ready.
         groups: the worker groups of rollout pods, unless engines run in the trainer's, and of reward pods, if a judge
             has pods of its own.
@@ -190,6 +191,7 @@ class ObservedPod:
 
     Attributes:
         group: the role: `head`, or the worker group's name.
+        unreachable: its node does not answer, but may come back.
         disrupted: reason and message of the condition `DisruptionTarget`, empty if it is not set.
         unschedulable: the scheduler's message, empty once the pod has a node.
         ready: whether all its containers are ready, or at least Ray's.
@@ -208,6 +210,7 @@ class ObservedPod:
     ready: bool = False
     deleting: bool = False
     node: str = ""
+    unreachable: bool = False
     disrupted: str = ""
     unschedulable: str = ""
     address: str = ""
