@@ -12,7 +12,7 @@ import pytest
 
 from control.operator_core.pools import Pools
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
-from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
+from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
@@ -38,7 +38,7 @@ SPEC: dict[str, Any] = {
 
 def is_selected(kind: Kind, body: Body) -> bool:
     """Whether a watch delivers an object: of other kinds than jobs only those with the operator's label."""
-    return kind == JOBS or (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER
+    return kind == JOBS or JOB_LABEL in (body["metadata"].get("labels") or {})
 
 
 class Simulation:
@@ -124,9 +124,16 @@ class Simulation:
         raise AssertionError(f"passes are still due after {limit} rounds: {self.cluster.log[-10:]}")
 
     async def reconcile(self, key: Key = KEY) -> None:
-        """Make one pass."""
+        """Make one pass.
+
+        Raises:
+            AssertionError: another one is due at once, although this one wrote no status.
+        """
         self.wakes.pop(key, None)
+        now, before = self.reconciler.clock(), self.cluster.get(JOBS, *key)
         result = await self.reconciler.reconcile(key)
+        if result.wake and result.wake <= now:
+            assert (before or {}).get("status") != (self.cluster.get(JOBS, *key) or {}).get("status"), "a hot loop"
         self.passes += 1
         self._unanswered = 0
         if result.wake:
