@@ -142,7 +142,7 @@ class KindCluster:
         self._kind(create, text=json.dumps(written), bound=image is not None)
         if not self.audit.path.exists():
             raise ClusterError(
-                "the API server writes no audit log, so kind ignored the settings for kubeadm: it writes another version "
+                "no audit log is written, so kind ignored the settings of kubeadm: it writes another version "
                 f"of kubeadm's API than {' or '.join(settings.LISTED)}, which this project has patches for"
             )
         self._kind(settings.load_command(tools, self.name, infrastructure(tools, INFRASTRUCTURE)))
