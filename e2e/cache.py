@@ -13,6 +13,7 @@ from pathlib import Path
 from e2e.cluster import deadlines
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.paths import SOURCES, cache
 from e2e.cluster.processes import run
 from e2e.cluster.tools import GO, Say, key
@@ -26,6 +27,7 @@ KINDS = {
     "archives": "images as they were built",
     "images": "images as nodes take them; shares its files with the built ones",
     GO: "sources and build cache of Go; removed when the programs are built",
+    "podman": "kind's node image, and nodes of a running cluster of kind",
     "prometheus": "Prometheus",
     "docker-registry": "a container registry",
     "skopeo-with-libraries": "skopeo",
@@ -43,7 +45,7 @@ def described(name: str) -> str:
         return "uv"
     if name == COMMITTED.name:
         return "when tests on whole clusters passed last"
-    return "a running cluster" if re.fullmatch(r"omni\d+", name) else "other"
+    return "a running cluster" if re.fullmatch(r"omni\d+|kind\d*", name) else "other"
 
 
 def sizes(folders: Iterable[Path]) -> dict[Path, int]:
@@ -109,7 +111,7 @@ def main() -> int:
 
     try:
         if chosen.clean:
-            clean(cache(), BareCluster().nodes(), say)
+            clean(cache(), [*BareCluster().nodes(), *KindCluster(say).nodes()], say)
         else:
             say(report(cache(), Path(sys.prefix)))
     except ClusterError as error:

@@ -16,6 +16,7 @@ from e2e.cluster.api import CONFLICT, NOT_FOUND, Api, ApiError
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import ToolMissing
+from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.provider import NODES
 from e2e.system import System, bring_up
 
@@ -110,7 +111,7 @@ def bare_namespace(bare: BareCluster, request: pytest.FixtureRequest) -> Iterato
     yield from own_namespace(bare.plane(), request)
 
 
-def own_namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+def own_namespace(plane: ControlPlane | KindCluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """Make a namespace named by the test, and remove it."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.lower())[:50].strip("-")
     with plane.api("e2e-namespace") as api:

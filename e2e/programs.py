@@ -15,6 +15,7 @@ from e2e.cache import prune
 from e2e.cluster.bare import machine
 from e2e.cluster.bare.provider import PROGRAMS
 from e2e.cluster.errors import ClusterError, ToolMissing
+from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.paths import cache
 from e2e.cluster.tools import HEALTH, KIND, KUBE, KUEUE, KWOK, S3, Say, ensure, kuberay_files
 from e2e.system import images
@@ -31,11 +32,12 @@ def control_plane(say: Say) -> None:
 
 
 def nodes(say: Say) -> None:
-    """Programs of nodes, and the images of operator and training."""
+    """Programs and images of nodes, and the images of operator and training."""
     machine.install_packages(say)
     registry.skopeo(say)
     ensure((*PROGRAMS, KUEUE), say)
     images(say)
+    KindCluster(say).prepare()
 
 
 PARTS: dict[str, Callable[[Say], None]] = {"control-plane": control_plane, "nodes": nodes}

@@ -11,7 +11,8 @@ import time
 
 from .bare.provider import BareCluster
 from .errors import ClusterError
-from .kind import KindCluster, docker_answers
+from .kind.engine import docker_answers
+from .kind.provider import KindCluster
 from .paths import cache
 from .provider import Cluster
 from .tools import Say, Tools

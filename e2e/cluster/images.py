@@ -7,9 +7,10 @@ import io
 import json
 import platform
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .errors import ClusterError
@@ -44,11 +45,16 @@ def entry(name: str, size: int, mode: int = 0o644) -> tarfile.TarInfo:
     return info
 
 
-def layer(program: bytes, path: str) -> bytes:
-    """A layer with one executable file."""
+def layer(files: Mapping[str, bytes], links: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """A layer with executable files, and symbolic links to a target each, by their paths."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        archive.addfile(entry(path.lstrip("/"), len(program), 0o755), io.BytesIO(program))
+        for path, data in files.items():
+            archive.addfile(entry(path.lstrip("/"), len(data), 0o755), io.BytesIO(data))
+        for path, target in links.items():
+            link = entry(path.lstrip("/"), 0)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
     return buffer.getvalue()
 
 
@@ -78,7 +84,7 @@ def static_layout(
     image: StaticImage, program: bytes, architecture: str = "amd64"
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The layout of an image that holds one program."""
-    packed = layer(program, image.path)
+    packed = layer({image.path: program})
     run: dict[str, Any] = {"Entrypoint": [image.path], "WorkingDir": "/"}
     if image.user:
         run["User"] = image.user

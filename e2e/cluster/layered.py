@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -79,16 +80,19 @@ def writable(mounts: str) -> Path:
     return Path(found[1])
 
 
-def take(socket: Path, image: LayeredImage, scratch: Path) -> None:
+def take(
+    containerd: Sequence[str], image: LayeredImage, scratch: Path, find: Callable[[Path], Path] = lambda path: path
+) -> None:
     """Give an image to a containerd whose storage is on the same file system; layers that it has are not touched.
 
     Args:
-        scratch: a folder for a small temporary file.
+        containerd: the beginning of a `ctr` command.
+        scratch: a folder for a small temporary file, which `ctr` finds under the same path.
+        find: where a folder of this containerd is on this machine.
 
     Raises:
         CommandFailed: containerd refuses, or the files cannot be linked.
     """
-    containerd = ["ctr", f"--address={socket}", "--namespace=k8s.io"]
     below: list[str] = []
     for identity, folder in zip(image.chain, image.layers, strict=True):
         if not has_snapshot(containerd, identity):
@@ -96,7 +100,10 @@ def take(socket: Path, image: LayeredImage, scratch: Path) -> None:
             if has_snapshot(containerd, draft):
                 run([*containerd, "snapshots", "remove", draft])
             mounts = run([*containerd, "snapshots", "prepare", f"--target={scratch}", draft, *below])
-            run(["cp", "--archive", "--link", f"{folder}/.", str(writable(mounts))], deadline=deadlines.IMPORT_IMAGE)
+            run(
+                ["cp", "--archive", "--link", f"{folder}/.", str(find(writable(mounts)))],
+                deadline=deadlines.IMPORT_IMAGE,
+            )
             run([*containerd, "snapshots", "commit", identity, draft])
         below = [identity]
     archive = scratch / "image.tar"
@@ -108,7 +115,7 @@ def take(socket: Path, image: LayeredImage, scratch: Path) -> None:
         run([*containerd, "snapshots", "label", identity, f"{PROTECTED}="])
 
 
-def has_snapshot(containerd: list[str], name: str) -> bool:
+def has_snapshot(containerd: Sequence[str], name: str) -> bool:
     """Whether a containerd, by the beginning of a `ctr` command, has a snapshot."""
     command = [*containerd, "snapshots", "info", name]
     return subprocess.run(command, capture_output=True, timeout=deadlines.COMMAND, check=False).returncode == 0

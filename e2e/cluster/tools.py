@@ -52,10 +52,12 @@ PAUSE = Program("pause", ".", "./pause", note="seconds")
 KUBERAY = Program("ray-operator", ".", "github.com/ray-project/kuberay/ray-operator", note="a minute or two")
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes")
 KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
+# A module of its own: as a part of KUBE it would let everyone build that again.
+KUBEADM = Program("kubeadm", "kubeadm", "k8s.io/kubernetes/cmd/kubeadm", note="a minute or two")
 KUEUE = Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", note="2 to 5 minutes")
 S3 = Program("versitygw", "s3", "github.com/versity/versitygw/cmd/versitygw", note="a minute or two")
 HEALTH = Program("health", "health", ".", note="1 to 3 minutes")
-ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, KUEUE, S3, HEALTH)
+ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, KUBEADM, KUEUE, S3, HEALTH)
 
 
 MODULE_OF = {name: program.module for program in ALL for name in (program.name, *program.links)}
@@ -204,7 +206,7 @@ def build(tools: Tools, program: Program, say: Say) -> None:
     started = time.monotonic()
     module = SOURCES / program.module
     flags = "-s -w"
-    if program is KUBE:
+    if program in (KUBE, KUBEADM):
         flags = stamp(version("k8s.io/kubernetes", (module / "go.mod").read_text(encoding="utf-8")))
     part = root / f".{program.name}.part"
     command = ["nice", "-n", "19", "go", "build", "-v", *FLAGS, "-ldflags", flags, "-o", str(part)]

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from e2e.cluster.errors import BuildFailed, CommandFailed, ToolMissing
-from e2e.cluster.kind import docker_answers
+from e2e.cluster.kind.engine import docker_answers
 from e2e.cluster.layered import LayeredImage, NodeImage
 from e2e.cluster.processes import environment, run
 from e2e.cluster.tools import Say

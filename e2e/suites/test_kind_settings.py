@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import deadlines, kind
+from e2e.cluster import deadlines
+from e2e.cluster.kind import settings
 from e2e.cluster.provider import NODES
 from e2e.cluster.tools import KIND, ensure
 
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.cluster
 @pytest.mark.parametrize(("extra", "word"), [({}, "docker"), ({"nodez": []}, "unable to decode config")])
 def test_kind_reads_its_settings(tmp_path: Path, extra: dict[str, object], word: str) -> None:
     """kind decodes settings before it calls the daemon: the error names the daemon only if they are valid."""
-    command = kind.create_command(ensure((KIND,)), tmp_path / "kubeconfig")
-    settings = json.dumps(kind.configuration(NODES, tmp_path, tmp_path / "volumes") | extra)
+    command = settings.create_command(ensure((KIND,)), "omni-e2e", tmp_path / "kubeconfig")
+    written = json.dumps(settings.configuration("omni-e2e", NODES, tmp_path, tmp_path / "volumes") | extra)
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "KIND_EXPERIMENTAL_PROVIDER": "docker"}
     done = subprocess.run(
-        command, input=settings, env=nowhere, capture_output=True, text=True, timeout=deadlines.COMMAND, check=False
+        command, input=written, env=nowhere, capture_output=True, text=True, timeout=deadlines.COMMAND, check=False
     )
     assert done.returncode == 1
     assert word in done.stderr

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from e2e.cluster import deadlines
@@ -32,21 +32,24 @@ NETNS = Path("/run/netns")
 MOUNTS = Path("/proc/self/mountinfo")
 
 
-def absent(programs: Iterable[str]) -> list[str]:
-    """Debian packages of those programs that are not here."""
+def absent(packages: Mapping[str, str]) -> list[str]:
+    """Debian packages whose programs are not here."""
     path = search_path(os.environ.get("PATH", os.defpath))
-    return sorted({PACKAGES[program] for program in programs if shutil.which(program, path=path) is None})
+    return sorted({package for program, package in packages.items() if shutil.which(program, path=path) is None})
 
 
-def install_packages(say: Say) -> None:
+def install_packages(say: Say, needed: Mapping[str, str] = PACKAGES) -> None:
     """Install missing packages by apt-get.
+
+    Args:
+        needed: packages by a program of each.
 
     Raises:
         ToolMissing: this is not Debian or not root; the message names the packages.
     """
     if os.geteuid() != 0:
         raise ToolMissing("a cluster of network namespaces needs root: start it as root, or use kind with Docker")
-    packages = absent(PACKAGES)
+    packages = absent(needed)
     if not packages:
         return
     if shutil.which("apt-get") is None:
@@ -68,13 +71,12 @@ def inside(namespaces: Iterable[str]) -> list[Identity]:
     return [identity for pid in pids if (identity := identify(f"process {pid}", pid)) is not None]
 
 
-def prepare_folders(record: Path) -> None:
+def prepare_folders(record: Path, mount_points: Iterable[str] = MOUNT_POINTS) -> None:
     """Make the mount points that nodes need and write down which were not there before."""
-    made = [str(path) for path in map(Path, MOUNT_POINTS) if not path.exists()]
-    if not NETNS.exists():
-        made.append(str(NETNS))
+    points = tuple(mount_points)
+    made = [path for path in (*points, str(NETNS)) if not Path(path).exists()]
     record.write_text(json.dumps(made), encoding="utf-8")
-    for path in MOUNT_POINTS:
+    for path in points:
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
@@ -117,13 +119,17 @@ def make_cgroup(name: str, root: Path = CGROUPS) -> None:
             controllers = (root / "cgroup.controllers").read_text().split()
             (root / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in controllers))
         (hierarchy / name).mkdir(exist_ok=True)
-        # By default a group weighs as much as one process, and a node runs many: as much as the CPUs that it reports.
-        for file, weight in (("cpu.shares", 1024), ("cpu.weight", 100)):
-            if (hierarchy / name / file).exists():
-                (hierarchy / name / file).write_text(str(weight * (os.cpu_count() or 1)))
+        weigh(hierarchy / name)
         if hierarchy.name.split(",")[0] == "cpuset":
             for file in ("cpuset.cpus", "cpuset.mems"):
                 (hierarchy / name / file).write_text((hierarchy / file).read_text())
+
+
+def weigh(group: Path, nodes: int = 1) -> None:
+    """Let a group have as much of the CPUs as its nodes report. By default it weighs as much as one process."""
+    for file, weight in (("cpu.shares", 1024), ("cpu.weight", 100)):
+        if (group / file).exists():
+            (group / file).write_text(str(weight * nodes * (os.cpu_count() or 1)))
 
 
 def remove_cgroups(prefix: str, root: Path = CGROUPS) -> None:

@@ -210,7 +210,7 @@ class BareCluster:
             run(command)
         machine.remove_cgroups(f"{self.network.bridge}-")
         own = self.folder / "folders.json"
-        machine.give_back_folders(own, [path for path in self.folder.parent.glob("omni*/folders.json") if path != own])
+        machine.give_back_folders(own, [path for path in self.folder.parent.glob("*/folders.json") if path != own])
         if self.folder.exists():
             run(["rm", "-rf", "--one-file-system", str(self.folder)], deadline=deadlines.IMPORT_IMAGE)
 

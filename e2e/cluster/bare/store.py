@@ -149,7 +149,7 @@ class ImageStore:
 def take_in(socket: Path, image: NodeImage, scratch: Path) -> None:
     """Give an image to a containerd, by hard links or from its archive."""
     if isinstance(image, LayeredImage):
-        take(socket, image, scratch)
+        take(["ctr", f"--address={socket}", "--namespace=k8s.io"], image, scratch)
     else:
         run(import_command(socket, image), deadline=deadlines.IMPORT_IMAGE)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.cluster import addons, kind
+from e2e.cluster import addons
 from e2e.cluster.__main__ import choose, main
 from e2e.cluster.bare import configuration, machine
 from e2e.cluster.bare.network import Network, collisions, links_down, links_up
@@ -25,9 +25,9 @@ from e2e.cluster.images import (
     KUBERAY_IMAGE,
     PAUSE_IMAGE,
 )
+from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.processes import environment, search_path
 from e2e.cluster.provider import NODES, NodeSpec, device_patch, offers
-from e2e.cluster.tools import Tools
 
 instances = st.integers(0, 15)
 numbers = st.integers(1, 200)
@@ -195,7 +195,7 @@ def test_a_folder_too_long_for_sockets_is_refused() -> None:
 
 
 def test_packages_are_named_once() -> None:
-    assert machine.absent(["/no/such/program"][:0]) == []
+    assert machine.absent({"sh": "dash", "/no/such": "b", "/no/other": "b"}) == ["b"]
     assert set(machine.PACKAGES.values()) >= {"containerd", "runc", "containernetworking-plugins", "iptables"}
 
 
@@ -270,46 +270,8 @@ def test_addons_are_applied_in_order_and_then_awaited() -> None:
     assert [item[1] for item in asked[1:3]] == ["first", "secon"]
 
 
-@given(st.integers(0, 6))
-def test_kind_gets_a_worker_for_each_node_and_writes_the_audit_log(count: int) -> None:
-    nodes = [NodeSpec(f"n{number}", labels={"pool": str(number)}) for number in range(count)]
-    settings = kind.configuration(nodes, Path("/audit"), Path("/volumes"))
-    first, *workers = settings["nodes"]
-    assert first["role"] == "control-plane"
-    assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]
-    patch = first["kubeadmConfigPatchesJSON6902"][0]
-    assert (patch["group"], patch["version"], patch["kind"]) == ("kubeadm.k8s.io", "v1beta4", "ClusterConfiguration")
-    steps = json.loads(patch["patch"])
-    assert all(step["op"] == "add" for step in steps)
-    arguments = {step["value"]["name"]: step["value"]["value"] for step in steps if step["path"].endswith("/-")}
-    mount = first["extraMounts"][0]
-    assert mount["hostPath"] == "/audit"
-    assert arguments["audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
-    assert [step["value"][0]["hostPath"] for step in steps if step["path"] == "/apiServer/extraVolumes"] == [
-        mount["containerPath"]
-    ]
-    assert len(set(kind.worker_names(count))) == count
-    assert kind.worker_names(2) == ["omni-e2e-worker", "omni-e2e-worker2"]
-
-
-def test_command_lines_of_kind() -> None:
-    tools = Tools(Path("/c"))
-    program = tools.program("kind")
-    assert kind.create_command(tools, Path("/k")) == [
-        program, "create", "cluster", "--name=omni-e2e", "--config=-", "--kubeconfig=/k", "--wait=240s",
-    ]  # fmt: skip
-    assert kind.load_command(tools, Path("/a.tar")) == [program, "load", "image-archive", "/a.tar", "--name=omni-e2e"]
-    assert kind.delete_command(tools, Path("/k"))[1:] == ["delete", "cluster", "--name=omni-e2e", "--kubeconfig=/k"]
-
-
-def test_cutting_a_node_of_kind_is_undone_by_its_mirror() -> None:
-    cut, restored = kind.cut_commands("w", cut=True), kind.cut_commands("w", cut=False)
-    assert [[word.replace("--insert", "--delete") for word in line] for line in cut] == restored
-    assert all(line[:4] == ["docker", "exec", "w", "iptables"] for line in cut)
-
-
 def test_both_providers_can_be_chosen() -> None:
-    assert isinstance(choose(True, print), kind.KindCluster)
+    assert isinstance(choose(True, print), KindCluster)
     assert isinstance(choose(False, print), BareCluster)
 
 

@@ -1,0 +1,150 @@
+"""Pure parts of the kind provider: settings, command lines, faults; without a container engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.cluster.kind import engine, node_image, settings
+from e2e.cluster.kind.faults import explain
+from e2e.cluster.paths import SOURCES
+from e2e.cluster.provider import NodeSpec
+from e2e.cluster.tools import KUBE, Tools, version
+
+
+def test_packages_of_kind_are_those_that_names_between_nodes_need() -> None:
+    assert {"podman", "runc", "netavark", "aardvark-dns"} <= set(engine.PACKAGES.values())
+
+
+@given(st.integers(0, 6))
+def test_kind_gets_a_worker_for_each_node_and_every_node_has_a_folder_of_the_cluster(count: int) -> None:
+    nodes = [NodeSpec(f"n{number}", labels={"pool": str(number)}) for number in range(count)]
+    written = settings.configuration("some", nodes, Path("/c/audit"), Path("/c/volumes"))
+    first, *workers = written["nodes"]
+    assert written["name"] == "some"
+    assert first["role"] == "control-plane"
+    assert [item["labels"]["pool"] for item in workers] == [str(number) for number in range(count)]
+    assert [item["extraMounts"][0]["hostPath"] for item in written["nodes"]] == ["/c/audit", *["/c/volumes"] * count]
+    assert len(set(settings.worker_names("some", count))) == count
+    assert settings.worker_names("some", 2) == ["some-worker", "some-worker2"]
+
+
+@pytest.mark.parametrize("version", ["v1beta3", "v1beta4"])
+@pytest.mark.parametrize("own_dns", [False, True])
+def test_kubeadm_gets_the_same_settings_in_both_versions_of_its_api(version: str, own_dns: bool) -> None:
+    written = settings.configuration("some", [], Path("/audit"), Path("/v"), own_dns=own_dns)
+    assert (written.get("networking") == {"dnsSearch": []}) is own_dns
+    (first,) = written["nodes"]
+    patches = {
+        patch["kind"]: json.loads(patch["patch"])
+        for patch in first["kubeadmConfigPatchesJSON6902"]
+        if (patch["group"], patch["version"]) == ("kubeadm.k8s.io", version)
+    }
+    assert ("InitConfiguration" in patches) is own_dns
+    steps = patches["ClusterConfiguration"]
+    assert all(step["op"] == "add" for step in steps)
+    # A list of names and values since v1beta4, a mapping before.
+    arguments = {}
+    for step in steps:
+        place, _, name = step["path"].rpartition("/extraArgs/")
+        if place and version == "v1beta4":
+            assert name == "-"
+            arguments[place, step["value"]["name"]] = step["value"]["value"]
+        elif place:
+            arguments[place, name] = step["value"]
+    (mount,) = first["extraMounts"]
+    assert mount["hostPath"] == "/audit"
+    assert arguments["/apiServer", "audit-log-path"] == f"{mount['containerPath']}/audit.jsonl"
+    assert arguments["/controllerManager", "node-monitor-grace-period"] == "16s"
+    assert [step["value"][0]["hostPath"] for step in steps if step["path"] == "/apiServer/extraVolumes"] == [
+        mount["containerPath"]
+    ]
+
+
+def test_command_lines_of_kind() -> None:
+    tools = Tools(Path("/c"))
+    program = tools.program("kind")
+    command = settings.create_command(tools, "some", Path("/k"))
+    assert command == [
+        program, "create", "cluster", "--name=some", "--config=-", "--kubeconfig=/k", "--wait=240s", "--retain",
+    ]  # fmt: skip
+    assert settings.create_command(tools, "some", Path("/k"), "image:1") == [*command, "--image=image:1"]
+    loaded = settings.load_command(tools, "some", [Path("/a.tar"), Path("/b.tar")])
+    assert loaded == [program, "load", "image-archive", "/a.tar", "/b.tar", "--name=some"]
+
+
+def test_cutting_a_node_of_kind_is_undone_by_its_mirror() -> None:
+    cut, restored = settings.cut_commands(cut=True), settings.cut_commands(cut=False)
+    assert [[word.replace("--insert", "--delete") for word in line] for line in cut] == restored
+    assert all(line[0] == "iptables" for line in cut)
+
+
+def inspected(*binds: str) -> str:
+    """A node as podman describes it."""
+    mounts = [{"Type": "bind", "Source": bind, "Destination": "/x"} for bind in binds]
+    volume = {"Type": "volume", "Name": "v1", "Source": "/s/volumes/v1/_data", "Destination": "/var"}
+    state = {"StartedAt": "2026-01-01T00:00:00Z", "Running": True}
+    return json.dumps([{"Id": "abc", "Name": "/some-worker", "State": state, "Mounts": [volume, *mounts]}])
+
+
+def test_a_node_belongs_to_the_cluster_whose_folder_it_has() -> None:
+    """Not to one of the same name, and not to a neighbour whose folder begins alike."""
+    (node,) = engine.parse(inspected("/cache/kind/volumes", "/lib/modules"))
+    assert (node.id, node.name, node.volumes) == ("abc", "some-worker", ("v1",))
+    assert node.outside(Path("/var/lib/x")) == Path("/s/volumes/v1/_data/lib/x")
+    assert node.belongs(Path("/cache/kind"))
+    assert not node.belongs(Path("/cache/kind1"))
+    assert not node.belongs(Path("/other/kind"))
+    (foreign,) = engine.parse(inspected("/lib/modules"))
+    assert not foreign.belongs(Path("/cache/kind"))
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("OCI runtime error: crun: cgroups in hybrid mode not supported", "install runc"),
+        ("error setting rlimit type 7: operation not permitted", "limits"),
+        ("kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is deprecated", "cgroup v2"),
+        ("writing blob: write /x: no space left on device", "disk is full"),
+        ("'overlay' is not supported over overlayfs, a mount_program is required", "XDG_CACHE_HOME"),
+        ("running kind with rootless provider requires cgroup v2", "run as root"),
+    ],
+)
+def test_what_is_wrong_with_a_machine_is_said_in_one_sentence(output: str, words: str) -> None:
+    sentence = explain(f"first line\n{output}\nlast line")
+    assert sentence is not None
+    assert words in sentence
+    assert "\n" not in sentence
+
+
+def test_an_unknown_fault_gets_no_sentence() -> None:
+    assert explain("something else") is None
+
+
+def test_the_node_image_has_the_kubernetes_of_the_other_clusters() -> None:
+    go_mod = (SOURCES / KUBE.module / "go.mod").read_text(encoding="utf-8")
+    assert node_image.kubernetes() == version("k8s.io/kubernetes", go_mod)
+    assert node_image.name().startswith(f"{node_image.REPOSITORY}:{node_image.kubernetes()}-")
+
+
+def test_only_the_chains_of_netavark_are_removed_and_rules_before_chains() -> None:
+    saved = """# Generated
+*filter
+:FORWARD ACCEPT [0:0]
+:NETAVARK_FORWARD - [0:0]
+-A FORWARD -i docker0 -j ACCEPT
+-A FORWARD -m comment --comment "netavark firewall plugin rules" -j NETAVARK_FORWARD
+COMMIT
+*mangle
+:OUTPUT ACCEPT [0:0]
+COMMIT
+"""
+    assert engine.removal(saved) == (
+        '*filter\n-D FORWARD -m comment --comment "netavark firewall plugin rules" -j NETAVARK_FORWARD\n'
+        "-X NETAVARK_FORWARD\nCOMMIT\n"
+    )
+    assert engine.removal("") == ""
