@@ -60,7 +60,7 @@ from omni_operator.status.situation import (
     RequestCheckpoint,
     Step,
 )
-from omni_operator.status.spec_applied import needs_comparison
+from omni_operator.status.spec_applied import is_outdated
 from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.wake_times import find_deadlines
 from omni_operator.status.write_throttle import APART, next_write_time
@@ -195,6 +195,8 @@ class Reconciler:
         observed = self._observe(key, facts.uid)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         facts = as_admitted(facts, observed)
+        if isinstance(spec, ValidSpec) and not spec.refused:
+            facts = replace(facts, outdated=is_outdated(facts, status, observed, spec.makes))
         decision = decide(facts, observed, status, self.timeouts, now)
         refused_spec = None if status.finished else spec.refused
         # The operator's settings may have become stricter: a running attempt continues to its end.
@@ -226,12 +228,9 @@ class Reconciler:
             return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
         after = self._observe(key, facts.uid)
         newest = max(status.attempts, after.newest)
-        compared = after.rayjob(newest) if needs_comparison(status, facts.generation) else None
         context = Context(
             timeouts=self.timeouts, now=now, listening=self._memory.listening, refusal=refusal,
-            refused_spec=refused_spec,
-            outdated=bool(valid and compared and compared.digest and not valid.makes(compared)),
-            changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
+            refused_spec=refused_spec, changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
         )  # fmt: skip
         derived = derive_status(facts, after, status, decision.situation, context)
         replaced = replaces_missing(after, newest)

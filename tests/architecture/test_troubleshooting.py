@@ -12,6 +12,7 @@ from architecture.reasons import reasons_of_conditions, warnings_of_the_trainer
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
 from omni_operator.cli.main import app
 from omni_operator.status import troubleshooting
+from omni_operator.status.evidence import SIDECAR
 from omni_operator.status.events import _TROUBLES, _WARNINGS
 from omni_operator.status.explained_reasons import FAILURES, REASONS, WAITING, WARNINGS
 from omni_operator.status.explanations import CONDITIONS
@@ -58,7 +59,7 @@ def test_an_explanation_names_the_places_where_its_reason_appears(root: Path) ->
             assert shown >= expected, f"{name}: a condition has it with status {expected - shown}"
         assert ("failure" in found.shown) == (name in FAILED), name
         assert ("event" in found.shown) == (name in EVENTS), name
-        assert ("warning" in found.shown) == (name in {*WARNING_REASONS, OTHER_WARNING}), name
+        assert ("warning" in found.shown) == (name in {*WARNING_REASONS, OTHER_WARNING, SIDECAR}), name
     assert set(_TROUBLES) | set(_WARNINGS) <= set(REASONS)
 
 

@@ -185,7 +185,7 @@ class Status(LenientModel):
     warnings: tuple[TrainerWarning, ...] = Field(
         default=(),
         max_length=WARNINGS_KEPT,
-        description=f"Warnings of the running or last attempt's trainer, the last {WARNINGS_KEPT}, each reason once.",
+        description=f"Warnings about the running or last attempt, the last {WARNINGS_KEPT}, each reason once.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     failures_counted: Count = Field(default=0, description="All failures that count against spec.backoffLimit.")

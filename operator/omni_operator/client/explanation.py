@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from omni_operator.api.status import RECONCILE_ERROR, Condition, Status
-from omni_operator.status.evidence import PULL_ERRORS, shorten
+from omni_operator.status.evidence import PULL_ERRORS, SIDECAR, shorten
 from omni_operator.status.explained_reasons import REASONS
 from omni_operator.status.observation import ObservedPod
 from omni_operator.status.timestamps import format_timestamp
@@ -23,7 +23,7 @@ ADVICE = {
 }
 # Conditions that tell why a job in this state is there; the first that is not as wanted counts.
 _WANTED = (("Admitted", "False"), ("Ready", "False"), ("ProgressStalled", "True"), ("WeightsInSync", "False"))
-_NOTED = ("ChangedByOthers", "RolledBack", "RollingUpdatePaused", "PartiallyAdmitted")  # of a job that runs
+_MUST_SPECIFY = "set what the message says must be specified in resources of spec.head, spec.trainer and other pods"
 _ENDS = {"Succeeded": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "Suspending": "Suspended"}
 _REQUESTED = {"Suspended": "drl resume continues from the last checkpoint"}
 _NO_CLUSTER = "if that lasts for more than a minute, check that KubeRay's operator runs and watches this namespace"
@@ -88,12 +88,14 @@ def explain(
             *_unread(around),
         ])  # fmt: skip
     found, troubles = find_cause(status), find_pod_troubles(around.pods)
+    updated = None if status.state in _ENDS else _not_updated(status)
+    conditions = [condition for condition in (found, None if updated is found else updated) if condition is not None]
     waits = around.queue.condition if around.queue else None
     state = f"is {status.state}" if status.state else "has no state yet"
     parts = [f"{name} {state}" + (f", step {status.progress.summary}" if status.progress.summary else "")]
     if failed is None and found is None and not troubles and waits is None:
         return _join([*parts, "Nothing holds it", *_unread(around)])
-    parts += [_describe_condition(condition) for condition in (failed, found) if condition is not None]
+    parts += map(_describe_condition, [*([failed] if failed else ()), *conditions])
     if around.queue and waits is not None:
         parts.append(
             f"Kueue's Workload {around.queue.workload} in queue {around.queue.queue}: {_describe_condition(waits)}"
@@ -106,13 +108,11 @@ def explain(
     warnings = [event for event in around.warnings if event.message not in told][-WARNINGS_SHOWN:]
     if warnings and status.state not in ("Succeeded", "Suspended"):
         parts.append("Last warnings: " + "; ".join(map(_describe_event, warnings)))
-    reasons = [
-        *([RECONCILE_ERROR] if failed else ()),
-        *([found.reason] if found else ()),
-        *(trouble.reason for trouble in troubles),
-    ]
-    reasons += [event.reason for event in reversed(warnings)]
-    advice = _REQUESTED.get(status.state or "") or next(filter(None, map(_advice, reasons)), None)
+    causes = [(RECONCILE_ERROR, "")] if failed else []
+    causes += [(condition.reason, condition.message) for condition in conditions]
+    causes += [(trouble.reason, trouble.text) for trouble in troubles]
+    causes += [(event.reason, event.message) for event in reversed(warnings)]
+    advice = _REQUESTED.get(status.state or "") or next(filter(None, (_advice(*cause) for cause in causes)), None)
     if advice := advice or (_NO_CLUSTER if without_cluster else None):
         parts.append(f"What to do: {advice.replace('NAME', name)}")
     return _join([*parts, *_unread(around)])
@@ -126,8 +126,15 @@ def find_cause(status: Status) -> Condition | None:
         condition = status.condition(kind)
         if condition is not None and condition.status == held:
             return condition
-    noted = (status.condition(kind) for kind in ("Updated", "Admitted"))
-    return next((found for found in noted if found is not None and found.reason in _NOTED), None)
+    admitted = status.condition("Admitted")
+    fewer = admitted if admitted is not None and admitted.reason == "PartiallyAdmitted" else None
+    return _not_updated(status) or fewer
+
+
+def _not_updated(status: Status) -> Condition | None:
+    """The condition that tells why a job has not its current spec; None while its pods are being replaced."""
+    found = status.condition("Updated")
+    return found if found is not None and found.status == "False" and found.reason != "RollingUpdate" else None
 
 
 def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
@@ -160,6 +167,8 @@ def _troubles_of(pod: ObservedPod) -> Iterator[tuple[str, str]]:
         if ended.exit_code:
             said = f"container {ended.container} ended with exit code {ended.exit_code}"
             yield ended.reason or "Error", f"{said}: {shorten(ended.message)}" if ended.message else said
+    if pod.sidecars:
+        yield SIDECAR, pod.sidecars
 
 
 def _describe_condition(found: Condition) -> str:
@@ -189,7 +198,9 @@ def _join(parts: list[str]) -> str:
     return ". ".join(part.rstrip(".") for part in parts) + "."
 
 
-def _advice(reason: str) -> str:
+def _advice(reason: str, message: str) -> str:
     """What to do about a reason, as the end of a sentence; empty if there is nothing to do."""
+    if reason == "QuotaExceeded" and "must specify" in message:
+        return _MUST_SPECIFY
     known = REASONS.get(reason)
     return (known.action[:1].lower() + known.action[1:]).replace("`", "") if known else ADVICE.get(reason, "")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import TRAINER_GROUP
-from omni_operator.cluster.object_parser import owner_of
+from omni_operator.cluster.object_parser import owner_of, parse_pod
 from omni_operator.plan.entrypoint import LOG
 from omni_operator.plan.head import DASHBOARD
 from omni_operator.plan.storage import run_folder_path
@@ -41,9 +41,8 @@ class JobPod:
 
     @property
     def ready(self) -> bool:
-        """Whether its condition `Ready` is True."""
-        conditions = (self.body.get("status") or {}).get("conditions") or ()
-        return any((found.get("type"), found.get("status")) == ("Ready", "True") for found in conditions)
+        """Whether Ray's container is ready."""
+        return parse_pod(self.body).ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from omni_operator.api.names import (
     TRAINER_GROUP,
     rolling_names,
 )
+from omni_operator.plan.containers import CONTAINER
 from omni_operator.plan.pools import KUEUE_QUEUE
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
@@ -41,6 +42,8 @@ from omni_operator.status.timestamps import EARLIEST, parse_timestamp
 
 from .kinds import Body
 
+NOT_READY = "ContainersNotReady"  # the kubelet's reason; a lost node's pods keep none or an earlier one
+STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 NAME_LIMIT, TEXT_LIMIT, URL_LIMIT = 253, 1024, 1024
 COUNT_LIMIT = 2**31 - 1
 
@@ -181,7 +184,13 @@ def parse_pod(body: Body) -> ObservedPod:
     group = str(labels.get("ray.io/group") or "")
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
     disruption, scheduled = conditions.get("DisruptionTarget"), _map(conditions.get("PodScheduled"))
-    containers = [*_items(status.get("initContainerStatuses")), *_items(status.get("containerStatuses"))]
+    ready, initial = _map(conditions.get("Ready")), _items(status.get("initContainerStatuses"))
+    containers = _items(status.get("containerStatuses"))
+    # Webhooks add containers, also before Ray's.
+    ray = next((item for item in containers if item.get("name") == CONTAINER), containers[0] if containers else {})
+    started = bool({"running", "terminated"} & {*_map(ray.get("state"))} or ray.get("lastState"))
+    deciding = [ray] if started else [*initial, *containers]
+    others = [_sidecar(item, item in initial) for item in (*initial, *containers) if started and item is not ray]
     disrupted = disruption is not None and disruption.get("status") == "True"
     refused = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return ObservedPod(
@@ -191,17 +200,28 @@ def parse_pod(body: Body) -> ObservedPod:
         group=HEAD if labels.get("ray.io/node-type") == "head" else group,
         created=_time(meta.get("creationTimestamp")),
         phase=str(status.get("phase") or "Pending"),
-        ready=_map(conditions.get("Ready")).get("status") == "True",
+        ready=ready.get("status") == "True" or (ready.get("reason") == NOT_READY and ray.get("ready") is True),
         deleting=bool(meta.get("deletionTimestamp")),
         node=str(spec.get("nodeName") or ""),
         disrupted=_describe(disruption) if disrupted and disruption else "",
         unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
-        restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
         address=_text(status.get("podIP")),
         template=_text(labels.get(rolling_names(group).template)),
-        waiting=tuple(_waiting(containers)),
-        ended=tuple(_ended(containers)),
+        waiting=tuple(_waiting(deciding)),
+        ended=tuple(replace(found, ray=item is ray) for item in deciding for found in _ended(item)),
+        sidecars=evidence.shorten("; ".join(filter(None, others))),
     )
+
+
+def _sidecar(item: Mapping[str, Any], initial: bool) -> str:
+    """What is wrong with a container that is not Ray's; empty if nothing is. An init container may have ended."""
+    for end in _ended(item):
+        if end.exit_code or (not initial and "terminated" in _map(item.get("state"))):
+            return f"container {end.container} ended with exit code {end.exit_code}: {end.message}".rstrip(": ")
+    for wait in _waiting([item]):
+        if wait.reason not in STARTING:
+            return f"container {wait.container}: {wait.reason}: {wait.message}".rstrip(": ")
+    return ""
 
 
 def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[WaitingContainer]:
@@ -209,20 +229,22 @@ def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[WaitingContain
         state = _map(_map(item.get("state")).get("waiting"))
         if reason := state.get("reason"):
             yield WaitingContainer(
-                container=_text(item.get("name")), reason=_text(reason), message=_text(state.get("message"))
-            )
-
-
-def _ended(containers: Iterable[Mapping[str, Any]]) -> Iterable[TerminatedContainer]:
-    for item in containers:
-        now, last = (_map(_map(item.get(name)).get("terminated")) for name in ("state", "lastState"))
-        if state := now or last:
-            yield TerminatedContainer(
                 container=_text(item.get("name")),
-                reason=_text(state.get("reason")),
-                exit_code=_integer(state.get("exitCode"), -COUNT_LIMIT),
-                message=str(state.get("message") or "")[-2048:],
+                reason=_text(reason),
+                message=_text(state.get("message")),
+                restarts=_count(item.get("restartCount")),
             )
+
+
+def _ended(item: Mapping[str, Any]) -> Iterable[TerminatedContainer]:
+    now, last = (_map(_map(item.get(name)).get("terminated")) for name in ("state", "lastState"))
+    if state := now or last:
+        yield TerminatedContainer(
+            container=_text(item.get("name")),
+            reason=_text(state.get("reason")),
+            exit_code=_integer(state.get("exitCode"), -COUNT_LIMIT),
+            message=str(state.get("message") or "")[-2048:],
+        )
 
 
 def _describe(condition: Mapping[str, Any]) -> str:

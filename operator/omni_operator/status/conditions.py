@@ -261,10 +261,10 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
         return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
     if facts.rollouts.pods or facts.judges.pods:
         return _serving_apart(facts, observed, cluster)
-    ready, desired = cluster.ready_workers, cluster.desired_workers
-    if cluster.head_ready and ready >= desired:
+    ready, desired, head_ready = observed.ready_workers(attempt), cluster.desired_workers, observed.head_ready(attempt)
+    if head_ready and ready >= desired:
         return true_because("TrainerAndRolloutsServing")
-    head = "ready" if cluster.head_ready else "not ready"
+    head = "ready" if head_ready else "not ready"
     return false_because("PodsNotReady", f"head {head}, workers {ready}/{desired}")
 
 
@@ -273,8 +273,9 @@ def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayC
     attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollouts.pods
     trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer.pods
     judges, all_judges = observed.ready_pods(attempt, REWARD_GROUP), facts.judges.pods
-    if not cluster.head_ready or trainers < all_trainers or (all_judges and not judges):
-        head = "ready" if cluster.head_ready else "not ready"
+    head_ready = observed.head_ready(attempt)
+    if not head_ready or trainers < all_trainers or (all_judges and not judges):
+        head = "ready" if head_ready else "not ready"
         text = f"head {head}, trainer pods {trainers}/{all_trainers}"
         text += f", rollout pods {ready}/{desired}" if desired else ""
         text += f", reward pods {judges}/{all_judges}" if all_judges else ""

@@ -91,6 +91,11 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
         return _next(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, AttemptFailed):
         return Decision(_failing(facts, status, current, verdict), wake=now)
+    if facts.outdated and verdict.stage is not Stage.RUNNING:
+        # It has nothing to lose. The status says so before anything is deleted, so this is no failure.
+        text = f"attempt {current} does not run yet, and is replaced by one with the current spec"
+        deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
+        return Decision(BetweenAttempts(text), deletes if _was_stopped(status) else ())
     if verdict.stage is Stage.QUEUED:
         request, late = find_request(observed, current, status, timeouts, now)
         steps: tuple[Step, ...] = (request,) if request else ()
@@ -117,7 +122,7 @@ def _verdict(
     if current == 0 or any(failure.attempt == current for failure in status.failures):
         return late if over and current else None
     rayjob = observed.rayjob(current)
-    if _was_suspended(status) and (rayjob is None or rayjob.deleting):
+    if _was_stopped(status) and (rayjob is None or rayjob.deleting):
         return None
     admitted = status.condition("Admitted")
     queued = (
@@ -135,7 +140,7 @@ def _next(
     failure = next((found for found in status.failures if found.attempt == current), None)
     failed_at = parse_timestamp(failure.at) if failure else None
     deletes = tuple(_delete(rayjob) for rayjob in observed.rayjobs if not rayjob.deleting)
-    patient_until = (failed_at or _resumed(status) or facts.created) + timeouts.leftovers
+    patient_until = (failed_at or _stopped_at(status) or facts.created) + timeouts.leftovers
     if not observed.empty and (deletes or now < patient_until):
         before = f"attempt {current}" if current else "the deleted job of this name"
         text = f"attempt {current + 1} starts when all objects of {before} are deleted"
@@ -207,15 +212,17 @@ def _is_ahead(end: datetime, now: datetime, wait: timedelta) -> bool:
     return now < end <= now + 2 * wait
 
 
-def _resumed(status: Status) -> datetime | None:
-    """Time at which the wait after a suspension began, from the status."""
+def _stopped_at(status: Status) -> datetime | None:
+    """Time at which the wait after a suspension, or for the objects of a replaced attempt, began, from the status."""
     condition = status.condition("Admitted")
-    return parse_timestamp(condition.last_transition_time) if condition and _was_suspended(status) else None
+    return parse_timestamp(condition.last_transition_time) if condition and _was_stopped(status) else None
 
 
-def _was_suspended(status: Status) -> bool:
-    condition = status.condition("Suspended")
-    return condition is not None and (condition.status == "True" or condition.reason in SUSPENDING)
+def _was_stopped(status: Status) -> bool:
+    """Whether the operator stopped the last attempt, which did not fail: it was suspended, or is being replaced."""
+    condition, admitted = status.condition("Suspended"), status.condition("Admitted")
+    suspended = condition is not None and (condition.status == "True" or condition.reason in SUSPENDING)
+    return suspended or (admitted is not None and admitted.reason == "BetweenAttempts")
 
 
 def _finished(facts: JobFacts, observed: Observation, status: Status, now: datetime) -> Decision:

@@ -24,8 +24,9 @@ _TROUBLES = {
     "ClaimNotFound": EventReason.CLAIM_NOT_FOUND,
     "ClaimNotBound": EventReason.CLAIM_NOT_BOUND,
     "CreateContainerConfigError": EventReason.CONTAINER_CONFIG_ERROR,
+    "SidecarNotRunning": EventReason.SIDECAR_NOT_RUNNING,
 }
-_WARNINGS = {reason.value: reason for reason in (EventReason.SAMPLES_COLLAPSED,)}
+_WARNINGS = {reason.value: reason for reason in (EventReason.SAMPLES_COLLAPSED, EventReason.SIDECAR_NOT_RUNNING)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .observation import Evidence, ObservedPod
 from .reasons import FailureReason
@@ -27,6 +28,7 @@ _KILLED = re.compile(r"entrypoint command failed with exit code (-9|137)\b")
 TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
+SIDECAR = "SidecarNotRunning"
 _UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"  # of the scheduler
 _MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 # What a ResourceQuota's admission answers; the quota's status is unknown until a controller has counted new resources.
@@ -82,6 +84,8 @@ def find_evidence(pod: ObservedPod) -> Evidence | None:
     if pod.disrupted:
         return Evidence(pod=pod.name, reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
     for end in pod.ended:
+        if not end.ray:
+            continue
         if end.reason == "OOMKilled":
             return Evidence(
                 pod=pod.name,
@@ -125,9 +129,17 @@ def missing_claim(pod: ObservedPod) -> str:
     return f"pod {pod.name}: {found[0]}; create it, or correct its name in the job" if found else ""
 
 
+def sidecar_problem(pods: Iterable[ObservedPod]) -> str:
+    """What is wrong with containers that are not Ray's, of the first pod with any; empty if nothing is."""
+    found = (pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.sidecars)
+    return next((shorten(f"pod {pod.name}, {pod.sidecars}") for pod in found), "")
+
+
 def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
     """Why a container keeps restarting; empty if none does."""
-    if pod.restarts < restarts or not any(wait.reason == "CrashLoopBackOff" for wait in pod.waiting):
-        return ""
-    said = "; ".join(f"{end.container} exit code {end.exit_code} {end.message}".rstrip() for end in pod.ended)
-    return shorten(f"pod {pod.name} restarted {pod.restarts} times: {said}".rstrip(": "))
+    for wait in pod.waiting:
+        if wait.reason == "CrashLoopBackOff" and wait.restarts >= restarts:
+            ends = (end for end in pod.ended if end.container == wait.container)
+            said = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
+            return shorten(f"container {wait.container} of pod {pod.name} restarted {wait.restarts} times{said}")
+    return ""

@@ -52,7 +52,8 @@ WAITING: dict[str, Explanation] = {
         meaning="A ResourceQuota of the namespace refuses the RayJob or its pods. It is a failure if "
         "`spec.preRunningDeadlineSeconds` passes meanwhile.",
         look="kubectl describe resourcequota",
-        action="Ask for less, or raise the ResourceQuota of the namespace.",
+        action="Ask for less, or raise the ResourceQuota of the namespace. Where the message says `must specify`, set "
+        "what it names in `resources` of `spec.head`, `spec.trainer` and other pods.",
     ),
     "NameTaken": Explanation(
         shown=_REFUSED,
@@ -172,7 +173,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "StartFailed": Explanation(
         shown=_FAILED,
-        meaning="A container restarted 4 times before the job ran.",
+        meaning="A container restarted 4 times before Ray's container ran.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -184,7 +185,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "WorkerLost": Explanation(
         shown=_FAILED,
-        meaning="A container of a running job restarted 4 times.",
+        meaning="Ray's container of a pod of a running job restarted 4 times.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -288,7 +289,8 @@ WARNINGS: dict[str, Explanation] = {
     ),
     "NextAttempt": Explanation(
         shown=("Updated=False",),
-        meaning="The spec changed, and the running attempt keeps the old one. So do rollout and reward pods whose spec "
+        meaning="The spec changed, and the running attempt keeps the old one; one whose trainer does not run yet is "
+        "replaced at once. The old spec is also kept by rollout and reward pods whose spec "
         "changed after an upgrade of the operator, or of its default image, that renders pods otherwise.",
         look=STATUS,
         action="Nothing; suspend and resume the job to use the new spec now.",
@@ -316,6 +318,14 @@ WARNINGS: dict[str, Explanation] = {
         "to 60 s.",
         look="kubectl get rayclusters,networkpolicies --show-managed-fields --output=yaml",
         action="Stop the other program, or exclude the object from what it manages.",
+    ),
+    "SidecarNotRunning": Explanation(
+        shown=("Ready=False", "event", "warning"),
+        meaning="A container that is not Ray's has ended, restarts or cannot start, as one of a webhook or of "
+        "`podTemplate`. A training that runs goes on; one that starts waits, because KubeRay waits until all containers "
+        "of a pod are ready.",
+        look=PODS,
+        action="Correct the container that the message names, in the job or in the webhook.",
     ),
     "Warning": Explanation(
         shown=("warning",),

@@ -93,6 +93,7 @@ class JobFacts:
         fewest_at_start: with so many rollout pods an attempt starts if others find no node; 0: with all.
         held: the spec asks for other pods than the running attempt has, which keeps them: its queue has admitted these,
             or a trainer with an earlier spec, or of another version of the operator, works with them.
+        outdated: the newest attempt differs from the spec in what it cannot get while it runs.
         rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
@@ -122,6 +123,7 @@ class JobFacts:
     least_rollout_pods: int = 0
     fewest_at_start: int = 0
     held: bool = False
+    outdated: bool = False
     rolling: tuple[RollingUpdate, ...] = ()
     total_steps: int | None = None
     max_lag: int = 1

@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
@@ -18,9 +18,11 @@ from omni_operator.api.status import (
     PodCounts,
     RolloutStatus,
     Status,
+    TrainerWarning,
     Weights,
 )
 
+from . import evidence
 from .conditions import (
     ConditionValue,
     Heartbeat,
@@ -57,6 +59,7 @@ from .spec_applied import review_update
 from .state import with_state
 from .timeouts import Timeouts
 from .timestamps import format_timestamp, parse_timestamp
+from .trainer_report import add_warning
 from .verdict import InProgress, Stage
 
 STEPS_OF_SILENCE = 5
@@ -67,7 +70,6 @@ class Context:
     """Inputs of a status besides the job.
 
     Attributes:
-        outdated: whether the attempt differs from the current spec, see `review_update`.
         refusal: the API server's answer, if it refused a step of this pass.
         refused_spec: why no attempt may start with the spec, while the present one continues.
         listening: time since which this process accepts reports.
@@ -77,7 +79,6 @@ class Context:
     timeouts: Timeouts
     now: datetime
     listening: datetime
-    outdated: bool = False
     refusal: Refusal | None = None
     refused_spec: str | None = None
     changed_by_others: str = ""
@@ -93,6 +94,7 @@ def derive_status(
         return _finished(facts, observed, previous, context)
     now, attempt = context.now, max(previous.attempts, observed.newest)
     facts = as_running(facts, observed, attempt)
+    updated = _updated(facts, observed, attempt, situation, context)
     if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
         situation = Active(situation.attempt, InProgress(Stage.STARTING))
     base = _new_attempt(previous) if attempt > previous.attempts and previous.attempts else previous
@@ -103,7 +105,7 @@ def derive_status(
         facts,
         observed,
         context.refusal,
-        _updated(facts, base, observed, attempt, situation, context),
+        updated,
         heartbeat,
         now,
     )
@@ -127,7 +129,7 @@ def derive_status(
             "progress": update_progress(base.progress, report, facts),
             "weights": update_weights(base.weights, report),
             "checkpoint": update_checkpoint(base.checkpoint, report),
-            "warnings": report.warnings if report and report.warnings else base.warnings,
+            "warnings": _warnings(base, report, observed, situation, now),
             "usage": update_usage(base, report, counting),
             "children": _children(observed, attempt, base.children),
             "rollout": _rollout(observed, attempt, facts),
@@ -189,7 +191,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status, context:
             "progress": update_progress(previous.progress, report, facts),
             "weights": update_weights(previous.weights, report),
             "checkpoint": update_checkpoint(previous.checkpoint, report),
-            "warnings": report.warnings if report and report.warnings else previous.warnings,
+            "warnings": _warnings(previous, report, observed, Finished(), context.now),
             "rollout": _rollout(observed, previous.attempts, facts),
             "reward": _reward(observed, previous.attempts, facts),
         }
@@ -276,6 +278,20 @@ def _times(
     }
 
 
+def _warnings(
+    status: Status, report: TrainerReport | None, observed: Observation, situation: Situation, now: datetime
+) -> tuple[TrainerWarning, ...]:
+    """The trainer's warnings, and the last one about a container that is not Ray's while the trainer runs."""
+    kept = report.warnings if report and report.warnings else status.warnings
+    last = next((found for found in status.warnings if found.reason == evidence.SIDECAR), None)
+    if isinstance(situation, Active) and situation.going.stage is Stage.RUNNING:
+        text = evidence.sidecar_problem(observed.pods_of(situation.attempt))
+        if text and (last is None or last.message != text):
+            at = format_timestamp(now)
+            last = TrainerWarning(attempt=situation.attempt, reason=evidence.SIDECAR, message=text, time=at)
+    return add_warning(kept, last) if last else kept
+
+
 def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
     """Add the failure, unless the attempt already has one."""
     if any(failure.attempt == failing.attempt for failure in status.failures):
@@ -316,7 +332,7 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     cluster = observed.cluster(attempt)
     if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)
-    desired, ready = facts.trainer.pods, cluster.ready_workers if cluster else 0
+    desired, ready = facts.trainer.pods, observed.ready_workers(attempt)
     if facts.judges.pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
     ready = min(ready, desired)
@@ -349,12 +365,14 @@ def _reward(observed: Observation, attempt: int, facts: JobFacts) -> PodCounts |
 
 
 def _updated(
-    facts: JobFacts, status: Status, observed: Observation, attempt: int, situation: Situation, context: Context
+    facts: JobFacts, observed: Observation, attempt: int, situation: Situation, context: Context
 ) -> ConditionValue:
     if context.refused_spec:
         return false_because("InvalidSpec", context.refused_spec)
     others = context.changed_by_others if isinstance(situation, Active) else ""
-    return review_update(facts, status, observed, attempt, outdated=context.outdated, others=others)
+    if isinstance(situation, Creating):
+        facts = replace(facts, outdated=False)
+    return review_update(facts, observed, attempt, others)
 
 
 def derive_invalid_status(

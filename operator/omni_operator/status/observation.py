@@ -166,16 +166,22 @@ class WaitingContainer:
     container: str
     reason: str
     message: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminatedContainer:
-    """Last termination of a container."""
+    """Last termination of a container.
+
+    Attributes:
+        ray: whether it is Ray's container; only that one says why a training failed.
+    """
 
     container: str
     reason: str
     exit_code: int
     message: str = ""
+    ray: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +192,11 @@ class ObservedPod:
         group: the role: `head`, or the worker group's name.
         disrupted: reason and message of the condition `DisruptionTarget`, empty if it is not set.
         unschedulable: the scheduler's message, empty once the pod has a node.
-        restarts: restarts of the container with the most.
+        ready: whether all its containers are ready, or at least Ray's.
         address: its IP address, empty before it has one.
         template: digest of the template that a rollout or reward pod was made from, as in its group; empty without one.
+        waiting, ended: states of its containers; only Ray's once that one has started.
+        sidecars: what is wrong with the other containers since then; empty if nothing is.
     """
 
     name: str
@@ -202,11 +210,11 @@ class ObservedPod:
     node: str = ""
     disrupted: str = ""
     unschedulable: str = ""
-    restarts: int = 0
     address: str = ""
     template: str = ""
     waiting: tuple[WaitingContainer, ...] = ()
     ended: tuple[TerminatedContainer, ...] = ()
+    sidecars: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +343,17 @@ class Observation:
     def ready_pods(self, attempt: int, group: str) -> int:
         """Number of ready pods of a group that are not being deleted."""
         return sum(pod.ready and not pod.deleting and pod.group == group for pod in self.pods_of(attempt))
+
+    def head_ready(self, attempt: int) -> bool:
+        """Whether Ray's container of the head is ready. KubeRay's condition also counts containers that are not Ray's."""
+        cluster = self.cluster(attempt)
+        return (cluster is not None and cluster.head_ready is True) or self.ready_pods(attempt, HEAD) > 0
+
+    def ready_workers(self, attempt: int) -> int:
+        """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
+        cluster, pods = self.cluster(attempt), self.pods_of(attempt)
+        ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in pods)
+        return max(ready, cluster.ready_workers) if cluster else 0
 
     def evidence_of(self, attempt: int) -> tuple[Evidence, ...]:
         return tuple(evidence for number, evidence in self.evidence if number == attempt)

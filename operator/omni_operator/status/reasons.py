@@ -58,6 +58,7 @@ class EventReason(str, Enum):
     CLAIM_NOT_FOUND = "ClaimNotFound"
     CLAIM_NOT_BOUND = "ClaimNotBound"
     CONTAINER_CONFIG_ERROR = "CreateContainerConfigError"
+    SIDECAR_NOT_RUNNING = "SidecarNotRunning"
     SAMPLES_COLLAPSED = "SamplesCollapsed"
     TRAINER_WARNING = "TrainerWarning"
     PROGRESS_STALLED = "ProgressStalled"

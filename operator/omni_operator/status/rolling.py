@@ -85,6 +85,14 @@ def hold_templates(facts: JobFacts, observed: Observation, unchanged: Callable[[
     return replace(facts, rolling=tuple(kept), held=observed.rayjob(observed.newest) is not None)
 
 
+def has_other_templates(facts: JobFacts, observed: Observation) -> bool:
+    """Whether pods of the newest attempt are made from other templates than the spec's, and are to be replaced."""
+    cluster = observed.cluster(observed.newest)
+    held = {group.name: group.template for group in cluster.groups if group.template} if cluster else {}
+    rolled = (policy for policy in facts.rolling if not policy.paused)
+    return any(held.get(policy.group, policy.template) != policy.template for policy in rolled)
+
+
 def find_steps(
     facts: JobFacts, observed: Observation, attempt: int, now: datetime
 ) -> tuple[tuple[ReplacementStep, ...], datetime | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from omni_operator.api.status import Status
 
 from .conditions import ConditionValue, false_because, true_because
 from .job_facts import JobFacts
-from .observation import Observation
-from .rolling import ROLLING_REASONS, review_rolling
+from .observation import Observation, ObservedRayJob
+from .rolling import has_other_templates, review_rolling
 from .situation import CHANGED_BY_OTHERS
 
 UNCOMPARED = (CHANGED_BY_OTHERS, "InvalidSpec")
@@ -16,42 +18,42 @@ NEXT_ATTEMPT = false_because(
 )
 
 
-def review_update(
-    facts: JobFacts, status: Status, observed: Observation, attempt: int, *, outdated: bool, others: str
-) -> ConditionValue:
-    """Whether the attempt matches the current spec; for an unchanged spec, the previous result.
+def is_outdated(
+    facts: JobFacts, status: Status, observed: Observation, makes: Callable[[ObservedRayJob], bool]
+) -> bool:
+    """Whether the newest attempt differs from the spec in what it cannot get while it runs.
 
-    Rollout pods may be replaced in the running attempt; then it counts what they have.
+    Before the trainer runs, no pods are replaced, so nothing can change. Of one that runs, the previous result holds
+    while the spec does not change.
 
     Args:
-        outdated: whether the attempt differs from the current spec in what cannot change while it runs; not read where
-            `needs_comparison` says that it is not needed.
+        makes: whether the spec makes an attempt, but for what may change while it runs.
+    """
+    rayjob, updated = observed.rayjob(observed.newest), status.condition("Updated")
+    if rayjob is None or (rayjob.runs and rayjob.attempt == status.attempts and not needs_comparison(status, facts)):
+        return updated is not None and updated.reason == NEXT_ATTEMPT.reason
+    waits = not rayjob.runs and (facts.held or has_other_templates(facts, observed))
+    return bool(rayjob.digest) and (waits or not makes(rayjob))
+
+
+def review_update(facts: JobFacts, observed: Observation, attempt: int, others: str) -> ConditionValue:
+    """Whether the attempt is as the current spec asks. Where pods are replaced while it runs, it counts what they have.
+
+    Args:
         others: what other programs change again after each correction; empty if nothing.
     """
-    if facts.held:
-        rest = NEXT_ATTEMPT
-    else:
-        rest = _review_rest(status, attempt, facts.generation, outdated=outdated)
-        rest = rest if rest.status == "False" else review_rolling(facts, observed, attempt) or rest
+    rest = NEXT_ATTEMPT
+    if not (facts.held or facts.outdated):
+        rest = review_rolling(facts, observed, attempt) or true_because("AsRequested")
     if not others:
         return rest
     return false_because(CHANGED_BY_OTHERS, f"{others}; {rest.message}" if rest.message else others)
 
 
-def needs_comparison(status: Status, generation: int) -> bool:
+def needs_comparison(status: Status, facts: JobFacts) -> bool:
     """Whether the condition that was written last says nothing of how the attempt compares with the current spec.
 
     A spec that was invalid is valid again, with the same generation, when the operator or its policy has changed.
     """
     before = status.condition("Updated")
-    return status.observed_generation != generation or (before is not None and before.reason in UNCOMPARED)
-
-
-def _review_rest(status: Status, attempt: int, generation: int, *, outdated: bool) -> ConditionValue:
-    """Whether the attempt has what of the current spec cannot change while it runs."""
-    before = status.condition("Updated")
-    if before and attempt == status.attempts and not needs_comparison(status, generation):
-        if before.reason in ROLLING_REASONS:
-            return true_because("AsRequested")
-        return ConditionValue(before.status, before.reason, before.message)
-    return NEXT_ATTEMPT if outdated else true_because("AsRequested")
+    return status.observed_generation != facts.generation or (before is not None and before.reason in UNCOMPARED)

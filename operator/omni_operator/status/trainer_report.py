@@ -174,6 +174,11 @@ def _add_warning(
         attempt=attempt, reason=event.reason if known and event.reason else OTHER_WARNING,
         message=evidence.shorten(text), time=format_timestamp(now),
     )  # fmt: skip
+    return add_warning(kept, warning)
+
+
+def add_warning(kept: tuple[TrainerWarning, ...], warning: TrainerWarning) -> tuple[TrainerWarning, ...]:
+    """The last warnings, with this one instead of an earlier one with its reason."""
     return (*(other for other in kept if other.reason != warning.reason), warning)[-WARNINGS_KEPT:]
 
 

@@ -127,6 +127,8 @@ def _head_lost(
     cluster = observed.cluster(rayjob.attempt)
     if cluster is None or cluster.head_ready is not False or not _head_once_ready(rayjob, cluster):
         return None
+    if cluster.head_reason != "HeadPodNotFound" and observed.head_ready(rayjob.attempt):
+        return None  # only a container that is not Ray's is not ready
     heads = [pod for pod in observed.pods_of(rayjob.attempt) if pod.group == HEAD]
     text = f"the Ray head of {cluster.name} is not ready: {cluster.head_reason or 'no reason given'}"
     ended = not heads or any(pod.phase in ("Failed", "Succeeded") or pod.deleting for pod in heads)
@@ -184,6 +186,8 @@ def _starting(
             kind, problem = "ClaimNotBound", text
         elif pod.unschedulable and not problem:
             kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
+        elif pod.sidecars and not problem:
+            kind, problem = evidence.SIDECAR, evidence.sidecar_problem((pod,))
         if pod.unschedulable:
             missing.append(pod.created)
     cluster = observed.cluster(rayjob.attempt)
