@@ -176,10 +176,11 @@ async def test_another_operator_goes_on_where_the_last_one_was_stopped(queue: Qu
     assert asked == [3, 2, 4, 4]
 
 
-async def test_an_edited_job_still_asks_as_it_was_created(queue: Queue) -> None:
+async def test_an_edited_job_that_waits_asks_anew_as_it_was_edited(queue: Queue) -> None:
     await queue.submit()
     queue.simulation.edit(rollout={**ROLLOUT, "replicas": 8, "minReplicas": 1})
-    assert await ask_on(queue, 3) == [3, 2, 4]
+    await queue.simulation.settle()
+    assert (queue.simulation.attempts(), queue.asked("red-a02")) == (["red-a02"], 8)
 
 
 async def test_the_queue_may_admit_the_attempt_in_the_moment_of_the_change(queue: Queue) -> None:

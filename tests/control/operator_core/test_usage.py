@@ -262,10 +262,9 @@ async def test_an_edit_while_the_operator_is_down_right_after_it_created_an_atte
     simulation.edit(
         trainer={"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 8}}, rollout={"replicas": 8}
     )
+    simulation.run(1)
     simulation.fault = lambda write: None
     simulation.start_operator()
-    await simulation.settle()
-    simulation.run(1)
     await simulation.after(100)
     simulation.report(step=1)
     await simulation.settle()
