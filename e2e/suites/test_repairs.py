@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import deadlines
-from e2e.cluster.api import Api
+from e2e.cluster.api import Api, ApiError
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import DeadlinePassed, ToolMissing
 from e2e.conftest import leave_out
@@ -70,7 +70,7 @@ def condition_of(body: dict[str, Any], kind: str) -> str | None:
 
 
 def deny_pods_without_label(api: Api, namespace: str) -> None:
-    """A policy as other clusters have them."""
+    """A policy as other clusters have them, in effect: the API server reads it some time later."""
     api.post(f"{VPA}/validatingadmissionpolicies", {
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
         "metadata": {"name": namespace},
@@ -90,6 +90,16 @@ def deny_pods_without_label(api: Api, namespace: str) -> None:
             "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
         },
     })  # fmt: skip
+    pod = {"metadata": {"name": "any"}, "spec": {"containers": [{"name": "any", "image": "any"}]}}
+
+    def refused() -> bool:
+        try:
+            api.post(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+        except ApiError as error:
+            return "label team is required" in str(error)
+        return False
+
+    deadlines.wait_until("the policy", JOB_SEEN, refused)
 
 
 def test_limits_that_a_quota_asks_for_take_effect_at_once(managed: ControlPlane) -> None:
