@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,7 +161,9 @@ def test_a_sidecar_that_ends_ends_no_training(managed: ControlPlane) -> None:
         status = job.status()
         assert (status["state"], status["attempts"], status.get("failures", [])) == ("Running", 1, [])
         (warning,) = status["warnings"]
-        assert warning["reason"] == "SidecarNotRunning" and "container agent ended with exit code 1" in warning["message"]
+        assert (
+            warning["reason"] == "SidecarNotRunning" and "container agent ended with exit code 1" in warning["message"]
+        )
         said = run_drl(managed.kubeconfig, "why", job.name, f"--namespace={namespace}").output
         assert "container agent ended with exit code 1: lost its server" in said
         api.delete(job.own_path)

@@ -12,8 +12,8 @@ from architecture.reasons import reasons_of_conditions, warnings_of_the_trainer
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
 from omni_operator.cli.main import app
 from omni_operator.status import troubleshooting
-from omni_operator.status.evidence import SIDECAR
 from omni_operator.status.events import _TROUBLES, _WARNINGS
+from omni_operator.status.evidence import SIDECAR
 from omni_operator.status.explained_reasons import FAILURES, REASONS, WAITING, WARNINGS
 from omni_operator.status.explanations import CONDITIONS
 from omni_operator.status.normal_reasons import NORMAL

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import TRAINER_GROUP
-from omni_operator.cluster.object_parser import owner_of, parse_pod
+from omni_operator.cluster.object_parser import is_ready, owner_of
 from omni_operator.plan.entrypoint import LOG
 from omni_operator.plan.head import DASHBOARD
 from omni_operator.plan.storage import run_folder_path
@@ -42,7 +42,7 @@ class JobPod:
     @property
     def ready(self) -> bool:
         """Whether Ray's container is ready."""
-        return parse_pod(self.body).ready
+        return is_ready(self.body.get("status") or {})
 
 
 @dataclass(frozen=True, slots=True)

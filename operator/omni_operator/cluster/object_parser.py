@@ -184,10 +184,8 @@ def parse_pod(body: Body) -> ObservedPod:
     group = str(labels.get("ray.io/group") or "")
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
     disruption, scheduled = conditions.get("DisruptionTarget"), _map(conditions.get("PodScheduled"))
-    ready, initial = _map(conditions.get("Ready")), _items(status.get("initContainerStatuses"))
-    containers = _items(status.get("containerStatuses"))
-    # Webhooks add containers, also before Ray's.
-    ray = next((item for item in containers if item.get("name") == CONTAINER), containers[0] if containers else {})
+    initial, containers = (_items(status.get(f"{kind}Statuses")) for kind in ("initContainer", "container"))
+    ray = _ray_container(containers)
     started = bool({"running", "terminated"} & {*_map(ray.get("state"))} or ray.get("lastState"))
     deciding = [ray] if started else [*initial, *containers]
     others = [_sidecar(item, item in initial) for item in (*initial, *containers) if started and item is not ray]
@@ -200,7 +198,7 @@ def parse_pod(body: Body) -> ObservedPod:
         group=HEAD if labels.get("ray.io/node-type") == "head" else group,
         created=_time(meta.get("creationTimestamp")),
         phase=str(status.get("phase") or "Pending"),
-        ready=ready.get("status") == "True" or (ready.get("reason") == NOT_READY and ray.get("ready") is True),
+        ready=is_ready(status),
         deleting=bool(meta.get("deletionTimestamp")),
         node=str(spec.get("nodeName") or ""),
         disrupted=_describe(disruption) if disrupted and disruption else "",
@@ -211,6 +209,18 @@ def parse_pod(body: Body) -> ObservedPod:
         ended=tuple(replace(found, ray=item is ray) for item in deciding for found in _ended(item)),
         sidecars=evidence.shorten("; ".join(filter(None, others))),
     )
+
+
+def is_ready(status: Mapping[str, Any]) -> bool:
+    """Whether a pod, by its status, is ready, or Ray's container is and another one is not."""
+    ready = next((item for item in _items(status.get("conditions")) if item.get("type") == "Ready"), {})
+    ray = _ray_container(_items(status.get("containerStatuses")))
+    return ready.get("status") == "True" or (ready.get("reason") == NOT_READY and ray.get("ready") is True)
+
+
+def _ray_container(containers: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The state of Ray's container. Webhooks add containers, also before it."""
+    return next((item for item in containers if item.get("name") == CONTAINER), containers[0] if containers else {})
 
 
 def _sidecar(item: Mapping[str, Any], initial: bool) -> str:

@@ -50,7 +50,10 @@ EDITS: dict[str, dict[str, Any]] = {
     "label": {"head": {"podTemplate": {"metadata": {"labels": {"team": "vision"}}}}},
     "image": {"runtime": {"image": "mine:2", "rayVersion": "2.50.0"}},
     "claim": {"checkpoint": {"claimName": "other"}},
-    "accelerators": {"trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 1}}, "rollout": {"replicas": 1}},
+    "accelerators": {
+        "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 1}},
+        "rollout": {"replicas": 1},
+    },
     "steps": {"trainer": {"totalSteps": 20, "accelerator": {"vendor": "NVIDIA", "count": 2}}},
 }
 
@@ -74,7 +77,8 @@ async def stuck(simulation: Any, cause: str, **job: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "edit"), [*((cause, "limits") for cause in CAUSES), *(("quota", edit) for edit in EDITS if edit != "limits")]
+    ("cause", "edit"),
+    [*((cause, "limits") for cause in CAUSES), *(("quota", edit) for edit in EDITS if edit != "limits")],
 )
 async def test_an_attempt_that_does_not_run_is_replaced_when_the_job_is_edited(
     simulation: Any, cause: str, edit: str
@@ -132,7 +136,9 @@ async def test_pods_that_could_be_replaced_while_the_trainer_runs_are_repaired_t
     more = {"resources": LIMITS}
     paused = {"diffusionrl.io/pause-rolling-update": "true"}
     simulation.cluster.change(JOBS, *KEY, metadata={"annotations": paused})
-    given = {"rollout": {**ROLLOUT, **more}} if group == "rollout" else {"reward": {**reward, "model": {**judge, **more}}}
+    given = (
+        {"rollout": {**ROLLOUT, **more}} if group == "rollout" else {"reward": {**reward, "model": {**judge, **more}}}
+    )
     simulation.edit(**given)
     await simulation.after(60)
     assert (simulation.attempts(), simulation.condition("Updated").reason) == ([RED], "RollingUpdatePaused")
@@ -204,7 +210,9 @@ async def test_why_tells_that_a_repair_is_invalid_or_waits_for_the_next_attempt(
     simulation.cluster.change(RAYCLUSTERS, KEY[0], f"{RED}-x1", **refused(QUOTA))
     simulation.pod(1, "worker", {"conditions": []})
     await simulation.settle()
-    assert "What to do: set what the message says must be specified in resources" in explain("red", simulation.status(), None)
+    assert "What to do: set what the message says must be specified in resources" in explain(
+        "red", simulation.status(), None
+    )
     simulation.edit(backoffLimit=-1)
     await simulation.settle()
     said = explain("red", simulation.status(), None)

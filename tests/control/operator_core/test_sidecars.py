@@ -51,7 +51,9 @@ PODS_WITH_TROUBLE = {
 
 
 @pytest.mark.parametrize("trouble", PODS_WITH_TROUBLE)
-async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_rays(simulation: Any, trouble: str) -> None:
+async def test_a_training_goes_on_whatever_becomes_of_a_container_that_is_not_rays(
+    simulation: Any, trouble: str
+) -> None:
     """KubeRay counts such pods as not ready, the head's too."""
     await simulation.submit_running()
     simulation.report(step=3)
@@ -89,7 +91,9 @@ async def test_a_sidecar_that_keeps_restarting_costs_few_writes(simulation: Any)
 
 
 @pytest.mark.parametrize("ended", ["sidecar", "init container"])
-@pytest.mark.parametrize(("code", "why", "text"), [(137, "OOMKilled", ""), (1, "Error", "NVRM: Xid (PCI:0000:3b:00): 79")])
+@pytest.mark.parametrize(
+    ("code", "why", "text"), [(137, "OOMKilled", ""), (1, "Error", "NVRM: Xid (PCI:0000:3b:00): 79")]
+)
 async def test_how_another_container_ended_is_no_reason_of_a_later_failure(
     simulation: Any, ended: str, code: int, why: str, text: str
 ) -> None:
