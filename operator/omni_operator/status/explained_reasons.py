@@ -322,8 +322,7 @@ WARNINGS: dict[str, Explanation] = {
     "SidecarNotRunning": Explanation(
         shown=("Ready=False", "event", "warning"),
         meaning="A container that is not Ray's has ended, restarts or cannot start, as one of a webhook or of "
-        "`podTemplate`. A training that runs goes on; one that starts waits, because KubeRay waits until all containers "
-        "of a pod are ready.",
+        "`podTemplate`. A training that runs goes on; one that starts waits, because KubeRay waits for all containers.",
         look=PODS,
         action="Correct the container that the message names, in the job or in the webhook.",
     ),
@@ -339,30 +338,18 @@ WARNINGS: dict[str, Explanation] = {
         look=STATUS,
         action="Read `status.warnings`.",
     ),
-    "WeightsBehind": Explanation(
-        shown=("event",),
-        meaning="`WeightsInSync` became False, with the reason `ReplicaBehind` or `WeightsOld`.",
-        look=STATUS,
-        action="See those reasons.",
-    ),
-    "ProgressStalled": Explanation(
-        shown=("event",),
-        meaning="The condition of that name became True, with the reason `HeartbeatStopped`.",
-        look=LOG,
-        action="See that reason.",
-    ),
-    "AttemptFailed": Explanation(
-        shown=("event",),
-        meaning="An attempt failed; the event has the reason of the failure.",
-        look=STATUS,
-        action="See that reason.",
-    ),
-    "Failed": Explanation(
-        shown=("event",),
-        meaning="The job failed finally; the event has the reason of the last failure.",
-        look=STATUS,
-        action="See that reason; `drl why NAME` prints it with its remedy.",
-    ),
-}
+    **{
+        name: Explanation(shown=("event",), meaning=meaning, look=look, action=f"See that reason{remedy}.")
+        for name, meaning, look, remedy in (
+            ("WeightsBehind", "`WeightsInSync` became False; see `ReplicaBehind` and `WeightsOld`.", STATUS, ""),
+            ("ProgressStalled", "The condition of that name became True: `HeartbeatStopped`.", LOG, ""),
+            ("AttemptFailed", "An attempt failed; the event has the reason of the failure.", STATUS, ""),
+            (
+                "Failed", "The job failed finally; the event has the reason of the last failure.", STATUS,
+                "; `drl why NAME` prints it with its remedy",
+            ),
+        )
+    },
+}  # fmt: skip
 
 REASONS: dict[str, Explanation] = {**WAITING, **FAILURES, **WARNINGS, **NORMAL}

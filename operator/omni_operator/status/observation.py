@@ -345,7 +345,7 @@ class Observation:
         return sum(pod.ready and not pod.deleting and pod.group == group for pod in self.pods_of(attempt))
 
     def head_ready(self, attempt: int) -> bool:
-        """Whether Ray's container of the head is ready. KubeRay's condition also counts containers that are not Ray's."""
+        """Whether Ray's container of the head is ready. KubeRay's condition asks it of all containers."""
         cluster = self.cluster(attempt)
         return (cluster is not None and cluster.head_ready is True) or self.ready_pods(attempt, HEAD) > 0
 
