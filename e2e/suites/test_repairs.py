@@ -89,7 +89,10 @@ def deny_pods_without_label(api: Api, namespace: str) -> None:
             "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
         },
     })  # fmt: skip
-    pod = {"metadata": {"name": "any"}, "spec": {"containers": [{"name": "any", "image": "any"}]}}
+    pod = {
+        "metadata": {"name": "any", "labels": {"app": "any"}},
+        "spec": {"containers": [{"name": "any", "image": "any"}]},
+    }
 
     def refused() -> bool:
         try:
