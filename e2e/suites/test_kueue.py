@@ -201,6 +201,8 @@ def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queu
         assert job.await_attempt(1)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default"
         (name,) = deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
         path = job.ray("rayclusters", name)
+        job.set_running(1)
+        job.await_status("the training", lambda found: found.get("state") == "Running")
         api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 4}})
         job.await_condition("Updated", "False", "NextAttempt")
         groups = {one["groupName"]: one["replicas"] for one in api.get(path)["spec"]["workerGroupSpecs"]}
