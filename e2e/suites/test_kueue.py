@@ -209,6 +209,21 @@ def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queu
         assert groups == {"trainer": 1, "rollout": 2}
 
 
+def test_a_job_that_asks_for_too_much_is_admitted_after_it_asks_for_less(queued: ControlPlane) -> None:
+    with queued.api() as api:
+        kueue.apply(queued, queue_objects(accelerators=2))
+        accelerator = {"vendor": "NVIDIA", "count": 4}
+        spec = {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": {"replicas": 4}}
+        job = submit(api, "too-much", spec)
+        await_state(job, "Queued")
+        api.patch(job.own_path, {"spec": COLOCATED})
+        job.await_status("a second attempt", lambda found: found["attempts"] == 2)
+        job.await_condition("Admitted", "True")
+        assert "failures" not in job.status() or job.status()["failures"] == []
+        api.delete(job.own_path)
+        job.await_gone()
+
+
 def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued: ControlPlane) -> None:
     with queued.api() as api:
         kueue.apply(queued, queue_objects(accelerators=20))
