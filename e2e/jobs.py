@@ -141,11 +141,12 @@ class JobOnPlane(Job):
         """KubeRay makes the RayCluster, its head is ready, and Ray runs the job."""
         cluster = self.add_cluster(number)
         self.head(number, "True", "HeadPodRunningAndReady")
-        self.api.patch(f"{self.ray('rayjobs', self.attempt(number))}/status", {
-            "status": {
-                "jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "rayClusterName": cluster, "startTime": now(),
-            }
-        })  # fmt: skip
+        self.set_running(number, rayClusterName=cluster)
+
+    def set_running(self, number: int, **status: Any) -> None:
+        """KubeRay says that Ray runs the job."""
+        status = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": now(), **status}
+        self.api.patch(f"{self.ray('rayjobs', self.attempt(number))}/status", {"status": status})
 
     def cluster_name(self, number: int) -> str:
         """Name of the RayCluster that `add_cluster` makes."""

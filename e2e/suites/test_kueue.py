@@ -201,10 +201,27 @@ def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queu
         assert job.await_attempt(1)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default"
         (name,) = deadlines.wait_until("its RayCluster", PATIENCE, lambda: cluster_of(job) or None)
         path = job.ray("rayclusters", name)
+        job.set_running(1)
+        job.await_status("the training", lambda found: found.get("state") == "Running")
         api.patch(f"{job.own_path}/scale", {"spec": {"replicas": 4}})
         job.await_condition("Updated", "False", "NextAttempt")
         groups = {one["groupName"]: one["replicas"] for one in api.get(path)["spec"]["workerGroupSpecs"]}
         assert groups == {"trainer": 1, "rollout": 2}
+
+
+def test_a_job_that_asks_for_too_much_is_admitted_after_it_asks_for_less(queued: ControlPlane) -> None:
+    with queued.api() as api:
+        kueue.apply(queued, queue_objects(accelerators=2))
+        accelerator = {"vendor": "NVIDIA", "count": 4}
+        spec = {"trainer": {"totalSteps": 10, "accelerator": accelerator}, "rollout": {"replicas": 4}}
+        job = submit(api, "too-much", spec)
+        await_state(job, "Queued")
+        api.patch(job.own_path, {"spec": COLOCATED})
+        job.await_status("a second attempt", lambda found: found["attempts"] == 2)
+        job.await_condition("Admitted", "True")
+        assert "failures" not in job.status() or job.status()["failures"] == []
+        api.delete(job.own_path)
+        job.await_gone()
 
 
 def test_a_quota_that_shrinks_takes_nothing_back_and_a_drained_queue_does(queued: ControlPlane) -> None:

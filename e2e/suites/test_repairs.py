@@ -13,7 +13,7 @@ from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import DeadlinePassed, ToolMissing
 from e2e.conftest import leave_out
 from e2e.drl import run_drl
-from e2e.jobs import JOB_SEEN, JobOnPlane, now
+from e2e.jobs import JOB_SEEN, JobOnPlane
 from e2e.kuberay import kuberay
 from e2e.operator_process import install, operator
 
@@ -89,7 +89,10 @@ def deny_pods_without_label(api: Api, namespace: str) -> None:
             "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
         },
     })  # fmt: skip
-    pod = {"metadata": {"name": "any"}, "spec": {"containers": [{"name": "any", "image": "any"}]}}
+    pod = {
+        "metadata": {"name": "any", "labels": {"app": "any"}},
+        "spec": {"containers": [{"name": "any", "image": "any"}]},
+    }
 
     def refused() -> bool:
         try:
@@ -143,8 +146,7 @@ def test_a_sidecar_that_ends_ends_no_training(managed: ControlPlane) -> None:
         job.spec["trainer"] = {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA"}, "podTemplate": sidecar}
         job.submit()
         found = await_pods(job, 1)
-        path = f"{job.ray('rayjobs', job.attempt(1))}/status"
-        api.patch(path, {"status": {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": now()}})
+        job.set_running(1)
         job.await_condition("Ready", "True")
         for pod in found:
             end_container(api, pod, "agent")

@@ -33,8 +33,9 @@ prints every problem with its line, `drl validate --cluster` also what the opera
 
 Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
 of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
-([pools.md](pools.md#replicas-that-come-and-go)). All others wait for the next attempt. `managedBy` and `model.base`
-cannot change. After the end of the job, only `ttlSecondsAfterFinished` and `cleanupPolicy` can change.
+([pools.md](pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once if the
+trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
+`ttlSecondsAfterFinished` and `cleanupPolicy` can change.
 """
 
 

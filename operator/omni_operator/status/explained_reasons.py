@@ -326,6 +326,13 @@ WARNINGS: dict[str, Explanation] = {
         look=PODS,
         action="Correct the container that the message names, in the job or in the webhook.",
     ),
+    "SidecarNotRunning": Explanation(
+        shown=("Ready=False", "event", "warning"),
+        meaning="A container that is not Ray's has ended, restarts or cannot start, as one of a webhook or of "
+        "`podTemplate`. A training that runs goes on; one that starts waits, because KubeRay waits for all containers.",
+        look=PODS,
+        action="Correct the container that the message names, in the job or in the webhook.",
+    ),
     "Warning": Explanation(
         shown=("warning",),
         meaning="A warning that this version of the operator has no reason for; the message begins with the trainer's.",
