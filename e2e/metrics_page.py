@@ -20,6 +20,7 @@ from omni_operator.api.status import Status
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.metrics import JobMetrics, OperatorMetrics
+from omni_operator.status.timestamps import EARLIEST
 from verl_omni.utils import exported_metrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
@@ -95,7 +96,7 @@ async def _operator_page() -> str:
     metrics = OperatorMetrics(JobMetrics(cache, 1))
     metrics.passed("ok", 0.0)
     metrics.requested("get", "rayjobs", 200, 0.0)
-    metrics.watched("rayjobs")
+    metrics.watched("rayjobs", EARLIEST)
     metrics.reported("taken")
     metrics.failed("HeadLost")
     return (await metrics.page()).decode()

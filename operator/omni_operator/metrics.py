@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
@@ -81,8 +81,8 @@ class OperatorMetrics:
         self._requests.labels(verb, resource, str(code)).inc()
         self._answers.labels(verb).observe(seconds)
 
-    def watched(self, resource: str) -> None:
-        self._watched.labels(resource).set(time.time())
+    def watched(self, resource: str, at: datetime) -> None:
+        self._watched.labels(resource).set(at.timestamp())
 
     def reported(self, result: str) -> None:
         self._reports.labels(result).inc()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from omni_operator.cluster.corrections import CorrectionRows
 from omni_operator.cluster.kinds import Key, Kind
 from omni_operator.cluster.refusals import NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
+from omni_operator.status.observation import Observation
 from omni_operator.status.timestamps import EARLIEST
 
 
@@ -24,6 +25,7 @@ class JobMemory:
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
             something is missing or waits to be corrected.
         corrections: of its objects, which others may change again each time.
+        head: state of the head, and since when this process sees it.
     """
 
     uid: str
@@ -35,6 +37,18 @@ class JobMemory:
     lost_cluster: str | None = None
     ensured: object = None
     corrections: CorrectionRows = field(default_factory=CorrectionRows)
+    head: tuple[object, datetime] | None = None
+
+    def with_head_seen(self, observed: Observation, now: datetime) -> Observation:
+        """The observation, with the time since which this process sees the head's state: KubeRay has another clock."""
+        cluster = observed.cluster(observed.newest)
+        if cluster is None:
+            return observed
+        state = cluster.uid, cluster.head_ready, cluster.head_since
+        if self.head is None or self.head[0] != state:
+            self.head = state, now
+        seen = replace(cluster, head_since=self.head[1])
+        return replace(observed, clusters=tuple(seen if one is cluster else one for one in observed.clusters))
 
 
 @dataclass(slots=True)

@@ -192,7 +192,7 @@ class Reconciler:
         memory = self._memory.of(key, facts.uid)
         if not status.finished and (refused := await self._recover(key, body, facts, status, memory, now)):
             return refused
-        observed = self._observe(key, facts.uid)
+        observed = memory.with_head_seen(self._observe(key, facts.uid), now)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         facts = as_admitted(facts, observed)
         decision = decide(facts, observed, status, self.timeouts, now)

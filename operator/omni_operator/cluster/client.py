@@ -22,6 +22,7 @@ from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused,
 from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
 from .nested_json import load_json
 from .protocol import GroupChange, Identity, Listing
+from .server_clock import ServerClock
 from .write_fence import no_fence
 
 # With the character set, because the package makes JSON of a body of the bare type.
@@ -48,6 +49,9 @@ class ApiServer(AuthenticatedClient):
 
     Args:
         fence: called before each write; returns the seconds in which it must end, or raises NotLeader.
+
+    Attributes:
+        clock: the API server's time.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class ApiServer(AuthenticatedClient):
     ) -> None:  # fmt: skip
         super().__init__(credentials, version=version, connections=CONNECTIONS)
         self._meter, self._timeout, self._fence = meter, timeout, fence
+        self.clock = ServerClock()
 
     async def apply(self, body: Body) -> Body:
         kind, meta = kind_of(body), body["metadata"]
@@ -240,7 +245,7 @@ class ApiServer(AuthenticatedClient):
         if request[0] != "GET" and kind not in UNFENCED:
             seconds = min(seconds, self._fence(what))
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
-        begun, code = time.monotonic(), 0
+        begun, sent, code = time.monotonic(), self.clock.seconds(), 0
         try:
             response = await client.call_api(*request, _request_timeout=timeout)
             code, data = response.status, await response.read()
@@ -254,7 +259,10 @@ class ApiServer(AuthenticatedClient):
             raise Unavailable(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self._meter(verb, kind.plural, code, time.monotonic() - begun)
-        return _Answer(code, parse_json(data), response.headers.get("Retry-After"))
+        body = parse_json(data)
+        if body is not None and not ANSWERS.isdisjoint(body):  # no page of a proxy, which has another clock
+            self.clock.observe(response.headers.get("Date"), sent)
+        return _Answer(code, body, response.headers.get("Retry-After"))
 
 
 @dataclass(frozen=True, slots=True)

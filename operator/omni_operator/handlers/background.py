@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from omni_operator.api.definition_fields import find_missing
 from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
@@ -32,11 +32,6 @@ FEW_JOBS, FEW_DELETED = 100, 0.1  # deletions, also as a share of all jobs, that
 log = logging.getLogger(__name__)
 
 
-def utc_now() -> datetime:
-    """The current time, as statuses use it."""
-    return datetime.now(UTC)
-
-
 @dataclass(slots=True)
 class LeaseHeartbeat:
     """Writes the canary Lease periodically; the watch must deliver each write. Replicas write the same one."""
@@ -44,11 +39,12 @@ class LeaseHeartbeat:
     cluster: Cluster
     liveness: WatchLiveness
     settings: Settings
+    clock: Callable[[], datetime]
 
     async def run(self) -> None:
         written = False
         while True:
-            written = await self.beat(utc_now()) or written
+            written = await self.beat(self.clock()) or written
             # The operator is not ready before its first write.
             await asyncio.sleep(self.settings.canary_seconds if written else RETRY_SECONDS)
 

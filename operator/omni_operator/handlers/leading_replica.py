@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.object_cache import ObjectCache
@@ -12,7 +13,6 @@ from omni_operator.reconciler import Reconciler, ReconcileResult
 from omni_operator.report_endpoint import ReportStore
 from omni_operator.settings import Settings
 
-from .background import utc_now
 from .job_workers import JobWorkers
 
 
@@ -30,12 +30,13 @@ class LeadingReplica:
     settings: Settings
     measured: Callable[[str, float], None]
     new_reconciler: Callable[[], Reconciler]
+    clock: Callable[[], datetime]
     workers: JobWorkers = field(init=False)
     _reconciler: Reconciler = field(init=False)
 
     def __post_init__(self) -> None:
         self.workers = JobWorkers(
-            self._reconcile, rank=self._rank, revision=self._revision, measured=self.measured, clock=utc_now,
+            self._reconcile, rank=self._rank, revision=self._revision, measured=self.measured, clock=self.clock,
             resync=lambda: self.settings.resync_seconds * random.uniform(0.9, 1.1), passes=self.settings.passes,
             started=False,
         )  # fmt: skip

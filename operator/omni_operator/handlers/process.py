@@ -30,7 +30,7 @@ from omni_operator.report_endpoint import BODY_LIMIT, ReportEndpoint, ReportStor
 from omni_operator.report_relay import ReportRelay
 from omni_operator.settings import Settings
 
-from .background import CacheCleanup, LeaseHeartbeat, MemoryRelease, MissingKinds, utc_now
+from .background import CacheCleanup, LeaseHeartbeat, MemoryRelease, MissingKinds
 from .http_server import PROBE_CONNECTIONS, probe_routes, serve
 from .leading_replica import LeadingReplica
 from .watches import Watches
@@ -57,25 +57,27 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         leading = LeadingReplica(
             cache, reports, settings, metrics.passed,
             lambda: Reconciler(
-                cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=utc_now,
+                cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=cluster.clock,
                 instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
                 made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
             ),
+            cluster.clock,
         )  # fmt: skip
         election = LeaderElection(
             cluster, fence, LeaseTimes(settings.lease_seconds), settings.namespace, settings.lease, settings.instance,
-            settings.reports_url, lambda: _lead(leading, watches), leading.end, utc_now, settings.stop_seconds,
+            settings.reports_url, lambda: _lead(leading, watches), leading.end, cluster.clock, settings.stop_seconds,
             restart.set,
         )  # fmt: skip
         metrics.follow(
             lambda: leading.workers.depth, lambda: len(liveness.overdue(time.monotonic())), lambda: election.leads
         )
         endpoint = ReportEndpoint(
-            reports, ReportAuthorizer(cluster, cache, utc_now), cache, utc_now, leading.workers.wake, metrics.reported,
-            ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
+            reports, ReportAuthorizer(cluster, cache, cluster.clock), cache, cluster.clock, leading.workers.wake,
+            metrics.reported, ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
         )  # fmt: skip
         watches = Watches(
-            source, settings.namespaces, cache, liveness, leading.workers.wake, metrics.watched, settings.namespace,
+            source, settings.namespaces, cache, liveness, leading.workers.wake,
+            lambda resource: metrics.watched(resource, cluster.clock()), settings.namespace,
             election.observe, restart.set,
         )  # fmt: skip
         missing = MissingKinds(cluster, restart)
@@ -86,7 +88,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             await missing.await_jobs()
             taking_part = asyncio.create_task(_take_part(election, watches))
             loops = [
-                *watches.runs(), LeaseHeartbeat(cluster, liveness, settings).run(), missing.run(),
+                *watches.runs(), LeaseHeartbeat(cluster, liveness, settings, cluster.clock).run(), missing.run(),
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
                 MemoryRelease(lambda: len(cache.jobs())).run(), _join(taking_part),
             ]  # fmt: skip

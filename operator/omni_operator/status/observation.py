@@ -134,7 +134,7 @@ class ObservedRayCluster:
 
     Attributes:
         head_ready: condition `HeadPodReady`; None until KubeRay sets it.
-        head_since: last change of that condition.
+        head_since: last change of that condition: by KubeRay's clock in the cache, in a pass by the operator's.
         provisioned: condition `RayClusterProvisioned`: all pods have been ready.
         groups: the worker groups of rollout pods, unless engines run in the trainer's, and of reward pods, if a judge
             has pods of its own.

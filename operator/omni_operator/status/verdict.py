@@ -131,8 +131,6 @@ def _head_lost(
     text = f"the Ray head of {cluster.name} is not ready: {cluster.head_reason or 'no reason given'}"
     ended = not heads or any(pod.phase in ("Failed", "Succeeded") or pod.deleting for pod in heads)
     since = cluster.head_since or now
-    if since > now + timeouts.head:  # no clock is that far ahead: the time says nothing
-        since = now - timeouts.head
     if cluster.head_reason == "HeadPodNotFound" or ended or now >= since + timeouts.head:
         for found in observed.evidence_of(rayjob.attempt):
             return AttemptFailed(found.reason, found.text)

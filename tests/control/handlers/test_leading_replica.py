@@ -37,7 +37,7 @@ async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_rememb
         )  # fmt: skip
         return made[-1]
 
-    replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler)
+    replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler, lambda: NOW)
     meta = {"namespace": KEY[0], "name": KEY[1]}
     job = cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC})
     cache.put(JOBS, job)

@@ -12,6 +12,7 @@ from omni_operator.api import crd
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.server_clock import utc_now
 from omni_operator.cluster.watch_liveness import WatchLiveness
 from omni_operator.handlers import background
 from omni_operator.handlers.background import LeaseHeartbeat, MissingKinds
@@ -111,7 +112,7 @@ async def test_a_failed_first_heartbeat_is_repeated_soon(cluster: FakeCluster) -
     failures = [Unavailable("500"), Unavailable("500")]
     cluster.failures = lambda verb, kind, name: failures.pop() if failures else None
     liveness = WatchLiveness(60.0)
-    beating = asyncio.create_task(LeaseHeartbeat(cluster, liveness, Settings(canary_seconds=3600.0)).run())
+    beating = asyncio.create_task(LeaseHeartbeat(cluster, liveness, Settings(canary_seconds=3600.0), utc_now).run())
     while not cluster.all(LEASES):
         await asyncio.sleep(0)
     beating.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -49,6 +50,22 @@ async def test_a_head_that_is_briefly_not_ready_is_not_lost(simulation: Any) -> 
     simulation.head(1, False, "ContainersNotReady")
     await simulation.after(61)
     assert simulation.status().failures[0].reason == "HeadLost"
+
+
+@pytest.mark.parametrize("seconds", [-600, -90, 90, 600])
+async def test_the_clock_of_kuberay_ends_no_attempt(simulation: Any, seconds: int) -> None:
+    simulation.skew = -timedelta(seconds=seconds)
+    await simulation.submit_running(backoffLimit=0)
+    for _ in range(2):
+        simulation.head(1, False, "ContainersNotReady")
+        await simulation.after(50)
+        assert simulation.condition("Ready").reason == "HeadNotReady"
+        simulation.head(1, True, "HeadPodRunningAndReady")
+        await simulation.after(20)
+        assert simulation.condition("Ready").status == "True"
+    simulation.head(1, False, "ContainersNotReady")
+    await simulation.after(61)
+    assert simulation.condition("Failed").reason == "HeadLost"
 
 
 async def test_a_head_that_was_never_ready_is_not_lost(simulation: Any) -> None:
