@@ -27,6 +27,7 @@ WATCHED: tuple[Rule, ...] = (
     rule("", "pods", "list watch"),
     rule("networking.k8s.io", "networkpolicies", "get list watch create patch"),
     rule("monitoring.coreos.com", "podmonitors", "get list watch create patch"),
+    rule("policy", "poddisruptionbudgets", "create"),
     rule("events.k8s.io", "events", "create"),
 )
 LEASE = "shared"  # of the leader, in tests that run the operator with these rights

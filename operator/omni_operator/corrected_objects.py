@@ -13,7 +13,7 @@ from datetime import datetime
 
 from omni_operator.cluster import owned_objects
 from omni_operator.cluster.corrections import AT_ONCE, Change, change_of, describe, find_author
-from omni_operator.cluster.errors import Forbidden, KindAbsent
+from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
 from omni_operator.cluster.kinds import RAYCLUSTERS, Key, Kind, kind_of
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pod_replacement import replace_pods
@@ -22,6 +22,7 @@ from omni_operator.cluster.refusals import BACKOFF_MOST
 from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.spec_cache import ValidSpec
 from omni_operator.status.job_facts import JobFacts
+from omni_operator.status.running_pods import as_running
 from omni_operator.status.situation import ReplacementStep, ScaleGroup, Step
 
 SHARED = Change(("shared objects",))
@@ -78,6 +79,25 @@ class CorrectedObjects:
             if answer is not live:
                 self._add(key, memory, facts, SHARED, describe(f"{kind.kind} {name}", author))
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
+
+    async def protect(self, key: Key, spec: ValidSpec, facts: JobFacts) -> None:
+        """Create the PodDisruptionBudget of the running attempt, once: an administrator may delete it for a drain.
+
+        Where a policy of the cluster refuses it, the attempt runs without.
+        """
+        memory, observed = self.memory.of(key, facts.uid), self.cache.observed(key, facts.uid)
+        cluster = observed.cluster(observed.newest)
+        if cluster is None or cluster.deleting or memory.protected == cluster.uid:
+            return
+        body = spec.budget(cluster, as_running(facts, observed, cluster.attempt).trainer.pods)
+        try:
+            if body:
+                await self.cluster.create(body)
+        except AlreadyExists:
+            pass
+        except (Refused, KindAbsent) as error:
+            log.warning("%s/%s: no PodDisruptionBudget for attempt %d: %s", *key, cluster.attempt, error)
+        memory.protected = cluster.uid
 
     async def change_group(
         self, key: Key, spec: ValidSpec | None, facts: JobFacts, step: ScaleGroup | ReplacementStep

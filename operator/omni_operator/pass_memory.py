@@ -25,7 +25,8 @@ class JobMemory:
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
             something is missing or waits to be corrected.
         corrections: of its objects, which others may change again each time.
-        head: state of the head, and since when this process sees it.
+        protected: uid of the RayCluster whose pods have their PodDisruptionBudget.
+        seen: states of head and attempt, and since when this process sees them.
     """
 
     uid: str
@@ -37,18 +38,25 @@ class JobMemory:
     lost_cluster: str | None = None
     ensured: object = None
     corrections: CorrectionRows = field(default_factory=CorrectionRows)
-    head: tuple[object, datetime] | None = None
+    protected: str = ""
+    seen: dict[str, tuple[object, datetime]] = field(default_factory=dict)
 
-    def with_head_seen(self, observed: Observation, now: datetime) -> Observation:
-        """The observation, with the time since which this process sees the head's state: KubeRay has another clock."""
-        cluster = observed.cluster(observed.newest)
-        if cluster is None:
-            return observed
-        state = cluster.uid, cluster.head_ready, cluster.head_since
-        if self.head is None or self.head[0] != state:
-            self.head = state, now
-        seen = replace(cluster, head_since=self.head[1])
-        return replace(observed, clusters=tuple(seen if one is cluster else one for one in observed.clusters))
+    def with_times_seen(self, observed: Observation, now: datetime) -> Observation:
+        """The observation, with times since which this process sees head and failure: KubeRay has another clock."""
+        cluster, rayjob = observed.cluster(observed.newest), observed.rayjob(observed.newest)
+        if cluster:
+            state = cluster.uid, cluster.head_ready, cluster.head_since
+            head = replace(cluster, head_since=self._since("head", state, now))
+            observed = replace(observed, clusters=tuple(head if one is cluster else one for one in observed.clusters))
+        if rayjob and rayjob.deployment == "Failed":
+            failed = replace(rayjob, ended=self._since("failure", rayjob.uid, now))
+            observed = replace(observed, rayjobs=tuple(failed if one is rayjob else one for one in observed.rayjobs))
+        return observed
+
+    def _since(self, what: str, state: object, now: datetime) -> datetime:
+        if what not in self.seen or self.seen[what][0] != state:
+            self.seen[what] = state, now
+        return self.seen[what][1]
 
 
 @dataclass(slots=True)

@@ -192,7 +192,7 @@ class Reconciler:
         memory = self._memory.of(key, facts.uid)
         if not status.finished and (refused := await self._recover(key, body, facts, status, memory, now)):
             return refused
-        observed = memory.with_head_seen(self._observe(key, facts.uid), now)
+        observed = memory.with_times_seen(self._observe(key, facts.uid), now)
         facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
         facts = as_admitted(facts, observed)
         decision = decide(facts, observed, status, self.timeouts, now)
@@ -304,6 +304,7 @@ class Reconciler:
             case EnsureShared():
                 assert spec is not None
                 await self._objects.ensure_shared(key, spec, facts)
+                await self._objects.protect(key, spec, facts)
             case CreateAttempt(number=number):
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))

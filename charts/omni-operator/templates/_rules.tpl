@@ -30,6 +30,9 @@ and a RayCluster before it replaces rollout pods.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, list, watch, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [create] # of head and trainer pods; they go with their RayCluster
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

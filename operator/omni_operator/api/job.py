@@ -85,6 +85,13 @@ class Spec(StrictModel):
     backoff_limit: int = Field(
         default=0, ge=0, le=50, description="Maximum retries after failures. More than 0 needs checkpoint.claimName."
     )
+    disruption_limit: int = Field(
+        default=20,
+        ge=0,
+        le=50,
+        description="Maximum retries after disruptions (reason Preempted): evictions, preemption, lost nodes. They "
+        "count against backoffLimit only if a rule of failurePolicy says Retry.",
+    )
     failure_policy: FailurePolicy = Field(default=FailurePolicy(), description="Which failures are retried.")
     suspend_policy: SuspendPolicy = Field(
         default=SuspendPolicy(), description="What happens before the job is suspended."

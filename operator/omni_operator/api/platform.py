@@ -77,6 +77,11 @@ class Scheduling(StrictModel):
         default=(), max_length=32, description="Node taints that the trainer's pods tolerate."
     )
     topology: Topology = Field(default=Topology(), description="Topology-aware scheduling by Kueue.")
+    voluntary_disruptions: Literal["Block", "Allow"] = Field(
+        default="Block",
+        description="Block: a PodDisruptionBudget and annotations keep drains and autoscalers away from the head's and "
+        "the trainer's pods. Allow: neither; what ends a pod lets it save, and another attempt resumes.",
+    )
 
 
 class Security(StrictModel):

@@ -189,6 +189,7 @@ class Status(LenientModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     failures_counted: Count = Field(default=0, description="All failures that count against spec.backoffLimit.")
+    disruptions_counted: Count = Field(default=0, description="All failures that count against spec.disruptionLimit.")
     children: Children = Field(default=Children(), description="Objects of the running attempt.")
     rollout: RolloutStatus = Field(default=RolloutStatus(), description="Trainer pods, which also run the engines.")
     reward: PodCounts | None = Field(default=None, description="Reward pods of a judge; absent without any.")

@@ -56,6 +56,7 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
         active_deadline=_span(spec.active_deadline_seconds),
         running_deadline=_span(spec.pre_running_deadline_seconds),
         backoff_limit=spec.backoff_limit,
+        disruption_limit=spec.disruption_limit,
         rules=tuple(rules),
         ttl=_span(spec.ttl_seconds_after_finished),
         retain=spec.cleanup_policy == "Retain",

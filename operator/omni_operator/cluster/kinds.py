@@ -66,6 +66,7 @@ RAYCLUSTERS = Kind("ray.io", "v1", "rayclusters", "RayCluster")
 PODS = Kind("", "v1", "pods", "Pod")
 NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 POD_MONITORS = Kind("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
+POD_DISRUPTION_BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 WORKLOADS = Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
@@ -73,7 +74,7 @@ TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview
 
 ATTEMPT_KINDS = (RAYJOBS, RAYCLUSTERS, PODS)
 SHARED_KINDS = (NETWORK_POLICIES, POD_MONITORS)
-ALL = (JOBS, *ATTEMPT_KINDS, *SHARED_KINDS, EVENTS, LEASES, WORKLOADS, TOKEN_REVIEWS)
+ALL = (JOBS, *ATTEMPT_KINDS, *SHARED_KINDS, POD_DISRUPTION_BUDGETS, EVENTS, LEASES, WORKLOADS, TOKEN_REVIEWS)
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in ALL}
 
 

@@ -194,6 +194,7 @@ def parse_pod(body: Body) -> ObservedPod:
         ready=_map(conditions.get("Ready")).get("status") == "True",
         deleting=bool(meta.get("deletionTimestamp")),
         node=str(spec.get("nodeName") or ""),
+        unreachable=_is_unreachable(spec, conditions),
         disrupted=_describe(disruption) if disrupted and disruption else "",
         unschedulable=_text(scheduled.get("message") or "Unschedulable") if refused else "",
         restarts=max((_count(item.get("restartCount")) for item in containers), default=0),
@@ -202,6 +203,12 @@ def parse_pod(body: Body) -> ObservedPod:
         waiting=tuple(_waiting(containers)),
         ended=tuple(_ended(containers)),
     )
+
+
+def _is_unreachable(spec: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the pod's node does not answer: Kubernetes then sets `Ready`, and leaves what the kubelet said last."""
+    ready, containers = (_map(conditions.get(name)).get("status") for name in ("Ready", "ContainersReady"))
+    return (ready, containers) == ("False", "True") and not spec.get("readinessGates")
 
 
 def _waiting(containers: Iterable[Mapping[str, Any]]) -> Iterable[WaitingContainer]:

@@ -1,6 +1,7 @@
 """PURE: the trainer's overrides and the Kubernetes objects of a job."""
 
 from .cluster_settings import ClusterSettings
+from .disruptions import render_budget
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .objects import digest_attempt, digest_spec, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
@@ -14,6 +15,7 @@ __all__ = [
     "RunLayout",
     "describe_refusals",
     "render_attempt",
+    "render_budget",
     "render_command",
     "digest_attempt",
     "digest_spec",

@@ -9,8 +9,8 @@ from omni_operator.api.names import Names
 
 from .cluster_settings import ClusterSettings
 from .containers import CONTAINER, apply_user_template, render_pod_template
+from .disruptions import protect_pod
 from .merge import merge_templates
-from .queues import save_before_stop
 
 Object = dict[str, Any]
 SHARED_MEMORY = "256Mi"
@@ -29,7 +29,7 @@ def render_head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettin
     ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT}
     container = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
     template = merge_templates(template, {"spec": {"containers": [container]}})
-    template = merge_templates(template, save_before_stop(job))
+    template = merge_templates(template, protect_pod(job))
     return {
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",

@@ -36,7 +36,7 @@ Object = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
 # Fields of the spec that the operator reads in each pass, and no pod.
 OF_PASSES = (
-    "suspend", "managed_by", "pre_running_deadline_seconds", "backoff_limit", "failure_policy", "suspend_policy",
+    "suspend", "managed_by", "pre_running_deadline_seconds", "backoff_limit", "disruption_limit", "failure_policy",
     "ttl_seconds_after_finished",
 )  # fmt: skip
 
@@ -123,7 +123,7 @@ def digest_spec(job: DiffusionRLJob) -> str:
     Unlike that of the rendered attempt, it is the same in another version of the operator, and with other settings.
     """
     labels, annotations = (scheduler_entries(given) for given in (job.metadata.labels, job.metadata.annotations))
-    spec, kept = _without_live(job).spec, ("suspend_policy",) if labels else ()  # of pods that are in a queue
+    spec = _without_live(job).spec
     reward, judge = spec.reward, spec.reward.model
     made = spec.model_copy(
         update={
@@ -135,7 +135,7 @@ def digest_spec(job: DiffusionRLJob) -> str:
             "observability": _with_defaults(spec.observability, "pod_monitor"),
         }
     )
-    made = _with_defaults(made, *(name for name in OF_PASSES if name not in kept))
+    made = _with_defaults(made, *OF_PASSES)
     given = made.model_dump(by_alias=True, mode="json", exclude_defaults=True)
     return compute_digest({"spec": given, "labels": labels, "annotations": annotations})
 

@@ -28,9 +28,9 @@ from .containers import (
     render_pod_template,
     secret_env,
 )
+from .disruptions import protect_pod
 from .merge import merge_templates
 from .pools import Pool, pools_of
-from .queues import save_before_stop
 from .storage import add_models, add_output, add_run_folder
 
 Object = dict[str, Any]
@@ -75,7 +75,7 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
     parts = [_placement(pool, needs)]
     if pool.group == TRAINER_GROUP:
         template = add_output(add_run_folder(template, job), job)
-        parts += [_job_folder(), _tracking(job), _reports(job, settings), save_before_stop(job)]
+        parts += [_job_folder(), _tracking(job), _reports(job, settings), protect_pod(job)]
     else:
         parts.append(_drain(pool))
     template = add_models(template, job, pool)

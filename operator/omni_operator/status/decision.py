@@ -18,7 +18,7 @@ from itertools import takewhile
 
 from omni_operator.api.status import Status
 
-from .job_facts import JobFacts, action_for
+from .job_facts import JobFacts, action_for, is_disruption
 from .observation import Observation, ObservedRayJob
 from .partial_admission import find_request
 from .reasons import Action, FailureReason
@@ -161,6 +161,7 @@ def _failing(facts: JobFacts, status: Status, attempt: int, failed: AttemptFaile
     """Consequences of a failed attempt."""
     action = action_for(facts, failed.reason)
     over_limit = action is Action.RETRY and status.failures_counted >= facts.backoff_limit
+    endless = is_disruption(failed.reason, action) and status.disruptions_counted >= facts.disruption_limit
     # The job's deadline covers all attempts, so no other attempt can follow.
     deadline = failed.reason is FailureReason.DEADLINE_EXCEEDED
     why = ""
@@ -170,6 +171,8 @@ def _failing(facts: JobFacts, status: Status, attempt: int, failed: AttemptFaile
         why = f"no retry: spec.failurePolicy says {Action.FAIL.value} for {failed.reason.value}"
     elif over_limit:
         why = f"no retry: spec.backoffLimit is {facts.backoff_limit}"
+    elif endless:
+        why = f"no retry: spec.disruptionLimit is {facts.disruption_limit}"
     counted = action is not Action.RETRY_IGNORE_LIMIT
     return Failing(attempt, failed.reason, failed.text, action, counted, bool(why), why)
 

@@ -113,6 +113,7 @@ class JobFacts:
     active_deadline: timedelta | None = None
     running_deadline: timedelta | None = None
     backoff_limit: int = 0
+    disruption_limit: int = 20
     rules: tuple[Rule, ...] = ()
     ttl: timedelta | None = None
     retain: bool = False
@@ -146,8 +147,13 @@ def without_pods(facts: JobFacts) -> JobFacts:
 def action_for(facts: JobFacts, reason: FailureReason) -> Action:
     """Action of the first matching rule; `Retry` if none matches.
 
-    A RayJob that a user deleted is not a failure: it is created again and not counted.
+    A disruption is no failure, nor is a RayJob that a user deleted, which no rule can name: neither is counted.
     """
-    if reason is FailureReason.CHILD_DELETED:
-        return Action.RETRY_IGNORE_LIMIT
-    return next((rule.action for rule in facts.rules if reason.value in rule.reasons), Action.RETRY)
+    uncounted = reason in (FailureReason.CHILD_DELETED, FailureReason.PREEMPTED)
+    default = Action.RETRY_IGNORE_LIMIT if uncounted else Action.RETRY
+    return next((rule.action for rule in facts.rules if reason.value in rule.reasons), default)
+
+
+def is_disruption(reason: FailureReason, action: Action) -> bool:
+    """Whether a failure counts against `spec.disruptionLimit`."""
+    return reason is FailureReason.PREEMPTED and action is Action.RETRY_IGNORE_LIMIT

@@ -33,7 +33,7 @@ from .conditions import (
     show_refusal,
     update_conditions,
 )
-from .job_facts import JobFacts
+from .job_facts import JobFacts, is_disruption
 from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .progress import Counting, update_checkpoint, update_progress, update_usage, update_weights
 from .rolling import count_updated
@@ -292,6 +292,9 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
         update={
             "failures": (*status.failures, failure)[-FAILURES_KEPT:],
             "failures_counted": min(status.failures_counted + int(failing.counted), COUNT_LIMIT),
+            "disruptions_counted": min(
+                status.disruptions_counted + is_disruption(failing.reason, failing.action), COUNT_LIMIT
+            ),
         }
     )
 

@@ -63,6 +63,7 @@ class ObservedRayJob:
         in_queue: it has the label of a Kueue queue, that of its job, or that which Kueue adds where a namespace has a
             LocalQueue named `default`.
         started: start of Ray's job; None before.
+        ended: its end, by KubeRay's clock; of a failed one, in a pass, since when the operator sees it.
     """
 
     name: str
@@ -184,6 +185,7 @@ class ObservedPod:
 
     Attributes:
         group: the role: `head`, or the worker group's name.
+        unreachable: its node does not answer, but may come back.
         disrupted: reason and message of the condition `DisruptionTarget`, empty if it is not set.
         unschedulable: the scheduler's message, empty once the pod has a node.
         restarts: restarts of the container with the most.
@@ -200,6 +202,7 @@ class ObservedPod:
     ready: bool = False
     deleting: bool = False
     node: str = ""
+    unreachable: bool = False
     disrupted: str = ""
     unschedulable: str = ""
     restarts: int = 0

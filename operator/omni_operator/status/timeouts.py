@@ -11,7 +11,8 @@ class Timeouts:
     """How long the operator waits for problems that may resolve themselves.
 
     Attributes:
-        head: for a head pod that is not ready after it once was.
+        head: for a head pod that is not ready after it once was; and for Kubernetes to notice a lost node, after Ray
+            has lost a pod for an unknown reason.
         image: for an image that cannot be pulled, from the creation of the pod.
         restarts: restarts of one container before the attempt counts as failed.
         stall: without a report before the job counts as stalled.

@@ -59,6 +59,7 @@ class AttemptFailed:
 
 Verdict = InProgress | Succeeded | AttemptFailed
 _QUEUED = frozenset({"Suspending", "Suspended"})
+_OF_LOST_PODS = (FailureReason.HEAD_LOST, FailureReason.WORKER_LOST)
 _LOST = frozenset({"JobStatusCheckTimeoutExceeded", "JobDeploymentStatusTransitionGracePeriodExceeded"})
 
 
@@ -84,7 +85,7 @@ def classify_attempt(
     if rayjob.deleting:
         return AttemptFailed(FailureReason.CHILD_DELETED, f"RayJob {rayjob.name} was deleted, not by the operator")
     if rayjob.deployment in ("Failed", "Complete", "ValidationFailed"):
-        return _ended(rayjob, observed)
+        return _ended(rayjob, observed, timeouts, now)
     queued = rayjob.suspended or rayjob.deployment in _QUEUED
     if not queued and (lost := _head_lost(rayjob, observed, timeouts, now)):
         return lost if isinstance(lost, AttemptFailed) else InProgress(Stage.RUNNING, "HeadNotReady", lost[0], lost[1])
@@ -93,8 +94,15 @@ def classify_attempt(
     return InProgress(Stage.QUEUED) if queued else _starting(facts, rayjob, observed, admitted, timeouts, now)
 
 
-def _ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
-    """Reason why KubeRay ended the RayJob."""
+def _ended(rayjob: ObservedRayJob, observed: Observation, timeouts: Timeouts, now: datetime) -> Verdict:
+    """Reason why KubeRay ended the RayJob. Ray notices a lost node before Kubernetes does, which then says so."""
+    failed, late = _why_ended(rayjob, observed), (rayjob.ended or now) + timeouts.head
+    if failed.reason in _OF_LOST_PODS and now < late:
+        return InProgress(Stage.RUNNING, failed.reason.value, failed.text, late)
+    return failed
+
+
+def _why_ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
     message = evidence.shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
     report = observed.report_of(rayjob.attempt)
     if rayjob.deployment == "ValidationFailed":
@@ -103,9 +111,8 @@ def _ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
         return AttemptFailed(FailureReason.DEADLINE_EXCEEDED, message)
     if rayjob.reason == "PreRunningDeadlineExceeded":
         return AttemptFailed(FailureReason.PRE_RUNNING_DEADLINE_EXCEEDED, message)
-    # A killed pod explains more than the error that the trainer saw.
-    for found in observed.evidence_of(rayjob.attempt):
-        return AttemptFailed(found.reason, found.text)
+    if lost := _lost_pod(observed, rayjob.attempt):
+        return lost
     if rayjob.reason in _LOST:
         return AttemptFailed(FailureReason.HEAD_LOST, f"KubeRay lost contact to the Ray head: {message}")
     if report and report.error:
@@ -120,6 +127,16 @@ def _ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
     return AttemptFailed(evidence.reason_from_text(message) or FailureReason.APPLICATION_ERROR, message)
 
 
+def _lost_pod(observed: Observation, attempt: int) -> AttemptFailed | None:
+    """What happened to a pod, which explains more than the error that the trainer saw."""
+    for found in observed.evidence_of(attempt):
+        return AttemptFailed(found.reason, found.text)
+    for pod in observed.pods_of(attempt):
+        if pod.unreachable and pod.group not in (ROLLOUT_GROUP, REWARD_GROUP):
+            return AttemptFailed(FailureReason.PREEMPTED, f"node {pod.node} of pod {pod.name} does not answer")
+    return None
+
+
 def _head_lost(
     rayjob: ObservedRayJob, observed: Observation, timeouts: Timeouts, now: datetime
 ) -> AttemptFailed | tuple[str, datetime] | None:
@@ -132,9 +149,7 @@ def _head_lost(
     ended = not heads or any(pod.phase in ("Failed", "Succeeded") or pod.deleting for pod in heads)
     since = cluster.head_since or now
     if cluster.head_reason == "HeadPodNotFound" or ended or now >= since + timeouts.head:
-        for found in observed.evidence_of(rayjob.attempt):
-            return AttemptFailed(found.reason, found.text)
-        return AttemptFailed(FailureReason.HEAD_LOST, text)
+        return _lost_pod(observed, rayjob.attempt) or AttemptFailed(FailureReason.HEAD_LOST, text)
     return text, since + timeouts.head
 
 

@@ -90,7 +90,7 @@ FULL: dict[str, Any] = {
     "output": {"url": "s3://bucket/runs", "deadlineSeconds": 60},
     "storage": {"endpoint": "http://minio:9000", "region": "eu", "secretName": "store"},
     "seed": 3, "suspend": False, "managedBy": "diffusionrl.io/operator", "activeDeadlineSeconds": 600,
-    "preRunningDeadlineSeconds": 60, "backoffLimit": 1,
+    "preRunningDeadlineSeconds": 60, "backoffLimit": 1, "disruptionLimit": 3,
     "failurePolicy": {"rules": [{"onReasons": ["HeadLost"], "action": "Fail"}]},
     "suspendPolicy": {"mode": "CheckpointThenSuspend", "graceSeconds": 30}, "ttlSecondsAfterFinished": 60,
     "cleanupPolicy": "DeleteCluster",
@@ -102,7 +102,7 @@ FULL: dict[str, Any] = {
     "scheduling": {
         "schedulerName": "kai", "priorityClassName": "high", "nodeSelector": {"zone": "a"},
         "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
-        "topology": {"required": "rack"},
+        "topology": {"required": "rack"}, "voluntaryDisruptions": "Block",
     },
     "security": {"rayAuth": "Token", "networkPolicy": "DefaultDeny"},
     "observability": {

@@ -128,7 +128,9 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
     }  # fmt: skip
     simulation.run(1)
     await simulation.settle()
-    assert simulation.cluster.counts() == {("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1}
+    assert simulation.cluster.counts() == {
+        ("create", "poddisruptionbudgets"): 1, ("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1,
+    }  # fmt: skip
     for _ in range(5):
         await simulation.reconcile()
         await simulation.after(600)

@@ -224,7 +224,7 @@ async def test_the_log_decides_the_reason_of_a_failure(simulation: Any, message:
     simulation.run(1)
     await simulation.settle()
     simulation.end(1, "FAILED", "AppFailed", message)
-    await simulation.settle()
+    await simulation.after(61 if reason == "WorkerLost" else 0)
     assert simulation.condition("Failed").reason == reason
 
 

@@ -141,7 +141,7 @@ async def test_a_pod_that_was_replaced_before_the_trainer_started_is_no_reason_o
     assert (simulation.condition("Ready").status, simulation.status().failures) == ("True", ())
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
     await simulation.settle()
-    assert simulation.condition("Failed").reason == reason
+    assert simulation.status().failures[0].reason == reason
 
 
 async def test_a_pod_that_was_lost_before_the_trainer_started_is_the_reason_if_it_never_does(simulation: Any) -> None:
@@ -155,7 +155,7 @@ async def test_a_pod_that_was_lost_before_the_trainer_started_is_the_reason_if_i
     await simulation.settle()
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
     await simulation.settle()
-    assert simulation.condition("Failed").reason == "Preempted"
+    assert simulation.status().failures[0].reason == "Preempted"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ async def test_a_rollout_pod_that_keeps_failing_is_not_the_reason_of_a_failure(s
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
     simulation.report("error", message="2 rollout replicas are left", reason="WorkerLost")
     simulation.end(1, "FAILED", "AppFailed", "exit code 1")
-    await simulation.settle()
+    await simulation.after(61)
     (failure,) = simulation.status().failures
     assert (failure.reason, failure.message) == ("WorkerLost", "2 rollout replicas are left")
 

@@ -268,11 +268,11 @@ ON_CLAIM = "spec.checkpoint.claimName=runs"
         ((QUEUE, ON_CLAIM, "spec.suspendPolicy.graceSeconds=0"), None),
         ((QUEUE, ON_CLAIM, "spec.suspendPolicy.mode=Immediate"), None),
         ((QUEUE,), None),
-        (("metadata.labels={team: a}", ON_CLAIM), None),
+        ((ON_CLAIM,), 330),
     ],
     ids=["in a queue", "as long as it may", "no time", "at once", "nothing to keep", "in no queue"],
 )
-def test_pods_of_a_job_in_a_queue_save_before_they_end(
+def test_head_and_trainer_pods_save_before_they_end(
     make_job: MakeJob, assignments: tuple[str, ...], grace: int | None
 ) -> None:
     cluster = ray_job(make_job(*SEPARATE, *assignments))["rayClusterSpec"]
