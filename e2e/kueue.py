@@ -16,9 +16,9 @@ from e2e.cluster import deadlines, pki
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ToolMissing
 from e2e.cluster.ports import free_ports
-from e2e.cluster.tools import KUBERAY, KUEUE, Say, Tools, ensure
+from e2e.cluster.tools import KUEUE, Say, Tools, ensure
+from e2e.kuberay import LOOPBACK, kuberay
 
-LOOPBACK = "127.0.0.1"
 FRAMEWORKS = ["ray.io/rayjob", "ray.io/raycluster"]  # of Kueue's configuration
 KINDS = {"rayjobs", "rayclusters", "workloads", "workloads/status", "clusterqueues", "resourceflavors", "cohorts"}
 METRICS = "/etc/kueue/metrics"
@@ -93,19 +93,8 @@ def queues(plane: ControlPlane, say: Say = print) -> Iterator[None]:
         ToolMissing: the user is not root, or the programs are not built and there is no Go.
         ProcessEnded, DeadlinePassed: one of them does not start.
     """
-    tools = ensure((KUBERAY,), say)
-    metrics, health = free_ports(2, random.Random())
-    for path in sorted((tools.kuberay / "crd" / "bases").glob("*.yaml")):
-        plane.kubectl("apply", "--server-side", f"--filename={path}")
-    plane.daemons.start("kuberay", [
-        "env", f"KUBECONFIG={plane.kubeconfig}", str(tools.path(KUBERAY)), "--enable-leader-election=false",
-        f"--metrics-addr={LOOPBACK}:{metrics}", f"--health-probe-bind-address={LOOPBACK}:{health}",
-    ])  # fmt: skip
-    try:
-        with _kueue(plane, say):
-            yield
-    finally:
-        plane.daemons.stop("kuberay")
+    with kuberay(plane, say), _kueue(plane, say):
+        yield
 
 
 @contextmanager

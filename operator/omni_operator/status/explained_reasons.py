@@ -184,7 +184,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "WorkerLost": Explanation(
         shown=_FAILED,
-        meaning="A container of a running job restarted 4 times.",
+        meaning="A container of a running job restarted 4 times, or Ray lost a trainer pod while its node answered.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -192,7 +192,7 @@ FAILURES: dict[str, Explanation] = {
         shown=_FAILED,
         meaning="A pod was preempted or evicted, or its node was drained or lost.",
         look="kubectl get events --field-selector=reason=Preempted",
-        action="Set `spec.backoffLimit` and `spec.checkpoint.everySteps`; or give the job a higher priority class.",
+        action="Another attempt follows up to `spec.disruptionLimit`. Raise it, or give the job a higher priority class.",
     ),
     "OutOfMemory": Explanation(
         shown=_FAILED,
