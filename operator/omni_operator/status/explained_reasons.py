@@ -192,7 +192,7 @@ FAILURES: dict[str, Explanation] = {
         shown=_FAILED,
         meaning="A pod was preempted or evicted, or its node was drained or lost.",
         look="kubectl get events --field-selector=reason=Preempted",
-        action="Another attempt follows up to `spec.disruptionLimit`. Raise it, or give the job a higher priority class.",
+        action="Another attempt follows, up to `spec.disruptionLimit`; raise it, or the priority class of the job.",
     ),
     "OutOfMemory": Explanation(
         shown=_FAILED,
