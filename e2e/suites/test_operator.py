@@ -31,7 +31,7 @@ def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     assert_requests(installed, namespace, mark, expected)
     job.run(1)
     job.await_condition("Ready", "True")
-    more = expected + Counter({("create", "events"): 1})
+    more = expected + Counter({("create", "events"): 1, ("create", "poddisruptionbudgets"): 1})
     installed.audit.settled(more, user_agent=AGENT, namespace=namespace, since=mark)
     mark = installed.audit.mark()
     # Irrelevant changes cause passes, which make no requests.

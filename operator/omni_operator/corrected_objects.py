@@ -22,6 +22,7 @@ from omni_operator.cluster.refusals import BACKOFF_MOST
 from omni_operator.pass_memory import JobMemory, PassMemory
 from omni_operator.spec_cache import ValidSpec
 from omni_operator.status.job_facts import JobFacts
+from omni_operator.status.observation import ObservedRayCluster
 from omni_operator.status.running_pods import as_running
 from omni_operator.status.situation import ReplacementStep, ScaleGroup, Step
 
@@ -80,16 +81,13 @@ class CorrectedObjects:
                 self._add(key, memory, facts, SHARED, describe(f"{kind.kind} {name}", author))
         memory.ensured = (facts.uid, facts.generation, self.cache.shared_change(key)) if complete else None
 
-    async def protect(self, key: Key, spec: ValidSpec, facts: JobFacts) -> None:
-        """Create the PodDisruptionBudget of the running attempt, once: an administrator may delete it for a drain.
+    async def protect(self, key: Key, spec: ValidSpec, facts: JobFacts, cluster: ObservedRayCluster) -> None:
+        """Create the PodDisruptionBudget of an attempt, once: an administrator may delete it for a drain.
 
         Where a policy of the cluster refuses it, the attempt runs without.
         """
-        memory, observed = self.memory.of(key, facts.uid), self.cache.observed(key, facts.uid)
-        cluster = observed.cluster(observed.newest)
-        if cluster is None or cluster.deleting or memory.protected == cluster.uid:
-            return
-        body = spec.budget(cluster, as_running(facts, observed, cluster.attempt).trainer.pods)
+        running = as_running(facts, self.cache.observed(key, facts.uid), cluster.attempt)
+        body = spec.budget(cluster, running.trainer.pods)
         try:
             if body:
                 await self.cluster.create(body)
@@ -97,7 +95,6 @@ class CorrectedObjects:
             pass
         except (Refused, KindAbsent) as error:
             log.warning("%s/%s: no PodDisruptionBudget for attempt %d: %s", *key, cluster.attempt, error)
-        memory.protected = cluster.uid
 
     async def change_group(
         self, key: Key, spec: ValidSpec | None, facts: JobFacts, step: ScaleGroup | ReplacementStep

@@ -262,6 +262,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
     ("sync_seconds", "Seconds of the last weight sync.", lambda status: status.weights.last_sync_seconds),
     ("attempts", "Attempts so far.", lambda status: status.attempts),
     ("failures_counted", "Failures counted against backoffLimit.", lambda status: status.failures_counted),
+    ("disruptions_counted", "Failures counted against disruptionLimit.", lambda status: status.disruptions_counted),
 )
 _SUMS: tuple[tuple[str, str, Callable[[Status], float]], ...] = (
     ("samples", "Samples generated in all attempts.", lambda status: status.usage.samples),

@@ -26,7 +26,6 @@ class JobMemory:
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
             something is missing or waits to be corrected.
         corrections: of its objects, which others may change again each time.
-        protected: uid of the RayCluster whose pods have their PodDisruptionBudget.
         seen: states of head and attempt, and since when this process sees them.
     """
 
@@ -40,7 +39,6 @@ class JobMemory:
     lost_cluster: str | None = None
     ensured: object = None
     corrections: CorrectionRows = field(default_factory=CorrectionRows)
-    protected: str = ""
     seen: dict[str, tuple[object, datetime]] = field(default_factory=dict)
 
     def with_times_seen(self, observed: Observation, now: datetime) -> Observation:

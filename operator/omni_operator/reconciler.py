@@ -311,10 +311,11 @@ class Reconciler:
         match step:
             case RemoveFinalizer():
                 await self._remove_finalizer(key)
-            case EnsureShared():
+            case EnsureShared(new=cluster):
                 assert spec is not None
                 await self._objects.ensure_shared(key, spec, facts)
-                await self._objects.protect(key, spec, facts)
+                if cluster:
+                    await self._objects.protect(key, spec, facts, cluster)
             case CreateAttempt(number=number):
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))

@@ -107,7 +107,9 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     wake = min((at for at in (verdict.wake, _active_deadline(facts, status), late) if at), default=None)
     # A RayJob that was deleted is there again if etcd was restored from an older snapshot.
     earlier = tuple(_delete(found) for found in observed.rayjobs if found.attempt < current and not found.deleting)
-    return Decision(Active(current, verdict), (*earlier, EnsureShared(), *steps), wake)
+    cluster = observed.cluster(current)
+    new = cluster if cluster and not cluster.deleting and cluster.uid != status.children.ray_cluster_uid else None
+    return Decision(Active(current, verdict), (*earlier, EnsureShared(new), *steps), wake)
 
 
 def _verdict(

@@ -185,7 +185,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "WorkerLost": Explanation(
         shown=_FAILED,
-        meaning="Ray's container of a pod of a running job restarted 4 times.",
+        meaning="Ray's container of a running job restarted 4 times, or Ray lost a trainer pod while its node answered.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -193,7 +193,7 @@ FAILURES: dict[str, Explanation] = {
         shown=_FAILED,
         meaning="A pod was preempted or evicted, or its node was drained or lost.",
         look="kubectl get events --field-selector=reason=Preempted",
-        action="Set `spec.backoffLimit` and `spec.checkpoint.everySteps`; or give the job a higher priority class.",
+        action="Another attempt follows, up to `spec.disruptionLimit`; raise it, or the priority class of the job.",
     ),
     "OutOfMemory": Explanation(
         shown=_FAILED,

@@ -22,7 +22,13 @@ class RemoveFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class EnsureShared:
-    """Create or correct the objects that all attempts share."""
+    """Create or correct the objects that all attempts share.
+
+    Attributes:
+        new: RayCluster of the attempt that the status does not record yet: its pods get their PodDisruptionBudget.
+    """
+
+    new: ObservedRayCluster | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def test_the_strategies_draw_valid_and_invalid_documents(documents: ModuleType) 
 def test_a_status_is_sent_without_its_empty_parts_and_read_as_the_same() -> None:
     status = Status.model_validate({"attempts": 0, "children": {"rayJob": "a-a01"}, "progress": {}, "warnings": []})
     assert status.body() == {
-        "attempts": 0, "children": {"rayJob": "a-a01"}, "failuresCounted": 0,
+        "attempts": 0, "children": {"rayJob": "a-a01"}, "disruptionsCounted": 0, "failuresCounted": 0,
         "rollout": {"desired": 0, "ready": 0, "updated": 0}, "usage": {"acceleratorSeconds": 0.0, "samples": 0},
     }  # fmt: skip
     assert Status.model_validate(status.body()) == status

@@ -14,6 +14,7 @@ from omni_operator.cluster.kinds import (
     EVENTS,
     JOBS,
     LEASES,
+    POD_DISRUPTION_BUDGETS,
     RAYCLUSTERS,
     RAYJOBS,
     TOKEN_REVIEWS,
@@ -62,6 +63,7 @@ def needed() -> set[Right]:
     found |= rights(JOBS, "update", subresource="/finalizers")
     found |= rights(RAYJOBS, "delete") | rights(EVENTS, "create")
     found |= rights(RAYCLUSTERS, "get", "patch")  # number and template of the rollout pods
+    found |= rights(POD_DISRUPTION_BUDGETS, "create")  # they go with their RayCluster
     found |= rights(WORKLOADS, "list")  # before a queued job asks for fewer rollout pods
     for kind in (JOBS, *CHILDREN):
         found |= rights(kind, "list", "watch")

@@ -133,14 +133,14 @@ async def test_a_running_attempt_has_one_budget_that_goes_with_its_cluster(simul
     simulation.start_operator()
     await simulation.settle()
     assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [budget]
+    (owner,) = budget["metadata"]["ownerReferences"]
+    assert owner["uid"] == simulation.cluster.get(RAYCLUSTERS, NAMESPACE, "red-a01-x1")["metadata"]["uid"]
     simulation.cluster.remove(POD_DISRUPTION_BUDGETS, NAMESPACE, "red-a01-x1")
     await simulation.after(1200)
     assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [], "an administrator drains the node"
     simulation.start_operator()
     await simulation.settle()
-    simulation.end(1)
-    await simulation.after(60)
-    assert simulation.cluster.all(RAYCLUSTERS) == simulation.cluster.all(POD_DISRUPTION_BUDGETS) == []
+    assert simulation.cluster.all(POD_DISRUPTION_BUDGETS) == [], "it may take longer than an operator runs"
 
 
 async def test_a_job_that_allows_disruptions_has_no_budget(simulation: Any) -> None:

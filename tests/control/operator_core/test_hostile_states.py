@@ -98,7 +98,8 @@ def test_no_status_of_a_child_stops_the_passes(new_simulation: Any, runs: bool, 
 
 
 WRITTEN = hostile.optional(
-    attempts=hostile.COUNTS, failuresCounted=hostile.COUNTS, observedGeneration=hostile.COUNTS,
+    attempts=hostile.COUNTS, failuresCounted=hostile.COUNTS, disruptionsCounted=hostile.COUNTS,
+    observedGeneration=hostile.COUNTS,
     startTime=hostile.TIMES, attemptStartTime=hostile.TIMES, runningTime=hostile.TIMES,
     conditions=hostile.conditions("Suspended", "Admitted", "ProgressStalled", "Whatever", "ReconcileError"),
     failures=st.lists(hostile.optional(attempt=hostile.COUNTS, reason=hostile.TEXTS, at=hostile.TIMES), max_size=3),

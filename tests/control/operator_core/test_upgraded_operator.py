@@ -32,7 +32,6 @@ async def upgrade(simulation: Any, pools: Pools) -> None:
         {"rollout": {**ROLLOUT, "replicas": 5}},
         {"rollout": {**ROLLOUT, "staleness": {"maxVersions": 4}}},
         {"ttlSecondsAfterFinished": 7},
-        {"suspendPolicy": {"mode": "Immediate"}},
         {"security": {"networkPolicy": "Disabled"}},
     ],
 )  # fmt: skip
