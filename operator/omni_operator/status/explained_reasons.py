@@ -185,7 +185,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "WorkerLost": Explanation(
         shown=_FAILED,
-        meaning="Ray's container of a running job restarted 4 times, or Ray lost a trainer pod while its node answered.",
+        meaning="Ray's container of a running job restarted 4 times, or Ray lost a trainer's pod on a node that answers.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
