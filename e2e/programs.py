@@ -16,7 +16,7 @@ from e2e.cluster.bare import machine
 from e2e.cluster.bare.provider import PROGRAMS
 from e2e.cluster.errors import ClusterError, ToolMissing
 from e2e.cluster.paths import cache
-from e2e.cluster.tools import KIND, KUBE, KUEUE, KWOK, S3, Say, ensure, kuberay_files
+from e2e.cluster.tools import HEALTH, KIND, KUBE, KUEUE, KWOK, S3, Say, ensure, kuberay_files
 from e2e.system import images
 
 
@@ -25,7 +25,7 @@ def control_plane(say: Say) -> None:
     prometheus.ensure(say)
     registry.ensure(say)
     ensure((S3,), say)
-    ensure((KUBE, KWOK, KIND), say)
+    ensure((KUBE, KWOK, KIND, HEALTH), say)
     helm.helm(say)
     kuberay_files(say)
 

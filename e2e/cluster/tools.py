@@ -54,7 +54,8 @@ KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes
 KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
 KUEUE = Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", note="2 to 5 minutes")
 S3 = Program("versitygw", "s3", "github.com/versity/versitygw/cmd/versitygw", note="a minute or two")
-ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, KUEUE, S3)
+HEALTH = Program("health", "health", ".", note="1 to 3 minutes")
+ALL = (KUBE, KWOK, PAUSE, COREDNS, KUBERAY, KIND, KUEUE, S3, HEALTH)
 
 
 MODULE_OF = {name: program.module for program in ALL for name in (program.name, *program.links)}

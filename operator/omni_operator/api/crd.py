@@ -20,7 +20,7 @@ from .generated_file import write_or_check
 from .job import API_VERSION, KIND, DiffusionRLJob, Spec
 from .joined_rules import join_rules
 from .metadata import DNS_1035, NAME_LIMIT
-from .status import Status
+from .status import UNSEEN, Status
 from .stored_jobs import spare_stored
 from .structural import structural
 
@@ -35,7 +35,7 @@ COLUMNS = (
     ("Reward", "string", ".status.progress.rewardSummary", "Mean reward of the last step.", 0),
     ("Attempts", "integer", ".status.attempts", "Attempts (RayJobs) so far.", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created.", 0),
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether trainer and engines are running.", 1),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether pods are ready, or the job needs none.", 1),
     ("Rollouts", "string", ".status.rollout.summary", "Pods with engines that are ready, of all.", 1),
     ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 1),
     ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 1),
@@ -100,7 +100,7 @@ def schema() -> dict[str, Any]:
             "metadata": {"type": "object"},
             "spec": {**structural(Spec.model_json_schema(by_alias=True)), "description": "Training run to carry out."},
             "status": _owned_in_parts(_without_defaults(structural(status)))
-            | {"description": "State of the job, as observed by the operator."},
+            | {"description": "State of the job, as observed by the operator.", "default": UNSEEN},
         },
         VALIDATIONS: [rule.entry() for rule in _root_rules()],
     }

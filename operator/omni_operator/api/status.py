@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
 from .base import LenientModel
 
 ConditionType: TypeAlias = Literal[
-    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
+    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed", "Stalled",
     "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
 ]  # fmt: skip
-CONDITION_TYPES: tuple[ConditionType, ...] = (
-    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
-    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
-)  # fmt: skip
+CONDITION_TYPES: tuple[ConditionType, ...] = get_args(ConditionType)
 JobState: TypeAlias = Literal[
     "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed",
 ]  # fmt: skip
 RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5
 WARNINGS_KEPT = 8
-TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+# What the API server gives a new job: tools that find no observedGeneration take the job for one that is done.
+UNSEEN = {"observedGeneration": -1}
+TRUE = "True"
 
 Short = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=4096)]
@@ -166,7 +165,9 @@ class Usage(LenientModel):
 class Status(LenientModel):
     """State of the job, as observed by the operator, which alone writes it."""
 
-    observed_generation: Count | None = Field(default=None, description="Generation of the spec that was observed.")
+    observed_generation: Annotated[int, Field(ge=-1, le=COUNT_LIMIT)] | None = Field(
+        default=None, description="Generation of the spec that was observed; -1 before the first pass."
+    )
     state: JobState | None = Field(default=None, description="State of the job in one word, from its conditions.")
     reason: Short | None = Field(default=None, description="Reason of the state, the one of the condition behind it.")
     conditions: tuple[Condition, ...] = Field(

@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import Any
 
 from omni_operator.api.names import FIELD_MANAGER
+from omni_operator.api.status import UNSEEN
 from omni_operator.status.timestamps import format_timestamp
 
 from .errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
-from .kinds import Body, Kind, kind_of
+from .kinds import JOBS, Body, Kind, kind_of
 from .protocol import GroupChange, Identity, Listing
 
 Place = tuple[Kind, str, str]
@@ -163,6 +164,8 @@ class FakeCluster:
         if meta["namespace"] in self.terminating:
             raise NamespaceTerminating(f"namespace {meta['namespace']} is being terminated")
         made = copy.deepcopy(body)
+        if kind == JOBS:
+            made.setdefault("status", dict(UNSEEN))
         made["metadata"].update(
             uid=f"uid-{next(self._uids)}",
             creationTimestamp=format_timestamp(self._clock()),

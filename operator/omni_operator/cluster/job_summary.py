@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from omni_operator.api.status import JobState
+from omni_operator.api.status import UNSEEN, JobState
 from omni_operator.status.timestamps import parse_timestamp
 
 from .kinds import Body
@@ -19,7 +19,7 @@ class JobSummary:
 
     Attributes:
         state: one of `STATES`.
-        is_new: whether it has no status yet.
+        is_new: whether no operator has seen it.
         revision: changes with the spec, and when the deletion begins.
         completed: seconds since 1970 at which it succeeded or finally failed; 0 before.
     """
@@ -51,7 +51,7 @@ def summarize(body: Body) -> JobSummary:
     status = status if isinstance(status, dict) else {}
     generation, completed = meta.get("generation"), parse_timestamp(status.get("completionTime"))
     return JobSummary(
-        _state(status), not status,
+        _state(status), status in ({}, UNSEEN),
         (str(meta.get("uid") or ""), generation if isinstance(generation, int) else 0, "deletionTimestamp" in meta),
         int(completed.timestamp()) if completed else 0,
     )  # fmt: skip

@@ -30,7 +30,8 @@ class ObjectPacker:
         settings = (LEVEL, zlib.DEFLATED, WINDOW_BITS, MEMORY, zlib.Z_DEFAULT_STRATEGY)
         packer = zlib.compressobj(*settings, dictionary) if dictionary else zlib.compressobj(*settings)
         packed = packer.compress(text) + packer.flush()
-        if dictionary is None and (kind != JOBS or body.get("status")):  # most of a job is its status
+        # Most of a job is its status.
+        if dictionary is None and (kind != JOBS or b'"conditions":' in text):
             self._dictionaries[kind] = text[-WINDOW:]
         return packed
 

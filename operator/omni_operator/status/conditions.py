@@ -13,7 +13,7 @@ from omni_operator.api.status import CONDITION_TYPES, Condition, Status
 
 from .evidence import without_control
 from .job_facts import JobFacts
-from .observation import REFUSALS, Observation, ObservedRayCluster, Refusal, TrainerReport
+from .observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from .partial_admission import describe_admission, describe_request
 from .situation import (
     Active,
@@ -121,24 +121,25 @@ def derive_conditions(
                 updated,
             )
         case Suspended():
-            suspended = false_because("Suspended", "spec.suspend is true")
+            text = "spec.suspend is true"
             return _table(
-                suspended,
-                suspended,
+                false_because("Suspended", text),
+                true_because("Suspended", text),
                 unknown_because("Suspended"),
                 true_because("Suspended", "all pods are deleted"),
                 updated,
             )
         case Succeeding(attempt=attempt):
-            over = false_because("Finished")
-            return _table(over, over, true_because("AttemptSucceeded", f"attempt {attempt}"), updated=updated)
+            succeeded = true_because("AttemptSucceeded", f"attempt {attempt}")
+            return _table(false_because("Finished"), true_because("Finished"), succeeded, updated=updated)
         case Failing(attempt=attempt, reason=reason, text=text, final=final, why=why):
-            over = false_because(reason.value, text)
             message = f"attempt {attempt}: {text}"
             if not final:
+                over = false_because(reason.value, message)
                 return _table(over, over, unknown_because("BetweenAttempts", message), updated=updated)
-            failed = true_because(reason.value, f"{message}; {why}")
-            return _table(over, over, false_because(reason.value, message), updated=updated, failed=failed)
+            end = reason.value, f"{message}; {why}"
+            over = false_because(*end)
+            return _table(over, over, over, updated=updated, failed=true_because(*end))
 
 
 NOT_SUSPENDED = false_because("NotRequested")
@@ -157,9 +158,11 @@ def _table(
     weights: ConditionValue = NOT_RUNNING,
     stalled: ConditionValue = NOT_RUNNING,
 ) -> Table:
+    # kstatus reads `Ready` and `Stalled`: True if nothing happens before a user acts.
+    hopeless = true_because(admitted.reason, admitted.message) if admitted.reason == "InvalidSpec" else failed
     return {
         "Admitted": admitted, "Ready": ready, "WeightsInSync": weights, "Updated": updated, "ProgressStalled": stalled,
-        "Suspended": suspended, "Succeeded": succeeded, "Failed": failed,
+        "Suspended": suspended, "Succeeded": succeeded, "Failed": failed, "Stalled": hopeless,
     }  # fmt: skip
 
 
@@ -202,12 +205,11 @@ def review_end(previous: Status, refusal: Refusal | None, generation: int, now: 
     """Conditions of a job that has ended: `Ready` names a refused step, as the deletion of the job, while it lasts."""
     if refusal:
         return show_refusal(previous, refusal, generation, now)
-    failed, ready = previous.condition("Failed"), previous.condition("Ready")
-    last = previous.failures[-1] if previous.failures and failed and failed.status == "True" else None
-    end = false_because(last.reason, last.message) if last else false_because("Finished")
-    if ready is None or ready.reason == end.reason or ready.reason not in REFUSALS:
-        return previous.conditions
-    return update_conditions(previous, {"Ready": end}, generation, now)
+    table = {"Ready": true_because("Finished"), "Stalled": NOT_FAILED}
+    if (failed := previous.condition("Failed")) and failed.status == "True":
+        end = failed.reason, failed.message
+        table = {"Ready": false_because(*end), "Stalled": true_because(*end)}
+    return update_conditions(previous, table, generation, now)
 
 
 def _refused(refusal: Refusal | None) -> ConditionValue | None:

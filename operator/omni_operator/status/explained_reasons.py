@@ -7,13 +7,13 @@ from .normal_reasons import NORMAL
 from .trainer_warnings import TRAINER_WARNINGS
 
 _REFUSED = ("Admitted=False", "Ready=False", "event")
-_FAILED = ("Failed=True", "failure")
+_FAILED = ("Failed=True", "Stalled=True", "failure")
 _NOT_SCALED = ("RolloutsScaled=False", "RewardsScaled=False")
 
 # The job waits until the job, the cluster or the operator's permissions are changed.
 WAITING: dict[str, Explanation] = {
     "InvalidSpec": Explanation(
-        shown=("Admitted=False", "Ready=False", "Updated=False", "Succeeded=Unknown", "event"),
+        shown=("Admitted=False", "Ready=False", "Updated=False", "Stalled=True", "Succeeded=Unknown", "event"),
         meaning="The spec is invalid, or this cluster's policy refuses it. The message names each field. A running "
         "attempt continues with the spec that it was created from.",
         look="drl validate --cluster JOB.yaml",

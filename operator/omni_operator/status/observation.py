@@ -279,20 +279,12 @@ class TrainerReport:
         return self.judge_queue if group == REWARD_GROUP else self.queue
 
 
-REFUSALS = frozenset(
-    {
-        "KubeRayNotInstalled", "QuotaExceeded", "ChildRefused", "Forbidden", "NamespaceTerminating", "NameTaken",
-        "ServerFailed",
-    }
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """The API server's refusal of the last request.
 
     Attributes:
-        kind: one of `REFUSALS`.
+        kind: reason of conditions.
     """
 
     kind: str

@@ -176,7 +176,7 @@ def test_the_written_status_matches_the_crd() -> None:
     assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
     written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
     assert written == {"attempts": 2}
-    assert len(CONDITION_TYPES) == 13
+    assert len(CONDITION_TYPES) == 14
 
 
 def test_names_are_within_the_limits_of_kuberay() -> None:

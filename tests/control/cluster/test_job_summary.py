@@ -22,6 +22,7 @@ def true(*kinds: str) -> dict[str, Any]:
     [
         (job(), "Pending", 0),
         (job({}), "Pending", 0),
+        (job({"observedGeneration": -1}), "Pending", 0),
         (job({"attempts": 1}), "Pending", 1),
         (job({"state": "Running"}), "Running", 1),
         (job({**true("Ready"), "state": "Suspended"}), "Suspended", 1),

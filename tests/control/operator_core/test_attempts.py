@@ -9,7 +9,7 @@ from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 CONDITIONS = [
-    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed",
+    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed", "Stalled",
     "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
 ]  # fmt: skip
 

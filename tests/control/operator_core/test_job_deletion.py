@@ -8,6 +8,7 @@ import pytest
 
 from control.operator_core.pools import KEY
 from omni_operator.api.names import FINALIZER
+from omni_operator.api.status import UNSEEN
 from omni_operator.cluster.errors import Refused
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
 
@@ -179,7 +180,7 @@ async def test_a_job_that_is_recreated_during_a_pass_gets_nothing_of_the_deleted
     simulation.watch()
     simulation.cluster.failures = recreate
     await simulation.reconcile()
-    assert "status" not in simulation.cluster.get(JOBS, *KEY), "what the pass decided is about the deleted job"
+    assert simulation.cluster.get(JOBS, *KEY)["status"] == UNSEEN, "what the pass decided is about the deleted job"
     await simulation.after(60)
     rayjob = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")
     assert rayjob["metadata"]["ownerReferences"][0]["uid"] == simulation.cluster.get(JOBS, *KEY)["metadata"]["uid"]

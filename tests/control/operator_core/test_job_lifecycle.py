@@ -171,7 +171,7 @@ async def test_an_invalid_spec_is_a_condition_and_can_be_corrected(simulation: A
     assert simulation.condition("Admitted").reason == "InvalidSpec"
     assert "spec.rollout.replicas" in simulation.condition("Ready").message
     assert not simulation.attempts()
-    assert len(simulation.status().conditions) == 13
+    assert len(simulation.status().conditions) == 14
     simulation.cluster.counts()
     await simulation.after(600)
     assert not simulation.cluster.counts()

@@ -271,7 +271,7 @@ class History:
         self._check_final_status(simulation.status())
 
     def _check_final_status(self, status: Status) -> None:
-        assert len(status.conditions) == 13
+        assert len(status.conditions) == 14
         if status.finished:
             assert status.completion_time
             assert status.attempts >= self.attempt

@@ -42,7 +42,8 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
 
     simulation.edit(ttlSecondsAfterFinished=7200)  # nothing is refused any more
     await simulation.settle()
-    assert simulation.condition("Ready") == before.condition("Ready").model_copy(update={"observed_generation": 2})
+    ready, ended = simulation.condition("Ready"), before.condition("Ready")
+    assert (ready.status, ready.reason, ready.message) == (ended.status, ended.reason, ended.message)
     simulation.cluster.failures = allow
     simulation.edit(ttlSecondsAfterFinished=0)
     await simulation.settle()

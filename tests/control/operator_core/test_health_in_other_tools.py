@@ -1,0 +1,252 @@
+"""Health of jobs by kstatus (Flux, Helm 4) and by the documented script for Argo CD, in every state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from control.operator_core.test_random_histories import ACTIONS, POLICIES, History
+from e2e.cluster.errors import ToolMissing
+from e2e.conftest import leave_out
+from e2e.health import Health, find_health
+from omni_operator.api.status import JobState
+from omni_operator.cluster.errors import Forbidden
+from omni_operator.cluster.kinds import JOBS, PODS, RAYJOBS
+
+pytestmark = pytest.mark.cluster
+
+KEY = ("team-a", "red")
+Simulation = Any
+NO_NODE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "3 no GPU"}]
+IN_PROGRESS, FAILED = ("InProgress", "Progressing"), ("Failed", "Degraded")
+CURRENT, SUSPENDED = ("Current", "Healthy"), ("Current", "Suspended")
+
+
+async def not_seen(simulation: Simulation) -> None:
+    simulation.submit()
+
+
+async def without_kuberay(simulation: Simulation) -> None:
+    simulation.cluster.absent = {RAYJOBS}
+    simulation.submit()
+    await simulation.settle()
+
+
+async def invalid(simulation: Simulation) -> None:
+    simulation.submit(rollout={"replicas": 3})
+    await simulation.settle()
+
+
+async def queued(simulation: Simulation) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", spec={"suspend": True})
+    await simulation.settle()
+
+
+async def starting(simulation: Simulation) -> None:
+    simulation.submit()
+    await simulation.settle()
+    simulation.start(1)
+    await simulation.settle()
+
+
+async def unschedulable(simulation: Simulation) -> None:
+    await starting(simulation)
+    simulation.pod(1, "worker", {"phase": "Pending", "conditions": NO_NODE})
+    await simulation.settle()
+
+
+async def running(simulation: Simulation) -> None:
+    await simulation.submit_running(backoffLimit=1, ttlSecondsAfterFinished=60)
+
+
+async def head_not_ready(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.head(1, False, "ContainersNotReady")
+    await simulation.settle()
+
+
+async def edited(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.edit(seed=7)
+
+
+async def waiting_for_the_next_attempt(simulation: Simulation) -> None:
+    await edited(simulation)
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "NextAttempt"
+
+
+async def edited_wrongly(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.edit(rollout={"replicas": 3})
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "InvalidSpec"
+
+
+async def without_a_report(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.report(step=1)
+    await simulation.after(3600)
+    assert simulation.condition("ProgressStalled").status == "True"
+
+
+async def suspending(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.report(step=5)
+    simulation.edit(suspend=True)
+    await simulation.settle()
+
+
+async def suspended(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.edit(suspend=True)
+    await simulation.settle()
+
+
+async def suspended_from_the_start(simulation: Simulation) -> None:
+    simulation.submit(suspend=True)
+    await simulation.settle()
+
+
+async def resumed(simulation: Simulation) -> None:
+    await suspended(simulation)
+    simulation.edit(suspend=False)
+    await simulation.settle()
+
+
+async def retrying(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    simulation.cluster.change(PODS, KEY[0], "red-a01-x1-head", metadata={"finalizers": ["example.com/slow"]})
+    await simulation.settle()
+
+
+async def succeeded(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.end(1)
+    await simulation.settle()
+
+
+async def succeeded_while_the_spec_was_invalid(simulation: Simulation) -> None:
+    await edited_wrongly(simulation)
+    simulation.end(1)
+    await simulation.settle()
+
+
+async def failed(simulation: Simulation) -> None:
+    await simulation.submit_running(ttlSecondsAfterFinished=60)
+    simulation.end(1, "FAILED", "AppFailed", "exit code 1")
+    await simulation.settle()
+
+
+def forbid_deletion(simulation: Simulation) -> None:
+    simulation.cluster.failures = lambda verb, kind, name: (
+        Forbidden("jobs are kept here") if (verb, kind) == ("delete", JOBS) else None
+    )
+
+
+async def succeeded_and_kept(simulation: Simulation) -> None:
+    await succeeded(simulation)
+    forbid_deletion(simulation)
+    await simulation.after(600)
+
+
+async def failed_and_kept(simulation: Simulation) -> None:
+    await failed(simulation)
+    forbid_deletion(simulation)
+    await simulation.after(600)
+
+
+async def deleting(simulation: Simulation) -> None:
+    await running(simulation)
+    simulation.cluster.change(JOBS, *KEY, metadata={"finalizers": ["example.com/slow"]})
+    simulation.cluster.remove(JOBS, *KEY)
+    await simulation.settle()
+
+
+EXPECTED: dict[Callable[[Simulation], Awaitable[None]], tuple[str, str]] = {
+    not_seen: IN_PROGRESS, without_kuberay: IN_PROGRESS, invalid: FAILED, queued: IN_PROGRESS, starting: IN_PROGRESS,
+    unschedulable: IN_PROGRESS, running: CURRENT, head_not_ready: IN_PROGRESS, edited: IN_PROGRESS,
+    waiting_for_the_next_attempt: CURRENT, edited_wrongly: CURRENT, without_a_report: CURRENT, suspending: IN_PROGRESS,
+    suspended: SUSPENDED, suspended_from_the_start: SUSPENDED, resumed: IN_PROGRESS, retrying: IN_PROGRESS,
+    succeeded: CURRENT, succeeded_while_the_spec_was_invalid: CURRENT, failed: FAILED,
+    succeeded_and_kept: ("InProgress", "Healthy"), failed_and_kept: FAILED, deleting: ("Terminating", "Progressing"),
+}  # fmt: skip
+
+
+def health(bodies: list[dict[str, Any]]) -> list[Health]:
+    try:
+        return find_health(bodies)
+    except ToolMissing as error:
+        leave_out(error)
+
+
+def test_every_state_has_the_health_that_the_documentation_says(new_simulation: Any) -> None:
+    bodies = []
+    for scenario in EXPECTED:
+        simulation = new_simulation()
+        asyncio.run(scenario(simulation))
+        bodies.append(simulation.cluster.get(JOBS, *KEY))
+    found = dict(zip(EXPECTED, health(bodies), strict=True))
+    assert {scenario.__name__: (said.kstatus, said.argo) for scenario, said in found.items()} == {
+        scenario.__name__: expected for scenario, expected in EXPECTED.items()
+    }
+    assert {body["status"].get("state") for body in bodies} == {None, *get_args(JobState)}
+    assert found[unschedulable].argo_message.startswith("Starting: Unschedulable: pod red-a01-x1-worker: 3 no GPU")
+    assert found[failed].argo_message.startswith("Failed: ApplicationError: attempt 1: ")
+    assert found[failed].kstatus_message.startswith("attempt 1: ")
+
+
+def expected_kstatus(body: dict[str, Any]) -> set[str]:
+    """What kstatus may say of a job, by its state."""
+    status, meta = body["status"], body["metadata"]
+    if meta.get("deletionTimestamp"):
+        return {"Terminating"}
+    if status["observedGeneration"] != meta["generation"]:
+        return {"InProgress"}
+    ready = next(found for found in status["conditions"] if found["type"] == "Ready")
+    match status["state"], status["reason"]:
+        case "Failed", _:
+            return {"Failed"}
+        case "Pending", "InvalidSpec":
+            return {"Failed"}
+        case "Succeeded" | "Suspended", _:
+            return {"Current"} if ready["reason"] in ("Finished", "Suspended") else {"InProgress"}
+        case "Running", _:
+            return {"Current", "InProgress"}
+        case _:
+            return {"InProgress"}
+
+
+@pytest.mark.slow
+def test_the_health_follows_the_state_in_random_histories(new_simulation: Any) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    @given(POLICIES, st.lists(ACTIONS, min_size=15, max_size=40))
+    @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    def live(policy: dict[str, Any], actions: list[Any]) -> None:
+        async def run() -> None:
+            history = History(new_simulation(), policy)
+            await history.simulation.settle()
+            for what in actions:
+                await history.apply(what)
+                if body := history.simulation.cluster.get(JOBS, *KEY):
+                    bodies.append(body)
+
+        asyncio.run(run())
+
+    live()
+    wrong = [
+        (said, body["status"])
+        for body, said in zip(bodies, health(bodies), strict=True)
+        if said.kstatus not in expected_kstatus(body)
+    ]
+    assert len(bodies) > 500
+    assert wrong[:1] == []
