@@ -25,7 +25,6 @@ _TROUBLES = {
     "ClaimNotBound": EventReason.CLAIM_NOT_BOUND,
     "CreateContainerConfigError": EventReason.CONTAINER_CONFIG_ERROR,
 }
-AT_REST = frozenset({"Finished", "Suspended"})  # reasons of Ready=True of a job that needs no pods
 _WARNINGS = {reason.value: reason for reason in (EventReason.SAMPLES_COLLAPSED,)}
 
 
@@ -115,7 +114,7 @@ def _of_condition(old: Condition | None, new: Condition, attempt: int) -> list[E
             return [Event("Warning", EventReason.WEIGHTS_BEHIND, new.message, key)]
         case "WeightsInSync", "True" if before[0] == "False":
             return [Event("Normal", EventReason.WEIGHTS_IN_SYNC, "all engines have the trainer's weights", key)]
-        case "Ready", "True" if new.reason not in AT_REST and (before[0] != "True" or before[1] in AT_REST):
+        case "Ready", "True" if before[0] != "True" and new.reason not in ("Finished", "Suspended"):
             return [Event("Normal", EventReason.RUNNING, f"attempt {attempt}", key)]
         case "Ready", "False" if new.reason in _TROUBLES:
             return [Event("Warning", _TROUBLES[new.reason], new.message or new.reason, key)]

@@ -37,6 +37,10 @@ async def test_suspension_requests_a_checkpoint_and_resuming_starts_the_next_att
     assert simulation.condition("Updated").reason == "AsRequested"
     assert not simulation.status().failures
     assert {"Suspending", "Suspended", "Resumed", "CheckpointSaved"} <= set(simulation.event_reasons())
+    assert simulation.event_reasons().count("Running") == 1, "a suspended job is Ready without pods"
+    simulation.run(2)
+    await simulation.settle()
+    assert simulation.event_reasons().count("Running") == 2
 
 
 async def test_suspension_waits_for_the_checkpoint_up_to_its_deadline(simulation: Any) -> None:
