@@ -17,7 +17,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from e2e.helm import CHART
-from omni_operator.plan.pod_policy import PodPolicy
+from omni_operator.api.structural import structural
+from omni_operator.plan.pod_policy import OWN_VOLUME_TYPES, PodPolicy
 
 WIDTH = 120
 POLICY = "jobs.podPolicy"
@@ -115,23 +116,42 @@ def readme(values: Sequence[Value], schema: Schema) -> str:
     return f"{INTRODUCTION}{rows}{TUNING}{tuning}{POLICIES}{policy}"
 
 
+def policy_schema() -> Schema:
+    """Schema of `jobs.podPolicy` from its model, with the rules that the model has as code."""
+    found = _for_helm(structural(PodPolicy.model_json_schema(by_alias=True)))["properties"]
+    found["volumeTypes"]["allOf"] = [{"contains": {"const": kind}} for kind in OWN_VOLUME_TYPES]
+    found["volumeTypes"]["items"]["not"] = {"const": "hostPath"}
+    found["seccompProfiles"]["contains"] = {"const": "RuntimeDefault"}
+    return {"type": "object", "additionalProperties": False, "properties": found}
+
+
+def _for_helm(node: Schema) -> Schema:
+    """A schema of a custom resource as one of values: without defaults and extensions, and with no other names."""
+    made = {key: value for key, value in node.items() if key != "default" and not key.startswith("x-kubernetes-")}
+    if "properties" in made:
+        made["properties"] = {name: _for_helm(inner) for name, inner in made["properties"].items()}
+        made["additionalProperties"] = False
+    if "items" in made:
+        made["items"] = _for_helm(made["items"])
+    return made
+
+
 def with_descriptions(schema: Schema, values: Sequence[Value]) -> Schema:
-    """The schema with the descriptions of values.yaml and of the policy's fields; it keeps all others.
+    """The schema with the descriptions of values.yaml and the fields of the policy; it keeps all others.
 
     Raises:
         KeyError: a described value is not in the schema.
     """
-    described = [(value.path, value.description) for value in values]
-    described += [(f"{POLICY}.{field.alias}", field.description or "") for field in PodPolicy.model_fields.values()]
-    for path, text in described:
+    for value in values:
         part = schema
-        *parents, name = path.split(".")
+        *parents, name = value.path.split(".")
         for parent in parents:
             part = part["properties"][parent]
         inner = part["properties"]
         if name not in inner:
-            raise KeyError(f"values.schema.json has no {path}")
-        inner[name] = {"description": text, **{key: rest for key, rest in inner[name].items() if key != "description"}}
+            raise KeyError(f"values.schema.json has no {value.path}")
+        given = policy_schema() if value.path == POLICY else inner[name]
+        inner[name] = {"description": value.description, **{key: given[key] for key in given if key != "description"}}
     return schema
 
 

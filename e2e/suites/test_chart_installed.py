@@ -130,7 +130,7 @@ def test_in_some_namespaces_its_operator_is_denied_nothing_there_and_all_elsewhe
         ("no", ("create", "roles.rbac.authorization.k8s.io", "--namespace=one")),
     ):
         assert answer([*kubectl, "auth", "can-i", *question]) == allowed, question
-    assert JobOnPlane(api, "default").status() == {}
+    assert JobOnPlane(api, "default").status() == {"observedGeneration": -1}
 
 
 def answer(command: list[str]) -> str:

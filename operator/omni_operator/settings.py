@@ -7,10 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from omni_operator.api.base import StrictModel
+from omni_operator.api.pods import Vendor
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.leader_election import LONGEST_SECONDS
 from omni_operator.plan import ClusterSettings
@@ -19,6 +22,8 @@ from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.status.timeouts import Timeouts
 
 PREFIX = "OMNI_OPERATOR_"
+MOST_SECONDS = 86_400_000  # 1000 days
+Model = TypeVar("Model", bound=StrictModel)
 
 
 class SettingsError(ValueError):
@@ -121,22 +126,16 @@ def from_environ(environ: Mapping[str, str], namespace: str, process: int = 1) -
     )
 
 
-def _parse_int(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise ValueError("expected a whole number")
+def _parse_int(text: str, least: int, most: int) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise ValueError(f"expected a whole number from {least} to {most}")
     return int(text)
 
 
 def _parse_seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not float(text):
-        raise ValueError("expected a number of seconds greater than 0")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not 0 < float(text) <= MOST_SECONDS:
+        raise ValueError(f"expected a number of seconds greater than 0, at most {MOST_SECONDS}")
     return float(text)
-
-
-def _parse_lease_seconds(text: str) -> int:
-    if not 3 <= (seconds := _parse_int(text)) <= LONGEST_SECONDS:
-        raise ValueError(f"expected 3 to {LONGEST_SECONDS} whole seconds")
-    return seconds
 
 
 def _parse_lease_name(text: str) -> str:
@@ -157,18 +156,23 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _parse_pairs(text: str) -> dict[str, str]:
+def _parse_resource_names(text: str) -> dict[Vendor, str]:
     pairs = [item.partition("=") for item in _parse_list(text)]
     if any(not (name and equals and value) for name, equals, value in pairs):
         raise ValueError("expected VENDOR=resource,VENDOR=resource")
-    return {name: value for name, _, value in pairs}
+    given = {"resource_names": {name: value for name, _, value in pairs}}
+    return _validate(lambda: ClusterSettings.model_validate(given), ClusterSettings).resource_names
 
 
 def _parse_policy(text: str) -> PodPolicy:
+    return _validate(lambda: PodPolicy.model_validate_json(text), PodPolicy)
+
+
+def _validate(validate: Callable[[], Model], model: type[Model]) -> Model:
     try:
-        return PodPolicy.model_validate_json(text)
+        return validate()
     except ValidationError as error:
-        found = describe_errors(error, PodPolicy)
+        found = describe_errors(error, model)
         raise ValueError("; ".join(f"{format_path(at)}: {said}" if at else said for at, said in found)) from error
 
 
@@ -190,11 +194,12 @@ _TIMEOUTS = {
 }  # fmt: skip
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "NAMESPACES": _parse_list, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,
-    "RESOURCE_NAMES": _parse_pairs, "POD_POLICY": _parse_policy, "KUBERAY_NAMESPACE": str,
-    "HTTP_PORT": _parse_int, "REPORTS_PORT": _parse_int,
+    "RESOURCE_NAMES": _parse_resource_names, "POD_POLICY": _parse_policy, "KUBERAY_NAMESPACE": str,
+    **dict.fromkeys(("HTTP_PORT", "REPORTS_PORT"), partial(_parse_int, least=0, most=65535)),
     "RESYNC_SECONDS": _parse_seconds, "PRUNE_SECONDS": _parse_seconds, "CANARY_SECONDS": _parse_seconds,
-    "CANARY_DEADLINE_SECONDS": _parse_seconds, "LEASE": _parse_lease_name, "LEASE_SECONDS": _parse_lease_seconds,
-    "ADDRESS": _parse_address, "PASSES": _parse_int, "JOBS_SHOWN": _parse_int,
+    "CANARY_DEADLINE_SECONDS": _parse_seconds, "LEASE": _parse_lease_name, "LEASE_SECONDS": partial(_parse_int, least=3, most=LONGEST_SECONDS),
+    "ADDRESS": _parse_address, "PASSES": partial(_parse_int, least=1, most=1000),
+    "JOBS_SHOWN": partial(_parse_int, least=0, most=1_000_000),
     "STOP_SECONDS": _parse_seconds, "LOG_FORMAT": _parse_log_format, "VERBOSE": _parse_bool,
     **dict.fromkeys(_TIMEOUTS, _parse_duration),
 }  # fmt: skip

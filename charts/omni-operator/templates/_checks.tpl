@@ -15,10 +15,10 @@
 {{- if ge (float64 $stop) (float64 .Values.terminationGracePeriodSeconds) -}}
 {{- $problems = append $problems (printf "tuning.stopSeconds is %v and terminationGracePeriodSeconds %v: the second one must be larger" $stop .Values.terminationGracePeriodSeconds) -}}
 {{- end -}}
-{{- $variables := list "OMNI_OPERATOR_ADDRESS" -}}
-{{- range include "omni.env" . | fromYamlArray }}{{ $variables = append $variables .name }}{{ end -}}
+{{- $variables := list -}}
 {{- range .Values.extraEnv -}}
-{{- if has .name $variables }}{{ $problems = append $problems (printf "extraEnv: %s is there twice, or set by another value" .name) }}{{ end -}}
+{{- if hasPrefix "OMNI_OPERATOR_" .name }}{{ $problems = append $problems (printf "extraEnv: %s is a setting of the operator, and each has a value of its own" .name) }}{{ end -}}
+{{- if has .name $variables }}{{ $problems = append $problems (printf "extraEnv: %s is there twice" .name) }}{{ end -}}
 {{- if and (hasKey . "value") (hasKey . "valueFrom") }}{{ $problems = append $problems (printf "extraEnv: %s has both value and valueFrom" .name) }}{{ end -}}
 {{- $variables = append $variables .name -}}
 {{- end -}}

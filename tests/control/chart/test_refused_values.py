@@ -61,7 +61,7 @@ CONTRADICTIONS: Body = {
     "reports": {"port": 8080},
     "tuning": {"stopSeconds": 30},
     "extraEnv": [
-        ONE, ONE, {"name": "OMNI_OPERATOR_HTTP_PORT", "value": "1"}, {"name": "B", "value": "1", "valueFrom": {}},
+        ONE, ONE, {"name": "OMNI_OPERATOR_HTTP", "value": "1"}, {"name": "B", "value": "1", "valueFrom": {}},
     ],
     "extraVolumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/v"}],
@@ -71,7 +71,7 @@ CONTRADICTIONS: Body = {
 PROBLEMS = (
     'image.repository is "reg/omni:1": write REGISTRY/NAME', "reports.port and metrics.port are both 8080",
     "stopSeconds is 30 and terminationGracePeriodSeconds 30", "extraEnv: A is there twice",
-    "extraEnv: OMNI_OPERATOR_HTTP_PORT is there twice", "extraEnv: B has both value and valueFrom",
+    "extraEnv: OMNI_OPERATOR_HTTP is a setting of the operator", "extraEnv: B has both value and valueFrom",
     "extraVolumes: v is there twice", "extraVolumeMounts: no volume w in extraVolumes",
     "extraVolumeMounts: /v is there twice", "commonLabels: the chart sets helm.sh/chart itself",
     "podLabels: the chart or commonLabels sets app.kubernetes.io/name", "podLabels: the chart or commonLabels sets a ",

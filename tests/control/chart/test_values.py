@@ -16,6 +16,7 @@ from omni_operator.settings import _TIMEOUTS, Settings
 from omni_operator.status.timeouts import Timeouts
 
 Schema = dict[str, Any]
+OF_UMBRELLAS = {"enabled", "global"}  # values that a chart hands to those that are part of it
 
 
 @pytest.fixture
@@ -59,10 +60,10 @@ def test_every_property_of_the_schema_has_a_description_and_objects_are_closed(s
 
 def test_schema_and_values_have_the_same_names(schema: Schema, values: list[chart_values.Value]) -> None:
     data = YAML(typ="safe").load(CHART / "values.yaml")
-    assert set(data) == set(schema["properties"]) - {"global"}
+    assert set(data) == set(schema["properties"]) - OF_UMBRELLAS
     in_values = {value.path for value in values}
     # Values that are empty by default have their names in the schema only; Kubernetes' own objects have none there.
-    only = {path for path, part in properties(schema) if "properties" not in part} - in_values - {"global"}
+    only = {path for path, part in properties(schema) if "properties" not in part} - in_values - OF_UMBRELLAS
     assert {path.rpartition(".")[0] for path in only} == {"jobs.podPolicy", "tuning", "jobs.resourceNames", "resources"}
 
 

@@ -50,13 +50,16 @@ def test_all_invalid_variables_are_named_in_one_error() -> None:
         "OMNI_OPERATOR_HTTP_PORT": "eighty", "OMNI_OPERATOR_RESYNC_SECONDS": "0", "OMNI_OPERATOR_IMAGES": "x",
         "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA", "OMNI_OPERATOR_VERBOSE": "maybe", "OMNI_OPERATOR_LOG_FORMAT": "xml",
         "OMNI_OPERATOR_LEASE_SECONDS": "2", "OMNI_OPERATOR_LEASE": "My Lease", "OMNI_OPERATOR_ADDRESS": "pod-1",
-        "OMNI_OPERATOR_POD_POLICY": '{"privilege": true, "volumeTypes": ["secret"]}',
+        "OMNI_OPERATOR_POD_POLICY": '{"privilege": true, "volumeTypes": ["secret"]}', "OMNI_OPERATOR_PASSES": "0",
+        "OMNI_OPERATOR_STALL_SECONDS": "9" * 20, "OMNI_OPERATOR_REPORTS_PORT": "65536",
     }  # fmt: skip
     with pytest.raises(SettingsError) as caught:
         from_environ(wrong, "system")
     for name in wrong:
         assert name in str(caught.value)
     assert "privilege: unknown field; did you mean 'privileged'?" in str(caught.value)
+    with pytest.raises(SettingsError, match=r"OMNI_OPERATOR_RESOURCE_NAMES='AMD=amd\.com/gpu': .*'AMD' is not one of"):
+        from_environ({"OMNI_OPERATOR_RESOURCE_NAMES": "AMD=amd.com/gpu"}, "system")
     assert "OMNI_OPERATOR_IMAGE," in str(caught.value)  # the list of known variables
 
 
