@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,7 +24,6 @@ from omni_operator.status.timeouts import Timeouts
 
 PREFIX = "OMNI_OPERATOR_"
 MOST_SECONDS = 86_400_000  # 1000 days
-Model = TypeVar("Model", bound=StrictModel)
 
 
 class SettingsError(ValueError):
@@ -156,23 +156,18 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _parse_resource_names(text: str) -> dict[Vendor, str]:
+def _parse_resource_names(text: str) -> Any:
     pairs = [item.partition("=") for item in _parse_list(text)]
     if any(not (name and equals and value) for name, equals, value in pairs):
         raise ValueError("expected VENDOR=resource,VENDOR=resource")
-    given = {"resource_names": {name: value for name, _, value in pairs}}
-    return _validate(lambda: ClusterSettings.model_validate(given), ClusterSettings).resource_names
+    return _parse_cluster_setting("resource_names", {name: value for name, _, value in pairs})
 
 
-def _parse_policy(text: str) -> PodPolicy:
-    return _validate(lambda: PodPolicy.model_validate_json(text), PodPolicy)
-
-
-def _validate(validate: Callable[[], Model], model: type[Model]) -> Model:
+def _parse_cluster_setting(name: str, value: object) -> Any:
     try:
-        return validate()
+        return getattr(ClusterSettings.model_validate({name: value}), name)
     except ValidationError as error:
-        found = describe_errors(error, model)
+        found = describe_errors(error, ClusterSettings)
         raise ValueError("; ".join(f"{format_path(at)}: {said}" if at else said for at, said in found)) from error
 
 
@@ -194,11 +189,13 @@ _TIMEOUTS = {
 }  # fmt: skip
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "NAMESPACES": _parse_list, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,
-    "RESOURCE_NAMES": _parse_resource_names, "POD_POLICY": _parse_policy, "KUBERAY_NAMESPACE": str,
+    "RESOURCE_NAMES": _parse_resource_names, "KUBERAY_NAMESPACE": str,
+    "POD_POLICY": lambda text: _parse_cluster_setting("pod_policy", json.loads(text)),
     **dict.fromkeys(("HTTP_PORT", "REPORTS_PORT"), partial(_parse_int, least=0, most=65535)),
     "RESYNC_SECONDS": _parse_seconds, "PRUNE_SECONDS": _parse_seconds, "CANARY_SECONDS": _parse_seconds,
-    "CANARY_DEADLINE_SECONDS": _parse_seconds, "LEASE": _parse_lease_name, "LEASE_SECONDS": partial(_parse_int, least=3, most=LONGEST_SECONDS),
-    "ADDRESS": _parse_address, "PASSES": partial(_parse_int, least=1, most=1000),
+    "CANARY_DEADLINE_SECONDS": _parse_seconds, "LEASE": _parse_lease_name,
+    "LEASE_SECONDS": partial(_parse_int, least=3, most=LONGEST_SECONDS), "ADDRESS": _parse_address,
+    "PASSES": partial(_parse_int, least=1, most=1000),
     "JOBS_SHOWN": partial(_parse_int, least=0, most=1_000_000),
     "STOP_SECONDS": _parse_seconds, "LOG_FORMAT": _parse_log_format, "VERBOSE": _parse_bool,
     **dict.fromkeys(_TIMEOUTS, _parse_duration),

@@ -35,7 +35,7 @@ COLUMNS = (
     ("Reward", "string", ".status.progress.rewardSummary", "Mean reward of the last step.", 0),
     ("Attempts", "integer", ".status.attempts", "Attempts (RayJobs) so far.", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created.", 0),
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether pods are ready, or the job needs none.", 1),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Pods are ready, or the job needs none.", 1),
     ("Rollouts", "string", ".status.rollout.summary", "Pods with engines that are ready, of all.", 1),
     ("Weights", "integer", ".status.weights.trainerVersion", "Version of the trainer's weights.", 1),
     ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 1),

@@ -296,16 +296,12 @@ def _weights(report: TrainerReport | None, heartbeat: Heartbeat, now: datetime) 
     if report is None or report.version is None:
         return unknown_because("NoReports", "the trainer has not reported a weight version")
     if report.min_version is None:
-        return ConditionValue(
-            "Unknown",
-            "ReplicasUnknown",
-            f"the trainer is at version {report.version}; no engine has reported its version",
-        )
+        text = f"the trainer is at version {report.version}; no engine has reported its version"
+        return unknown_because("ReplicasUnknown", text)
     lag = report.version - report.min_version
     if lag > heartbeat.max_lag:
-        return ConditionValue(
-            "False", "ReplicaBehind", f"an engine is at version {report.min_version}, the trainer at {report.version}"
-        )
+        text = f"an engine is at version {report.min_version}, the trainer at {report.version}"
+        return false_because("ReplicaBehind", text)
     if report.synced_at and now - heartbeat.synced(report.synced_at) >= heartbeat.max_age:
         return false_because("WeightsOld", f"the last weight sync was at {format_timestamp(report.synced_at)}")
     return true_because("InSync")

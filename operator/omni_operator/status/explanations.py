@@ -45,9 +45,7 @@ class Explanation:
 
 CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     "Admitted": ConditionExplanation("True", "the attempt may run: its RayJob exists and no queue holds it back"),
-    "Ready": ConditionExplanation(
-        "True", "all pods of the attempt are ready, or the job has succeeded or is suspended and needs none"
-    ),
+    "Ready": ConditionExplanation("True", "all pods of the attempt are ready, or the job needs none"),
     "WeightsInSync": ConditionExplanation(
         "True", "every engine generates with weights that are within `spec.rollout.staleness` of the trainer's"
     ),
@@ -56,9 +54,7 @@ CONDITIONS: dict[ConditionType | str, ConditionExplanation] = {
     "Suspended": ConditionExplanation("False", "`spec.suspend` is true and the pods are deleted"),
     "Succeeded": ConditionExplanation("True", "the training finished; Unknown until the job ends"),
     "Failed": ConditionExplanation("False", "the job ended without success, and no other attempt follows"),
-    "Stalled": ConditionExplanation(
-        "False", "the job has failed, or waits with an invalid spec: nothing happens before it is changed"
-    ),
+    "Stalled": ConditionExplanation("False", "the job has failed, or waits until its invalid spec is corrected"),
     "ResultsKept": ConditionExplanation(
         "True", "checkpoints, adapter and report are on a volume that outlives the pods, or results are sent elsewhere"
     ),
