@@ -13,8 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from omni_operator.api.base import StrictModel
-from omni_operator.api.pods import Vendor
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.leader_election import LONGEST_SECONDS
 from omni_operator.plan import ClusterSettings

@@ -30,7 +30,6 @@ from omni_operator.plan import (
     render_group,
     render_job_objects,
 )
-from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.status.observation import ObservedRayCluster, ObservedRayJob
 
 if TYPE_CHECKING:

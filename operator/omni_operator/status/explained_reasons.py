@@ -185,7 +185,7 @@ FAILURES: dict[str, Explanation] = {
     ),
     "WorkerLost": Explanation(
         shown=_FAILED,
-        meaning="Ray's container of a running job restarted 4 times, or Ray lost a trainer's pod on a node that answers.",
+        meaning="Ray's container of a running job restarted 4 times, or Ray lost a trainer pod and its node answers.",
         look=PODS,
         action="Read the message and the log of the container that restarts.",
     ),
@@ -318,13 +318,6 @@ WARNINGS: dict[str, Explanation] = {
         "to 60 s. Or the entrypoint or annotations of the RayJob were edited, which are not changed back.",
         look="kubectl get rayjobs,rayclusters,networkpolicies --show-managed-fields --output=yaml",
         action="Stop the other program, or exclude the object from what it manages. Delete a RayJob that was edited.",
-    ),
-    "SidecarNotRunning": Explanation(
-        shown=("Ready=False", "event", "warning"),
-        meaning="A container that is not Ray's has ended, restarts or cannot start, as one of a webhook or of "
-        "`podTemplate`. A training that runs goes on; one that starts waits, because KubeRay waits for all containers.",
-        look=PODS,
-        action="Correct the container that the message names, in the job or in the webhook.",
     ),
     "SidecarNotRunning": Explanation(
         shown=("Ready=False", "event", "warning"),
