@@ -18,6 +18,7 @@ class JobMemory:
     Attributes:
         uid: of the job.
         written: when its status was last written.
+        conflicts: passes in a row that ended with a conflict.
         altered: whether another status was stored than the one that was sent.
         lost: name of a RayJob that the status records, and that the API server does not have.
         lost_cluster: uid of such a RayCluster.
@@ -28,6 +29,7 @@ class JobMemory:
 
     uid: str
     written: datetime | None = None
+    conflicts: int = 0
     altered: bool = False
     refusals: Refusals = NO_REFUSALS
     server_errors: ServerErrors = NO_SERVER_ERRORS

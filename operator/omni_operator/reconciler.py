@@ -65,7 +65,7 @@ from omni_operator.status.timeouts import Timeouts
 from omni_operator.status.wake_times import find_deadlines
 from omni_operator.status.write_throttle import APART, next_write_time
 
-SOON = timedelta(seconds=1)
+SOON, LATEST = timedelta(seconds=1), timedelta(minutes=1)  # pauses after conflicts in a row, doubled
 WITHOUT_SPEC = (RemoveFinalizer, DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class ReconcileResult:
 
     Attributes:
         gone: whether the job does not exist any more.
-        wake: time of the next pass; None: the next resync.
+        wake: time of the next pass, after this one unless it wrote the status; None: the next resync.
         result: for metrics: `ok`, `wrote`, `refused`, `conflict` or `gone`.
     """
 
@@ -150,9 +150,19 @@ class Reconciler:
                 await errors.show(key, body, error, now)
             raise
         await errors.clear(key, body)
-        if result.result not in ("refused", "gone"):
-            self._memory.of(key, body["metadata"]["uid"]).server_errors = NO_SERVER_ERRORS
-        return result
+        if result.gone:
+            return result
+        memory = self._memory.of(key, body["metadata"]["uid"])
+        if result.result != "refused":
+            memory.server_errors = NO_SERVER_ERRORS
+        if result.result != "conflict":
+            memory.conflicts = 0
+            return result
+        # The cache is older than the API server's state, and the watch will update it.
+        wait = min(SOON * 2 ** min(memory.conflicts, 16), LATEST)
+        memory.conflicts += 1
+        log.info("%s/%s: conflict, next pass in %s", *key, wait)
+        return replace(result, wake=now + wait)
 
     async def _reconcile(self, key: Key, body: Body, now: datetime) -> ReconcileResult:
         if (facts := parse_metadata_facts(body)).deleting is not None:
@@ -175,8 +185,8 @@ class Reconciler:
             for step in decision.steps:
                 await self._count_errors(memory, facts, self._perform(step, key, None, facts))
         except (Conflict, NotFound) as error:
-            log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
-            return ReconcileResult(wake=now + SOON, result="conflict")
+            log.info("%s/%s: conflict: %s", *key, error)
+            return ReconcileResult(result="conflict")
         return ReconcileResult(wake=decision.wake) if self.cache.job(key) else self._forget(key)
 
     def _forget(self, key: Key) -> ReconcileResult:
@@ -209,8 +219,7 @@ class Reconciler:
             try:
                 await self._count_errors(memory, facts, self._perform(step, key, valid, facts))
             except (Conflict, NotFound) as error:
-                # The cache is older than the API server's state; the watch will update it.
-                log.info("%s/%s: conflict, next pass in %s: %s", *key, SOON, error)
+                log.info("%s/%s: conflict: %s", *key, error)
                 conflict = True
                 break
             except (Refused, KindAbsent) as error:
@@ -223,7 +232,7 @@ class Reconciler:
                 memory.refusals = NO_REFUSALS
         current = self.cache.job(key)
         if current is None or not is_as_decided(current, body):
-            return ReconcileResult(current is None, now + SOON, "conflict" if current else "gone")
+            return ReconcileResult(current is None, result="conflict" if current else "gone")
         after = self._observe(key, facts.uid)
         newest = max(status.attempts, after.newest)
         compared = after.rayjob(newest) if needs_comparison(status, facts.generation) else None
@@ -237,13 +246,15 @@ class Reconciler:
         replaced = replaces_missing(after, newest)
         write = self._write(key, current, status, derived, memory, now, replaced=replaced)
         written = await self._count_errors(memory, facts, write)
-        wakes = [decision.wake, written.wake, memory.refusals.until if refusal else None]
-        wakes.extend(memory.corrections.times(now, facts.generation))
-        wakes.append(now + SOON if conflict else None)
-        wakes.extend(find_deadlines(facts, decision.situation, derived, after, context))
+        wakes = [
+            decision.wake, memory.refusals.until if refusal else None,
+            *memory.corrections.times(now, facts.generation),
+            *find_deadlines(facts, decision.situation, derived, after, context),
+        ]  # fmt: skip
+        # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
+        wakes = [written.wake, *(at for at in wakes if at and at > now)]
         result = "refused" if refusal else "conflict" if conflict else written.result
-        wake = min((at for at in wakes if at), default=None)
-        return ReconcileResult(wake=max(wake, now + SOON) if wake and memory.altered else wake, result=result)
+        return ReconcileResult(wake=min(filter(None, wakes), default=None), result=result)
 
     async def _recover(
         self, key: Key, body: Body, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
@@ -355,7 +366,7 @@ class Reconciler:
             return self._forget(key)
         self.cache.put(JOBS, answer)
         if not written:
-            return ReconcileResult(wake=now + SOON, result="conflict")
+            return ReconcileResult(result="conflict")
         # By an admission webhook, which would do so each time.
         memory.written, memory.altered = now, parse_status(answer) != derived
         known = {failure.attempt for failure in status.failures}
@@ -365,4 +376,4 @@ class Reconciler:
         for event in find_events(status, derived, replaced=replaced):
             await self._events.create(body, event, now)
         # The next pass follows at once: after a failure it creates the next attempt without waiting for the watch.
-        return ReconcileResult(wake=now, result="wrote")
+        return ReconcileResult(wake=now + SOON if memory.altered else now, result="wrote")

@@ -1,8 +1,10 @@
 """Queue of jobs: passes over a job never overlap, several triggers are merged into one pass, idle jobs have no task.
 
-A job is queued, in a pass, or asleep until a time in a heap. A pass that asks for another one at once is followed by it
-before the passes over other jobs, while what was parsed for it is still cached. The queue starts at most one pass per
-turn of the event loop: most passes make no request, so more of them would delay everything else in the process.
+A job is queued, in a pass, or asleep until a time in a heap. Namespaces take turns, so that the jobs of one do not delay
+those of another, and none has all passes under way, which may wait for a slow webhook. Within a namespace, a pass that
+asks for another one at once is followed by it before passes over other jobs, while what was parsed for it is still
+cached. The queue starts at most one pass per turn of the event loop: most passes make no request, so more of them would
+delay everything else in the process.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import heapq
 import itertools
 import logging
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +26,7 @@ from omni_operator.reconciler import ReconcileResult
 
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 300.0
 CONTINUED = -1  # rank of a job whose last pass asked for another one at once
+CONTINUED_MOST = 8  # such passes in a row before each further one follows a pause
 STALE_ENTRIES = 64  # entries of the heap beyond two for each job before it is rebuilt
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ class _Job:
     queued: whether it waits for a pass.
     running: whether a pass is under way.
     woken: whether it was woken during the pass.
+    continued: passes in a row that asked for another one at once.
     failures: failed passes in a row.
     revision: the job's revision at its last pass, if that failed.
     wake_at: time of its next pass while it sleeps.
@@ -43,6 +48,7 @@ class _Job:
     queued: bool = False
     running: bool = False
     woken: bool = False
+    continued: int = 0
     failures: int = 0
     revision: object = None
     wake_at: float = 0.0
@@ -53,11 +59,11 @@ class JobWorkers:
 
     Args:
         reconcile: makes one pass over a job.
-        rank: order of waiting jobs, smallest first; jobs of the same rank keep their order of arrival.
+        rank: order of waiting jobs of a namespace, smallest first; jobs of the same rank keep their order of arrival.
         revision: changes when a job's spec changes, when its deletion begins and when it is gone.
         resync: seconds until the next pass over a job without events, with jitter.
         measured: called with result and seconds of every pass.
-        passes: maximum number of concurrent passes.
+        passes: maximum number of concurrent passes, three quarters of them over jobs of one namespace.
         started: whether to make passes before `start` is called.
     """
 
@@ -67,10 +73,11 @@ class JobWorkers:
         clock: Callable[[], datetime], passes: int, started: bool = True,
     ) -> None:  # fmt: skip
         self._reconcile, self._rank, self._revision, self._resync = reconcile, rank, revision, resync
-        self._measured, self._clock, self._passes = measured, clock, passes
+        self._measured, self._clock, self._passes, self._share = measured, clock, passes, max(1, passes * 3 // 4)
         self._jobs: dict[Key, _Job] = {}
         self._order = itertools.count()
-        self._queue: list[tuple[int, int, Key]] = []
+        self._queues: OrderedDict[str, list[tuple[int, int, Key]]] = OrderedDict()  # by namespace, next turn first
+        self._running: Counter[str] = Counter()  # passes under way by namespace
         self._sleeping: list[tuple[float, Key]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -95,7 +102,7 @@ class JobWorkers:
     @property
     def depth(self) -> int:
         """Number of jobs that wait for a pass."""
-        return len(self._queue)
+        return sum(map(len, self._queues.values()))
 
     @property
     def tasks(self) -> int:
@@ -124,35 +131,52 @@ class JobWorkers:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._jobs.clear()
-        self._queue.clear()
+        self._queues.clear()
         self._sleeping.clear()
         return not running
 
     def _enqueue(self, job: _Job, rank: int | None = None) -> None:
         if not job.queued:
             job.queued, job.wake_at = True, 0.0
-            heapq.heappush(self._queue, (self._rank(job.key) if rank is None else rank, next(self._order), job.key))
+            waiting = self._queues.setdefault(job.key[0], [])
+            heapq.heappush(waiting, (self._rank(job.key) if rank is None else rank, next(self._order), job.key))
         self._start_soon()
 
+    def _next_namespace(self) -> str | None:
+        """The namespace whose turn it is; None if no pass can start."""
+        if len(self._tasks) >= self._passes:
+            return None
+        return next((name for name in self._queues if self._running[name] < self._share), None)
+
     def _start_soon(self) -> None:
-        if self._queue and self._starting is None and len(self._tasks) < self._passes and not self._stopping:
+        if self._starting is None and not self._stopping and self._next_namespace() is not None:
             self._starting = asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
         """Start one pass, and another one at the next turn of the event loop."""
         self._starting = None
-        _, _, key = heapq.heappop(self._queue)
+        namespace = self._next_namespace()
+        if namespace is None:
+            return
+        waiting = self._queues[namespace]
+        _, _, key = heapq.heappop(waiting)
+        self._queues.move_to_end(namespace)
+        if not waiting:
+            del self._queues[namespace]
+        self._running[namespace] += 1
         job = self._jobs[key]
         job.queued, job.running, job.woken = False, True, False
         # A new context: that of the trigger would be kept as long as the pass runs.
         name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
         task = asyncio.get_running_loop().create_task(self._run(job), name=name, context=context)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        self._start_soon()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        def ended(_: object) -> None:
+            self._tasks.discard(task)
+            self._running -= Counter([namespace])  # which also forgets those without any
+            self._start_soon()
+
+        task.add_done_callback(ended)
         self._start_soon()
 
     async def _run(self, job: _Job) -> None:
@@ -165,6 +189,9 @@ class JobWorkers:
             again = job.woken and self._revision(key) != revision
         else:
             job.failures, job.revision, pause = 0, None, 0.0 if outcome.gone else self._until_next(outcome)
+            job.continued = 0 if pause else job.continued + 1
+            if job.continued > CONTINUED_MOST:
+                pause = _backoff(job.continued - CONTINUED_MOST - 1)
             again = job.woken
         if again:
             job.failures = 0
@@ -211,7 +238,7 @@ class JobWorkers:
 
     async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:
         """Make one pass; if it fails, return the seconds to wait before the next."""
-        begun, pause = time.monotonic(), min(BACKOFF_FIRST * 2 ** min(failures, 16), BACKOFF_MOST)
+        begun, pause = time.monotonic(), _backoff(failures)
         try:
             result = await self._reconcile(key)
         except ClusterError as error:
@@ -228,3 +255,8 @@ class JobWorkers:
     def _until_next(self, result: ReconcileResult) -> float:
         resync = self._resync()
         return min(resync, max(0.0, (result.wake - self._clock()).total_seconds())) if result.wake else resync
+
+
+def _backoff(times: int) -> float:
+    """Seconds of a pause after as many earlier ones in a row."""
+    return min(BACKOFF_FIRST * 2 ** min(times, 16), BACKOFF_MOST)

@@ -121,6 +121,57 @@ async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task()
     await workers.stop(10)
 
 
+async def test_namespaces_take_turns_however_many_jobs_one_of_them_has() -> None:
+    passes, others = Passes(), [("other", "a"), ("third", "a")]
+    workers = new_workers(passes, dict.fromkeys(others, 2), places=16)
+    for number in range(800):
+        passes.answers["ns", f"job-{number}"] = [ReconcileResult(wake=NOW)] * 3
+        workers.wake(("ns", f"job-{number}"))
+    await passes.until(100)
+    before = len(passes.started_keys)
+    for key in others:
+        workers.wake(key)
+    await passes.until(before + 5)
+    assert {*others} < {*passes.started_keys[before:]}, "not after the new jobs and repeated passes of another namespace"
+    while workers.depth or workers.tasks:
+        await asyncio.sleep(0)
+    assert len(passes.started_keys) == 4 * 800 + 2
+    assert not workers._queues
+    assert not workers._running
+    await workers.stop(10)
+
+
+async def test_passes_that_wait_for_an_answer_leave_places_to_other_namespaces() -> None:
+    passes, other = Passes(), ("other", "a")
+    slow = [("ns", f"job-{number}") for number in range(50)]
+    passes.barriers = {key: asyncio.Event() for key in slow}
+    workers = new_workers(passes, places=16)
+    for key in slow:
+        workers.wake(key)
+    await passes.until(12)
+    workers.wake(other)
+    await passes.until(13)
+    assert passes.started_keys == [*slow[:12], other]
+    for barrier in passes.barriers.values():
+        barrier.set()
+    await passes.until(51)
+    await workers.stop(10)
+
+
+async def test_passes_that_ask_for_another_one_at_once_each_time_slow_down() -> None:
+    passes = Passes()
+    passes.answers[A] = [ReconcileResult(wake=NOW - timedelta(hours=1))] * 1000
+    workers = new_workers(passes)
+    workers.wake(A)
+    await passes.until(module.CONTINUED_MOST + 1)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(passes.started_keys) == module.CONTINUED_MOST + 1
+    workers.wake(A)  # a change is handled at once
+    await passes.until(module.CONTINUED_MOST + 2)
+    await workers.stop(10)
+
+
 async def test_a_job_that_is_woken_often_takes_no_memory() -> None:
     passes = Passes()
     workers = new_workers(passes)

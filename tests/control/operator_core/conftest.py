@@ -124,9 +124,16 @@ class Simulation:
         raise AssertionError(f"passes are still due after {limit} rounds: {self.cluster.log[-10:]}")
 
     async def reconcile(self, key: Key = KEY) -> None:
-        """Make one pass."""
+        """Make one pass.
+
+        Raises:
+            AssertionError: another one is due at once, although this one wrote no status.
+        """
         self.wakes.pop(key, None)
+        now, before = self.reconciler.clock(), self.cluster.get(JOBS, *key)
         result = await self.reconciler.reconcile(key)
+        if result.wake and result.wake <= now:
+            assert (before or {}).get("status") != (self.cluster.get(JOBS, *key) or {}).get("status"), "a hot loop"
         self.passes += 1
         self._unanswered = 0
         if result.wake:

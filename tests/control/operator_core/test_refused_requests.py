@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from omni_operator.cluster.errors import Forbidden, Refused
-from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, Kind
+from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 
@@ -47,6 +48,55 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     simulation.edit(ttlSecondsAfterFinished=0)
     await simulation.settle()
     assert simulation.cluster.get(JOBS, *KEY) is None
+
+
+async def test_a_deletion_of_a_failed_attempt_that_is_refused_is_tried_after_pauses_that_grow(simulation: Any) -> None:
+    """Also after ten minutes, when the wait for what is left of the attempt is over."""
+
+    def refused(verb: str, kind: Kind, name: str) -> Refused | None:
+        return Forbidden("RayJobs are kept here") if (verb, kind) == ("delete", RAYJOBS) else None
+
+    await simulation.submit_running(backoffLimit=1)
+    simulation.cluster.failures = refused
+    simulation.end(1, "FAILED")
+    await simulation.settle()
+    before = simulation.passes
+    await simulation.after(3600)
+    assert simulation.passes - before < 40
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", "RayJobs are kept here")
+    simulation.cluster.failures = allow
+    await simulation.after(300)
+    assert simulation.attempts() == ["red-a02"]
+
+
+async def test_a_deletion_that_no_watch_delivers_is_not_requested_all_the_time(simulation: Any) -> None:
+    await simulation.submit_running(backoffLimit=1)
+    simulation.end(1, "FAILED")
+    simulation.watch()
+    await simulation.reconcile()
+    simulation.now += timedelta(minutes=11)  # the operator is away
+    simulation.start_operator()
+    simulation.frozen = {RAYJOBS}
+    simulation.cluster.counts()
+    await simulation.after(600)
+    assert simulation.cluster.counts()["delete", "rayjobs"] < 5
+
+
+async def test_conflicts_in_a_row_are_followed_by_pauses_that_grow(simulation: Any) -> None:
+    """An object of an earlier job of this name, that garbage collection does not delete."""
+    owner = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "name": "red", "uid": "earlier", "controller": True}
+    metadata = {"namespace": KEY[0], "name": "red", "ownerReferences": [owner]}
+    simulation.cluster.collect = lambda: None
+    simulation.cluster.make({
+        "apiVersion": NETWORK_POLICIES.api_version, "kind": NETWORK_POLICIES.kind, "metadata": metadata,
+    })  # fmt: skip
+    simulation.submit()
+    await simulation.after(3600)
+    assert simulation.passes < 80
+    simulation.cluster.remove(NETWORK_POLICIES, KEY[0], "red")
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a01"]
 
 
 @pytest.mark.parametrize("kind", [RAYJOBS, RAYCLUSTERS], ids=lambda kind: kind.plural)
