@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-SPEC = {
+from typing import Any
+
+SPEC: dict[str, Any] = {
     "model": {"base": "/models/shapes-sd3"},
     "data": {"train": ["/data/prompts.jsonl"]},
     "reward": {"scorers": [{"name": "color"}]},

@@ -48,12 +48,12 @@ def http(plane: ControlPlane) -> Iterator[httpx.Client]:
         yield client
 
 
-def submit(client: httpx.Client, names: Iterable[str], spec: dict[str, Any] | None = None) -> None:
+def submit(client: httpx.Client, names: Iterable[str], spec: dict[str, Any] | None = None, path: str = JOBS) -> None:
     """Create jobs, eight at a time."""
 
     def create(name: str) -> None:
         body = {"apiVersion": "diffusionrl.io/v1alpha1", "kind": "DiffusionRLJob", "metadata": {"name": name}}
-        client.post(JOBS, json={**body, "spec": spec or SPEC}).raise_for_status()
+        client.post(path, json={**body, "spec": spec or SPEC}).raise_for_status()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(create, names))

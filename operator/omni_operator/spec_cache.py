@@ -7,7 +7,6 @@ all else that is cached of a job, so only the last ones stay.
 from __future__ import annotations
 
 import copy
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.kinds import Body, Key
+from omni_operator.cluster.object_packer import REFUSED
 from omni_operator.plan import (
     ClusterSettings,
     describe_refusals,
@@ -29,7 +29,6 @@ from omni_operator.plan import (
     render_group,
     render_job_objects,
 )
-from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.status.observation import ObservedRayJob
 
 if TYPE_CHECKING:
@@ -111,9 +110,9 @@ class SpecCache:
         identity = (settings, *(meta.get(name) for name in ("uid", "generation", "labels", "annotations")))
         known = self._specs.get(key)
         if known is None or known[0] != identity:
-            if problem := _too_large(body):
+            if REFUSED in body:
                 self.forget(key)
-                return InvalidSpec(problem)
+                return InvalidSpec(body[REFUSED])
             known = (identity, _parse(body, settings))
         self._specs[key] = known
         self._specs.move_to_end(key)
@@ -124,18 +123,6 @@ class SpecCache:
     def forget(self, key: Key) -> None:
         """Drop the specification of a job that does not exist any more."""
         self._specs.pop(key, None)
-
-
-def _too_large(body: Body) -> str | None:
-    """Why a job is not even parsed; None if it is. Parsed, it takes ten times the memory of its text, and is kept."""
-    given = [body.get("spec"), body["metadata"].get("labels")]
-    size = len(json.dumps(given, ensure_ascii=False, separators=(",", ":")))
-    if size <= ANNOTATIONS_BYTES:
-        return None
-    return (
-        f"spec: takes {size} characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}, because pods "
-        "carry it in an annotation; put long texts into files of a volume"
-    )
 
 
 def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | InvalidSpec:

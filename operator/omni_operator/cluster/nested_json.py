@@ -1,7 +1,8 @@
 """PURE: parser of JSON of any depth.
 
 The API server takes objects that are nested in 10,000 levels, also in fields of a job that have no schema in the CRD.
-Python's parser raises an error at about 1,000, so that one object would hide all others of its list or watch.
+How many Python parses, and what then writes or compares them, depends on its version and on the stack: one such object
+must not hide all others of its list or watch.
 """
 
 from __future__ import annotations
@@ -11,33 +12,43 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-DEPTH = 100  # levels that are kept of what Python cannot parse; pods have 15
+DEPTH = 100  # levels that are kept; pods have 15
+USUAL = 20  # levels of nearly all objects, for which no string is looked for
 CUT = b'"(nested too deeply)"'
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{\]}]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]+|[\]}]+', re.DOTALL)
+_OTHERS = bytes(set(range(256)) - set(b"[{}]"))
 
 
 def load_json(data: bytes) -> Any:
-    """The value of a JSON text. Where it is nested too deeply for Python, its inner levels become a string.
+    """The value of a JSON text. What is nested in more than `DEPTH` levels becomes a string.
 
     Raises:
         ValueError: it is not JSON.
     """
-    try:
-        return json.loads(data)
-    except RecursionError:
-        return json.loads(b"".join(_outer_levels(data)))
+    return json.loads(b"".join(_outer_levels(data)) if _may_be_deep(data) else data)
+
+
+def _may_be_deep(data: bytes) -> bool:
+    """Whether a text has many levels, or brackets in its strings that hide how many it has."""
+    brackets = data.translate(None, _OTHERS)
+    for _ in range(USUAL):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(brackets)
 
 
 def _outer_levels(data: bytes) -> Iterator[bytes]:
     depth = start = 0
     for found in _TOKEN.finditer(data):
-        if found[0] in (b"[", b"{"):
-            depth += 1
-            if depth == DEPTH + 1:
-                yield data[start : found.start()] + CUT
-        elif found[0] in (b"]", b"}"):
-            if depth == DEPTH + 1:
-                start = found.end()
-            depth -= 1
+        before = depth
+        if found[0][:1] in (b"[", b"{"):
+            depth += len(found[0])
+            if before <= DEPTH < depth:
+                yield data[start : found.start() + DEPTH - before] + CUT
+        elif found[0][:1] != b'"':
+            depth -= len(found[0])
+            if depth <= DEPTH < before:
+                start = found.start() + before - DEPTH
     if depth <= DEPTH:
         yield data[start:]

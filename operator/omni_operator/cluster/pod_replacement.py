@@ -25,6 +25,7 @@ from omni_operator.status.timestamps import format_timestamp
 
 from .errors import Conflict
 from .kinds import RAYCLUSTERS, Body
+from .nested_json import load_json
 from .protocol import Cluster
 
 MADE_OF = ("template", "resources", "rayStartParams")  # what KubeRay makes a pod of
@@ -94,8 +95,8 @@ def template_of(group: Mapping[str, Any]) -> str:
 def _parse(before: str | None) -> Body:
     """The template before a change; nothing if the annotation has something else, which anyone may have written."""
     try:
-        found = json.loads(before or "{}")
-    except (ValueError, RecursionError):
+        found = load_json((before or "{}").encode())
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

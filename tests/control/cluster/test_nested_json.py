@@ -1,8 +1,9 @@
-"""JSON that is nested more deeply than Python's parser goes: what is around it is read."""
+"""JSON that is nested too deeply: what is around it is read."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -30,6 +31,22 @@ def test_the_values_around_a_deep_one_are_read(before: Any, after: Any, name: st
     while not isinstance(inner, str):
         inner, levels = inner[0] if isinstance(inner, list) else inner[name], levels + 1
     assert (levels, inner) == (DEPTH, "(nested too deeply)")
+
+
+@pytest.mark.parametrize(("levels", "cut"), [(DEPTH, False), (DEPTH + 1, True), (10_000, True)])
+def test_the_levels_that_are_kept_do_not_depend_on_what_python_could_parse(levels: int, cut: bool) -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)
+    try:
+        assert ("(nested too deeply)" in json.dumps(load_json(b"[" * levels + b"]" * levels))) is cut
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@given(VALUES, st.integers(0, 3))
+def test_brackets_in_texts_are_no_levels(value: Any, escapes: int) -> None:
+    text = "[{" * DEPTH + "\\" * escapes + '"'
+    assert load_json(json.dumps({text: [value, text]}).encode()) == {text: [value, text]}
 
 
 @pytest.mark.parametrize("end", ["", "]" * 10, "]" * 200_000, '"'])

@@ -57,12 +57,15 @@ def test_the_end_of_a_long_object_is_a_dictionary_and_keeps_little() -> None:
     assert packer.unpack(JOBS, packed) == long
 
 
-def test_copies_that_the_api_server_keeps_are_left_out() -> None:
-    packer = ObjectPacker()
+def test_copies_that_the_api_server_keeps_and_annotations_that_nothing_reads_are_left_out() -> None:
+    packer, read = ObjectPacker(), {"kueue.x-k8s.io/a": "b", "diffusionrl.io/pause-rolling-update": "true"}
     body = job(1)
-    body["metadata"] |= {"managedFields": [{"manager": "x"}], "annotations": {LAST_APPLIED: json.dumps(body), "a": "b"}}
+    annotations = {LAST_APPLIED: json.dumps(body), "a": "b", **read}
+    body["metadata"] |= {"managedFields": [{"manager": "x"}], "annotations": annotations}
     found = packer.unpack(JOBS, packer.pack(JOBS, body))
-    assert found["metadata"] == {**job(1)["metadata"], "annotations": {"a": "b"}}
+    assert found["metadata"] == {**job(1)["metadata"], "annotations": read}
+    policy = packer.unpack(NETWORK_POLICIES, packer.pack(NETWORK_POLICIES, body))
+    assert policy["metadata"]["annotations"] == {"a": "b", **read}
     assert "managedFields" in body["metadata"], "the object itself is not changed"
     body["metadata"]["annotations"] = None
     assert packer.unpack(JOBS, packer.pack(JOBS, body))["metadata"]["annotations"] == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 
 from omni_operator import spec_cache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
+from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
 from omni_operator.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
@@ -136,7 +138,7 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     derived: Counter[str], new_valid_specs: Callable[[], int], part: str
 ) -> None:
     """64 jobs of the 1.5 MB that etcd takes would be 800 MB of parsed specifications."""
-    cache, settings = SpecCache(), ClusterSettings(image="rollout:1")
+    cache, settings, objects = SpecCache(), ClusterSettings(image="rollout:1"), ObjectCache()
     tolerations = [{} for _ in range(ANNOTATIONS_BYTES // 3)]
     template = {"spec": {"tolerations": tolerations}} if part == "spec" else TEMPLATE
     labels = {f"label-{place}": "" for place in range(ANNOTATIONS_BYTES // 10)} if part == "labels" else {}
@@ -144,8 +146,13 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     spec = {**SPEC, "trainer": {"totalSteps": 10, "podTemplate": template}}
     large = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {**meta, "labels": labels}, "spec": spec}
     small = {**large, "metadata": {**meta, "generation": 2}, "spec": SPEC}
-    for body in (small, large):
-        found = cache.get(KEY, body, settings)
+    for version, body in enumerate((small, large), 1):
+        body["metadata"]["resourceVersion"] = str(version)
+        objects.put(JOBS, body)
+        kept = objects.job(KEY)
+        assert kept is not None
+        found = cache.get(KEY, kept, settings)
+    assert len(json.dumps(kept)) < 1000, "only the reason is kept"
     assert isinstance(found, InvalidSpec) and found.job is None
     assert f"characters as JSON, with the labels of the job: at most {ANNOTATIONS_BYTES}" in found.refused
     assert derived["_parse"] == 1
