@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from omni_operator.api.names import Names
+from omni_operator.api.names import JOB_LABEL, Names
 from omni_operator.api.status import Status
 from omni_operator.cluster import owned_objects
 from omni_operator.cluster.corrections import Change, describe, find_author
+from omni_operator.cluster.errors import Refused
 from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster
@@ -15,7 +16,7 @@ from omni_operator.pass_memory import JobMemory
 from omni_operator.status.job_facts import JobFacts
 from omni_operator.status.observation import Observation
 
-LABELS = Change(("labels",))
+LABELS, OWNER = Change(("labels",)), Change(("owner",))
 
 
 async def recover_lost(
@@ -23,12 +24,14 @@ async def recover_lost(
 ) -> bool:
     """Cache the objects that were found, with their labels; each one that does not exist is looked for once.
 
+    The RayJob of the newest attempt gets the job as its owner again.
+
     Returns:
         Whether it is known what exists. It is not while the pause lasts after a refusal, or after another program has
         removed the labels many times.
 
     Raises:
-        Refused: the API server refuses to say it.
+        Refused: the API server refuses to say it, or a webhook removes the labels at once.
     """
     cached = cache.observed(key, facts.uid)
     number, raycluster = _lost_rayjob(key, cached, status, memory), _lost_raycluster(cached, status, memory)
@@ -38,14 +41,24 @@ async def recover_lost(
 
     async def restore(kind: Kind, live: Body, attempt: int) -> None:
         if changes := owned_objects.missing_labels(live, key, attempt):
-            live_name, author = live["metadata"]["name"], find_author(live)
+            what, author = f"the labels of {kind.kind} {live['metadata']['name']}", find_author(live)
             live = await cluster.patch(kind, live, changes)
-            text = describe(f"the labels of {kind.kind} {live_name}", author)
-            memory.corrections.add(LABELS, now, facts.generation, text)
+            if JOB_LABEL not in (live["metadata"].get("labels") or {}):
+                raise Refused(f"a webhook or policy of the cluster removes {what}: exempt the objects of jobs from it")
+            memory.corrections.add(LABELS, now, facts.generation, describe(what, author))
         cache.put(kind, live)
 
+    orphan = next((found for found in cached.rayjobs if found.orphaned and found.attempt == cached.newest), None)
+    if orphan and not (orphan.deleting or memory.corrections.of(OWNER).pause_end(now, facts.generation)):
+        live = await owned_objects.find_rayjob(cluster, key, facts.uid, orphan.attempt, orphan.uid)
+        if live and (changes := owned_objects.missing_owner(live, key, facts.uid)):
+            text = describe(f"the ownerReferences of RayJob {orphan.name}", find_author(live))
+            live = await cluster.patch(RAYJOBS, live, changes)
+            memory.corrections.add(OWNER, now, facts.generation, text)
+        if live:
+            cache.put(RAYJOBS, live)
     if number:
-        found = await owned_objects.find_rayjob(cluster, key, facts.uid, number)
+        found = await owned_objects.find_rayjob(cluster, key, facts.uid, number, status.children.ray_job_uid)
         if found is None:
             memory.lost = Names(key[1]).attempt(number)
         else:

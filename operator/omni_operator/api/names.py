@@ -16,6 +16,7 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
 SPEC_ANNOTATION = f"{GROUP}/spec"  # of a RayJob: digest of what of the spec it was made of
 PODS_ANNOTATION = f"{GROUP}/pods"  # of a RayJob: its pods and their accelerators, by worker group, as JSON
+CHECKSUM_ANNOTATION = f"{GROUP}/checksum"  # of a RayJob: digest of its entrypoint and of the three annotations before
 # Of a RayJob in a queue: when it asked for another number of rollout pods, and how often for all of them.
 ASKED_ANNOTATION = f"{GROUP}/asked"
 JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
@@ -23,7 +24,7 @@ PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and 
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod has its own
-SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"  # selector of all objects of all jobs
+SELECTOR = JOB_LABEL  # of all objects of all jobs; policies of a cluster replace the label `managed-by`
 RAYJOB_NAME_LIMIT = 47  # KubeRay's
 LETTERS, ATTEMPT = string.ascii_lowercase, "[a-z][0-9]{2,6}"  # the end of a RayJob's name
 TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP = "trainer", "rollout", "reward"  # names of the worker groups

@@ -117,12 +117,13 @@ def change_of(step: Step) -> Change | None:
             return None
 
 
-def find_author(body: Body, *field: str) -> str:
+def find_author(body: Body, *field: str, fallback: bool = True) -> str:
     """Name of the field manager that changed an object last, other than the operator; empty if none is known.
 
     Args:
         field: path of the changed field, as in `managedFields`. A manager that has it counts before others, whose
             changes may be of the same second.
+        fallback: whether these others count at all.
     """
     found = [
         entry
@@ -130,7 +131,7 @@ def find_author(body: Body, *field: str) -> str:
         if not entry.get("subresource") and not str(entry.get("manager") or "").startswith(FIELD_MANAGER)
     ]
     last: Mapping[str, object] = max(
-        [entry for entry in found if field and _owns(entry, field)] or found,
+        [entry for entry in found if field and _owns(entry, field)] or (found if fallback else ()),
         key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={},
     )  # fmt: skip
     return str(last.get("manager") or "")
@@ -145,5 +146,12 @@ def _owns(entry: Mapping[str, Any], field: Iterable[str]) -> bool:
 
 def describe(what: str, author: str) -> str:
     """The text of a condition about something that others change."""
-    by = f"field manager {author!r}" if author else "another program"
-    return f"{by} changes {what} again after each correction by the operator, which waits longer each time, up to 60 s"
+    return (
+        f"{describe_author(author)} changes {what} again after each correction by the operator, which waits longer "
+        "each time, up to 60 s"
+    )
+
+
+def describe_author(author: str) -> str:
+    """The field manager in a text; it may be unknown."""
+    return f"field manager {author!r}" if author else "another program"

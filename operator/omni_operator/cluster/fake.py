@@ -126,20 +126,16 @@ class FakeCluster:
 
     async def list_objects(self, kind: Kind, namespace: str, selector: str) -> list[Body]:
         self._record("list", kind, "")
-        name, _, value = selector.partition("=")
         return [
-            body
-            for body in self.all(kind)
-            if body["metadata"]["namespace"] == namespace and _label(body, name) == value
+            body for body in self.all(kind) if body["metadata"]["namespace"] == namespace and _has_label(body, selector)
         ]
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
         self._record("list", kind, "")
-        name, _, value = selector.partition("=")
         found = [
             copy.deepcopy(body["metadata"])
             for (found_kind, place, _), body in self._objects.items()
-            if found_kind == kind and namespace in (None, place) and (not selector or _label(body, name) == value)
+            if found_kind == kind and namespace in (None, place) and _has_label(body, selector)
         ]
         return Listing(found, next(self._versions))
 
@@ -260,9 +256,11 @@ def _without_version(body: Body) -> Body:
     return {**body, "metadata": meta}
 
 
-def _label(body: Body, name: str) -> str | None:
-    found = (body["metadata"].get("labels") or {}).get(name)
-    return None if found is None else str(found)
+def _has_label(body: Body, selector: str) -> bool:
+    """Whether a selector `NAME=VALUE` or `NAME` selects an object; the empty one selects all."""
+    name, _, value = selector.partition("=")
+    labels = body["metadata"].get("labels") or {}
+    return not name or (name in labels and value in ("", labels[name]))
 
 
 def _merge(current: Any, applied: Any) -> Any:

@@ -200,7 +200,9 @@ class ObjectCache:
         leftovers, alive = 0, {child.uid for _, child in attempts}
         for kind, child in attempts:
             number = _attempt(family, kind, child) if entry and entry.uid == uid else None
-            if number is not None and not isinstance(child.seen, bytes):
+            if number is not None and isinstance(child.seen, ObservedRayJob):
+                mine.append(replace(child.seen, attempt=number, orphaned=not child.owner or child.owner.uid != uid))
+            elif number is not None and not isinstance(child.seen, bytes):
                 mine.append(replace(child.seen, attempt=number))
             elif child.owner and child.owner.uid not in {*alive, uid} and _is_left(kind, child.owner, key):
                 leftovers += 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from omni_operator.api.names import (
     ASKED_ANNOTATION,
+    CHECKSUM_ANNOTATION,
     PODS_ANNOTATION,
     RENDERED_ANNOTATION,
     REWARD_GROUP,
@@ -24,6 +25,7 @@ from omni_operator.api.names import (
     TRAINER_GROUP,
     rolling_names,
 )
+from omni_operator.plan.digest import CHECKED, digest_checked
 from omni_operator.plan.pools import KUEUE_QUEUE
 from omni_operator.status import evidence
 from omni_operator.status.observation import (
@@ -39,6 +41,7 @@ from omni_operator.status.observation import (
 )
 from omni_operator.status.timestamps import EARLIEST, parse_timestamp
 
+from .corrections import describe_author, find_author
 from .kinds import Body
 
 NAME_LIMIT, TEXT_LIMIT, URL_LIMIT = 253, 1024, 1024
@@ -77,6 +80,7 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         in_queue=bool(_map(meta.get("labels")).get(KUEUE_QUEUE)),
         digest=str(annotations.get(RENDERED_ANNOTATION, "")),
         made_of=str(annotations.get(SPEC_ANNOTATION, "")),
+        altered=_alteration(body, annotations),
         pools=_pool_sizes(str(annotations.get(PODS_ANNOTATION, ""))[:TEXT_LIMIT]),
         asked=_asked(str(annotations.get(ASKED_ANNOTATION, ""))[:TEXT_LIMIT]),
         deployment=_text(status.get("jobDeploymentStatus")),
@@ -88,6 +92,21 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
         # `startTime` is when KubeRay began to create the cluster; the job's own start is in `rayJobInfo`, if known.
         started=_not_before(created, _job_started(status)),
         ended=_not_before(created, parse_timestamp(status.get("endTime"))),
+    )
+
+
+def _alteration(body: Body, annotations: Mapping[str, Any]) -> str:
+    """What was changed of a RayJob that is never changed, and by whom; empty without such a change.
+
+    An attempt of an earlier version of the operator has no checksum, and only its annotations may be missing.
+    """
+    if RENDERED_ANNOTATION in annotations and annotations.get(CHECKSUM_ANNOTATION) in (None, digest_checked(body)):
+        return ""
+    paths = [("f:spec", "f:entrypoint"), *(("f:metadata", "f:annotations", f"f:{name}") for name in CHECKED)]
+    author = next(filter(None, (find_author(body, *path, fallback=False) for path in paths)), "")
+    return (
+        f"{describe_author(author)} changed the entrypoint or annotations of RayJob {body['metadata']['name']}, which "
+        "the operator does not change back: delete the RayJob, and another attempt starts as the job says"
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from omni_operator.api.names import Names
+from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION, Names
+from omni_operator.plan.objects import owner_reference
 from omni_operator.status.comparison import find_drift
 
-from .errors import AlreadyExists, Conflict, KindAbsent, NameTaken
+from .errors import AlreadyExists, Conflict, KindAbsent, NameTaken, Refused
 from .kinds import RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
 from .object_parser import owner_of
 from .protocol import Cluster
@@ -36,26 +37,44 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
 
     Raises:
         NameTaken, Conflict: as `ensure`.
+        Refused: the cluster stores it without what makes it the job's.
     """
     kind, meta = kind_of(rendered), rendered["metadata"]
     try:
-        return await cluster.create(rendered)
+        live = await cluster.create(rendered)
     except AlreadyExists:
-        live = await cluster.read(kind, meta["namespace"], meta["name"])
-    if live is None:
-        raise Conflict(f"{kind.kind} {meta['name']} was deleted in between")
-    require_owned(live, rendered)
-    return live
+        found = await cluster.read(kind, meta["namespace"], meta["name"])
+        if found is None:
+            raise Conflict(f"{kind.kind} {meta['name']} was deleted in between") from None
+        digest = (found["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
+        if owner_of(found) or digest != meta["annotations"][RENDERED_ANNOTATION]:
+            require_owned(found, rendered)
+            return found
+        live = found  # created by an earlier pass, which the uid of the job in the digest tells
+    lost = [f"label {JOB_LABEL}"] if JOB_LABEL not in (live["metadata"].get("labels") or {}) else []
+    lost += ["ownerReferences"] if owner_of(live) != owner_of(rendered) else []
+    if not lost:
+        return live
+    # Watches would not deliver it, or garbage collection not delete it.
+    await cluster.delete(kind, meta["namespace"], meta["name"], live["metadata"]["uid"])
+    raise Refused(
+        f"{kind.kind} {meta['name']} was stored without its {' and '.join(lost)}, and was deleted again: a webhook or "
+        "policy of the cluster removes or replaces them; exempt the objects of jobs from it"
+    )
 
 
-async def find_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int) -> Body | None:
-    """The RayJob of an attempt, whatever its labels; None if the job has none."""
+async def find_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int, uid: str | None) -> Body | None:
+    """The RayJob of an attempt, whatever its labels; None if the job has none.
+
+    Args:
+        uid: with which it counts without its owner, too.
+    """
     try:
         live = await cluster.read(RAYJOBS, key[0], Names(key[1]).attempt(attempt))
     except KindAbsent:
         return None
     owner = owner_of(live) if live else None
-    return None if owner is None or owner.uid != job_uid else live
+    return live if live and (live["metadata"]["uid"] == uid or (owner and owner.uid == job_uid)) else None
 
 
 async def find_raycluster(cluster: Cluster, key: Key, name: str, uid: str) -> Body | None:
@@ -70,6 +89,15 @@ async def find_raycluster(cluster: Cluster, key: Key, name: str, uid: str) -> Bo
 def missing_labels(live: Body, key: Key, attempt: int) -> dict[str, Any]:
     """The change that gives an object of an attempt its labels, by which watches find it; nothing if it has them."""
     return find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
+
+
+def missing_owner(live: Body, key: Key, job_uid: str) -> dict[str, Any]:
+    """The change that makes the job the controller of its RayJob again; nothing if it is."""
+    owner = owner_of(live)
+    if owner and owner.uid == job_uid:
+        return {}
+    others = [found for found in live["metadata"].get("ownerReferences") or () if not found.get("controller")]
+    return {"metadata": {"ownerReferences": [*others, owner_reference(key[1], job_uid)]}}
 
 
 def require_owned(live: Body, rendered: Body) -> None:

@@ -15,11 +15,13 @@ from typing import Any
 
 from omni_operator.api.names import (
     ASKED_ANNOTATION,
+    CHECKSUM_ANNOTATION,
     OVERRIDES_ANNOTATION,
     PODS_ANNOTATION,
     ROLLOUT_GROUP,
     TRAINER_GROUP,
 )
+from omni_operator.plan.digest import digest_checked
 from omni_operator.plan.overrides import ROLLOUT_NODES
 from omni_operator.status.situation import AskForPods
 from omni_operator.status.timestamps import format_timestamp
@@ -89,6 +91,9 @@ def change(body: Body, step: AskForPods, now: datetime) -> Body:
     pods[ROLLOUT_GROUP]["pods"] = step.new
     noted = {PODS_ANNOTATION: json.dumps(pods), ASKED_ANNOTATION: f"{format_timestamp(now)} {step.rounds}"}
     changed = {"entrypoint": _with_nodes(spec["entrypoint"], step)}
+    if not parse_rayjob(body).altered:
+        annotations = {**body["metadata"]["annotations"], **noted}
+        noted[CHECKSUM_ANNOTATION] = digest_checked({"metadata": {"annotations": annotations}, "spec": changed})
     return {
         "metadata": {"annotations": noted},
         "spec": {**changed, "rayClusterSpec": {"workerGroupSpecs": list(groups.values())}},

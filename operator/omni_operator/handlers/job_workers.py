@@ -1,6 +1,6 @@
 """Queue of jobs: passes over a job never overlap, several triggers are merged into one pass, idle jobs have no task.
 
-A job is queued, in a pass, or asleep until a time in a heap. Namespaces take turns, so that the jobs of one do not delay
+A job is queued, in a pass, or asleep until a time in a heap. Namespaces take turns, so that jobs of one do not delay
 those of another, and none has all passes under way, which may wait for a slow webhook. Within a namespace, a pass that
 asks for another one at once is followed by it before passes over other jobs, while what was parsed for it is still
 cached. The queue starts at most one pass per turn of the event loop: most passes make no request, so more of them would

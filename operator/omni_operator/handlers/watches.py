@@ -159,5 +159,5 @@ class Watches:
 
 
 def selector_of(kind: Kind) -> str:
-    """Label selector of the objects to watch; jobs are watched with any labels."""
-    return "" if kind == JOBS else SELECTOR
+    """Label selector of the objects to watch; jobs, and the Leases of one namespace, are watched with any labels."""
+    return "" if kind in (JOBS, LEASES) else SELECTOR

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from omni_operator.api import API_VERSION, KIND, DiffusionRLJob
 from omni_operator.api.names import (
+    CHECKSUM_ANNOTATION,
     JOB_ANNOTATION,
     OVERRIDES_ANNOTATION,
     PODS_ANNOTATION,
@@ -20,7 +21,7 @@ from omni_operator.api.names import (
 )
 
 from .cluster_settings import ClusterSettings
-from .digest import compute_digest
+from .digest import compute_digest, digest_checked
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .hidden_values import hide_values
 from .network_policy import render_network_policy
@@ -67,6 +68,7 @@ def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
         PODS_ANNOTATION: json.dumps(_count_pods(job)),
         SPEC_ANNOTATION: digest_spec(job),
     }
+    body["metadata"]["annotations"][CHECKSUM_ANNOTATION] = digest_checked(body)
     trainer, *_ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     metadata = trainer["template"]["metadata"]
     metadata["annotations"] = {**metadata.get("annotations", {}), **render_files(job, attempt)}
@@ -177,9 +179,14 @@ def _own(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:
     metadata["namespace"] = job.metadata.namespace or "default"
     metadata["labels"] = {**metadata.get("labels", {}), **labels}
     if job.metadata.uid:
-        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.metadata.name, "uid": job.metadata.uid}
-        metadata["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
+        metadata["ownerReferences"] = [owner_reference(job.metadata.name, job.metadata.uid)]
     return body
+
+
+def owner_reference(name: str, uid: str) -> Object:
+    """Reference to the job that controls an object."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": uid}
+    return {**owner, "controller": True, "blockOwnerDeletion": True}
 
 
 def _add_digest(body: Object, digest: str) -> None:

@@ -178,7 +178,7 @@ def _suspend(
     facts: JobFacts, observed: Observation, status: Status, current: int, verdict: Verdict | None, now: datetime
 ) -> Decision:
     """Request a checkpoint, wait for it up to suspendPolicy.graceSeconds, then delete the attempt."""
-    if observed.empty:
+    if replace(observed, leftovers=0).empty:  # what others own, or say that they do, is no pod of the job
         return Decision(Suspended())
     condition = status.condition("Suspended")
     begun = condition is not None and condition.reason in SUSPENDING

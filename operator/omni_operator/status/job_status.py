@@ -353,7 +353,13 @@ def _updated(
 ) -> ConditionValue:
     if context.refused_spec:
         return false_because("InvalidSpec", context.refused_spec)
-    others = context.changed_by_others if isinstance(situation, Active) else ""
+    texts = [context.changed_by_others]
+    if rayjob := observed.rayjob(attempt):
+        kept = (
+            f"RayJob {rayjob.name} would stay when the job is deleted: a webhook or policy removes its ownerReferences"
+        )
+        texts += [rayjob.altered, kept if rayjob.orphaned else ""]
+    others = "; ".join(filter(None, texts)) if isinstance(situation, Active) else ""
     return review_update(facts, status, observed, attempt, outdated=context.outdated, others=others)
 
 

@@ -54,6 +54,8 @@ class ObservedRayJob:
     Attributes:
         digest: digest of the rendered object at its creation.
         made_of: digest of what of the spec it was made of; empty if an earlier version of the operator created it.
+        orphaned: its controller is not the job any more.
+        altered: what others changed of it that the operator never changes; empty without such a change.
         pools: its pods, the trainer's first; empty if an earlier version of the operator created it.
         asked: None before it asked its queue for another number of pods than at its creation.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
@@ -74,6 +76,8 @@ class ObservedRayJob:
     in_queue: bool = False
     digest: str = ""
     made_of: str = ""
+    orphaned: bool = False
+    altered: str = ""
     pools: tuple[PoolSize, ...] = ()
     asked: Asked | None = None
     deployment: str = ""

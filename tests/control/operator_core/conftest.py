@@ -12,7 +12,7 @@ import pytest
 
 from control.operator_core.pools import Pools
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
-from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
+from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.fake import FakeCluster
@@ -38,7 +38,7 @@ SPEC: dict[str, Any] = {
 
 def is_selected(kind: Kind, body: Body) -> bool:
     """Whether a watch delivers an object: of other kinds than jobs only those with the operator's label."""
-    return kind == JOBS or (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER
+    return kind == JOBS or JOB_LABEL in (body["metadata"].get("labels") or {})
 
 
 class Simulation:

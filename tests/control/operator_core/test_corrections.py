@@ -111,7 +111,7 @@ def is_unlimited(simulation: Any) -> bool:
 
 def remove_label(simulation: Any, kind: Kind, name: str) -> None:
     """A label policy of the cluster removes what it does not know."""
-    metadata = {"labels": {"app.kubernetes.io/managed-by": None}, "managedFields": OTHER}
+    metadata = {"labels": {"diffusionrl.io/job": None}, "managedFields": OTHER}
     simulation.cluster.change(kind, KEY[0], name, metadata=metadata)
 
 
@@ -126,7 +126,7 @@ def remove_label_of_raycluster(simulation: Any) -> None:
 def has_label(simulation: Any) -> bool:
     found = [(RAYJOBS, "red-a01"), (RAYCLUSTERS, CLUSTER)]
     labels = [simulation.cluster.get(kind, KEY[0], name)["metadata"]["labels"] for kind, name in found]
-    return all("app.kubernetes.io/managed-by" in each for each in labels)
+    return all("diffusionrl.io/job" in each for each in labels)
 
 
 @pytest.mark.parametrize(

@@ -130,17 +130,153 @@ async def test_a_rayjob_whose_creation_was_not_recorded_is_the_attempt_even_with
     assert (simulation.status().attempts, simulation.status().failures) == (1, ())
 
 
-async def test_a_rayjob_without_its_owner_stays_the_attempt_and_is_not_deleted_with_the_job(simulation: Any) -> None:
+OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y"}
+
+
+@pytest.mark.parametrize("owners", [[], [OTHER], [{**OTHER, "controller": True}]])
+async def test_a_rayjob_without_its_owner_stays_the_attempt_and_gets_it_back(simulation: Any, owners: Any) -> None:
     await simulation.submit_running()
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"ownerReferences": []})
-    await simulation.after(3600)
+    job = simulation.cluster.get(*simulation.job_place())["metadata"]["uid"]
+    collect, simulation.cluster.collect = simulation.cluster.collect, lambda: None  # the ConfigMap is not simulated
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"ownerReferences": owners})
+    await simulation.after(60)
     assert (simulation.attempts(), simulation.status().attempts, simulation.status().failures) == (["red-a01"], 1, ())
+    owner = simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")["metadata"]["ownerReferences"]
+    assert [(each["uid"], each.get("controller")) for each in owner[-1:]] == [(job, True)]
+    assert owner[:-1] == [each for each in owners if "controller" not in each], "others stay"
+    assert simulation.condition("Updated").reason == "AsRequested"
+    simulation.cluster.collect = collect
     simulation.cluster.remove(*simulation.job_place())
     await simulation.after(60)
-    simulation.submit()
+    assert not simulation.attempts()
+
+
+def webhook(simulation: Any, alter: Any, kind: Kind = RAYJOBS) -> None:
+    """A webhook that alters what is created and changed of a kind."""
+    store = simulation.cluster._store
+
+    def altered(found: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        if found == kind:
+            body = {**body, "metadata": {**body["metadata"]}}
+            alter(body)
+        return dict(store(found, body))
+
+    simulation.cluster._store = altered
+
+
+async def test_another_value_of_managed_by_disturbs_no_job(simulation: Any) -> None:
+    def replace(body: dict[str, Any]) -> None:
+        body["metadata"]["labels"] = {**body["metadata"]["labels"], "app.kubernetes.io/managed-by": "platform"}
+
+    webhook(simulation, replace)
+    await simulation.submit_running()
+    assert simulation.condition("Ready").status == "True"
+    simulation.end(1)
     await simulation.settle()
-    assert simulation.attempts() == ["red-a01"], "no object without an owner is deleted"
-    assert simulation.condition("Ready").reason == "NameTaken"
+    assert simulation.status().is_true("Succeeded")
+
+
+@pytest.mark.parametrize("part", ["labels", "ownerReferences"])
+@pytest.mark.parametrize("kind", [RAYJOBS, NETWORK_POLICIES], ids=lambda kind: kind.plural)
+async def test_a_job_whose_objects_are_stored_without_label_or_owner_waits_and_leaves_nothing(
+    simulation: Any, part: str, kind: Kind
+) -> None:
+    webhook(simulation, lambda body: body["metadata"].pop(part, None), kind)
+    simulation.submit()
+    simulation.submit(("team-b", "blue"))
+    await simulation.after(3600)
+    ready = simulation.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "ChildRefused")
+    lost = part if part == "ownerReferences" else "label diffusionrl.io/job"
+    assert f"was stored without its {lost}" in ready.message
+    assert not simulation.cluster.all(kind)
+    assert simulation.passes < 100
+    del simulation.cluster._store
+    await simulation.after(300)
+    assert simulation.attempts() == ["red-a01", "blue-a01"]
+
+
+async def test_an_object_without_owner_that_an_interrupted_pass_has_left_is_deleted(simulation: Any) -> None:
+    webhook(simulation, lambda body: body["metadata"].pop("ownerReferences", None))
+    unanswered = [Unavailable("killed")]
+    simulation.cluster.failures = lambda verb, kind, name: unanswered.pop() if verb == "delete" and unanswered else None
+    simulation.submit()
+    simulation.watch()
+    with pytest.raises(Unavailable):
+        await simulation.reconcile()
+    assert simulation.attempts() == ["red-a01"]
+    del simulation.cluster._store
+    simulation.start_operator()
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a01"]
+    assert simulation.cluster.get(RAYJOBS, KEY[0], "red-a01")["metadata"]["ownerReferences"]
+    assert simulation.condition("Ready").reason == "Starting"
+
+
+async def test_an_owner_that_a_webhook_removes_again_is_named_and_the_job_goes_on(simulation: Any) -> None:
+    await simulation.submit_running()
+    webhook(simulation, lambda body: body["metadata"].pop("ownerReferences", None))
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", status={"message": "x"})
+    await simulation.after(60)
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("False", "ChangedByOthers")
+    assert "RayJob red-a01 would stay when the job is deleted" in updated.message
+    simulation.cluster.counts()
+    await simulation.after(3600)
+    assert simulation.cluster.counts()["patch", "rayjobs"] < 80
+    simulation.end(1)
+    await simulation.settle()
+    assert simulation.status().is_true("Succeeded")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"entrypoint": "sleep 1"}},
+        {"metadata": {"annotations": {"diffusionrl.io/rendered": "x"}}},
+        {"metadata": {"annotations": {"diffusionrl.io/pods": "{}"}}},
+        {"metadata": {"annotations": {"diffusionrl.io/spec": None}}},
+        {"metadata": {"annotations": {"diffusionrl.io/rendered": None, "diffusionrl.io/checksum": None}}},
+        {"metadata": {"annotations": {"diffusionrl.io/checksum": "x"}}},
+    ],
+    ids=str,
+)
+async def test_a_rayjob_that_was_edited_is_named_with_who_did_it(simulation: Any, change: Any) -> None:
+    await simulation.submit_running()
+    fields = [
+        {"manager": "kuberay", "operation": "Update", "time": "2026-02-01T00:00:00Z", "fieldsV1": {"f:spec": {}}},
+        {"manager": "kubectl-edit", "operation": "Update", "time": "2026-01-01T00:00:00Z", "fieldsV1": {
+            "f:spec": {"f:entrypoint": {}}, "f:metadata": {"f:annotations": {"f:diffusionrl.io/rendered": {}}},
+        }},
+    ]  # fmt: skip
+    metadata = {**change.get("metadata", {}), "managedFields": fields}
+    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", **{**change, "metadata": metadata})
+    await simulation.settle()
+    updated = simulation.condition("Updated")
+    assert (updated.status, updated.reason) == ("False", "ChangedByOthers")
+    assert updated.message.startswith("field manager 'kubectl-edit' changed the entrypoint or annotations of RayJob red")
+    assert simulation.event_reasons().count("ChangedByOthers") == 1
+    assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
+    simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")
+    await simulation.after(60)
+    assert simulation.attempts() == ["red-a02"]
+    simulation.run(2)
+    await simulation.settle()
+    assert simulation.condition("Updated").reason == "AsRequested"
+
+
+async def test_a_suspended_job_waits_for_its_own_pods_only(simulation: Any) -> None:
+    await simulation.submit_running()
+    simulation.cluster.collect = lambda: None
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "red-a01-x1", "uid": "made-up"}
+    simulation.cluster.make(foreign(PODS, "theirs", labels=LABELS, ownerReferences=[{**owner, "controller": True}]))
+    simulation.edit(suspend=True)
+    await simulation.after(60)
+    assert simulation.condition("Suspended").status == "Unknown", "pods of the RayCluster are left"
+    for kind, name in ((RAYCLUSTERS, "red-a01-x1"), (PODS, "red-a01-x1-head"), (PODS, "red-a01-x1-worker")):
+        simulation.cluster.remove(kind, KEY[0], name)
+    await simulation.settle()
+    assert simulation.condition("Suspended").status == "True"
 
 
 async def test_a_deleted_rayjob_is_read_once(simulation: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from e2e.faulty_cluster import OF_THE_JOB, Fault
-from omni_operator.api.names import MANAGED_BY_LABEL, SELECTOR
+from omni_operator.api.names import JOB_LABEL, SELECTOR
 from omni_operator.api.status import Status
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS
 
@@ -215,7 +215,7 @@ class History:
 
     def _remove_label(self, kind: Any, name: str) -> None:
         """A user removes the label by which watches find the object."""
-        self.simulation.cluster.change(kind, KEY[0], name, metadata={"labels": {MANAGED_BY_LABEL: None}})
+        self.simulation.cluster.change(kind, KEY[0], name, metadata={"labels": {JOB_LABEL: None}})
 
     def check(self) -> None:
         """Check what holds at any time."""
