@@ -20,6 +20,7 @@ CHECKSUM_ANNOTATION = f"{GROUP}/checksum"  # of a RayJob: digest of its entrypoi
 # Of a RayJob in a queue: when it asked for another number of rollout pods, and how often for all of them.
 ASKED_ANNOTATION = f"{GROUP}/asked"
 JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
+OPEN_ANNOTATION = f"{GROUP}/open-ports"  # of a NetworkPolicy: ports that pods may reach at every address
 PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and reward pods are not replaced
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"

@@ -96,8 +96,10 @@ class Security(StrictModel):
     network_policy: Literal["DefaultDeny", "DenyIngress", "Disabled"] = Field(
         default="DenyIngress",
         description="DenyIngress: only the job's own pods, KubeRay and metrics scrapers may connect to its pods. "
-        "DefaultDeny: also limits where its pods may connect: each other, DNS, the operator, and the ports of reward "
-        "servers, model hub and tracker. Disabled: no NetworkPolicy.",
+        "DefaultDeny: also limits where its pods may connect: each other, DNS, the operator, and reward servers, "
+        "store, model hub and tracker. Of these, a URL with an IP address opens that address, and one with a Service "
+        "(NAME, NAME.NAMESPACE.svc) the pods of its namespace; one with another name opens its port at every address "
+        "(annotation diffusionrl.io/open-ports of the NetworkPolicy). Disabled: no NetworkPolicy.",
     )
 
 

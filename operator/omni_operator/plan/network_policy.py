@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import JOB_LABEL
+from omni_operator.api.names import JOB_LABEL, OPEN_ANNOTATION
 
 from .cluster_settings import ClusterSettings
 from .containers import METRICS_PORT, variables_of_template
@@ -20,6 +23,7 @@ NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 KUBERAY: Object = {"key": "app.kubernetes.io/name", "operator": "In", "values": ["kuberay", "kuberay-operator"]}
 # KubeRay gives the name `kuberay` to all Ray pods, too, which would let every job reach the dashboards of all others.
 NO_RAY_POD: Object = {"key": "ray.io/cluster", "operator": "DoesNotExist"}
+SERVICE = re.compile(r"(?:[^.]+\.)+([^.]+)\.svc(?:\..+)?")  # name of a Service, or of a pod of it, in a namespace
 DNS = 53
 HTTPS = 443
 
@@ -30,6 +34,7 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
     if mode == "Disabled":
         return None
     own = {"podSelector": {"matchLabels": {JOB_LABEL: job.metadata.name}}}
+    metadata: Object = {"name": job.metadata.name}
     spec: Object = {
         "podSelector": own["podSelector"],
         "policyTypes": ["Ingress"],
@@ -37,11 +42,13 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
     }
     if mode == "DefaultDeny":
         spec["policyTypes"] = ["Ingress", "Egress"]
-        spec["egress"] = [{"to": [own]}, _ports(*_both(DNS)), *_outside(job), *_to_operator(settings)]
+        outside, open_ports = _outside(_destinations(job))
+        spec["egress"] = [{"to": [own]}, _ports(*_both(DNS)), *outside, *_to_operator(settings)]
+        metadata["annotations"] = {OPEN_ANNOTATION: open_ports or "none"}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": job.metadata.name},
+        "metadata": metadata,
         "spec": spec,
     }
 
@@ -61,20 +68,46 @@ def _from_scrapers() -> Object:
     return {"from": [{"namespaceSelector": {}}], **_ports(("TCP", METRICS_PORT))}
 
 
-def _outside(job: DiffusionRLJob) -> list[Object]:
-    """Ports of reward servers, stores, model hub and trackers; a NetworkPolicy cannot name hosts."""
-    wanted = {_port(url) for scorer in job.spec.reward.scorers if (url := scorer.server_url)}
+def _destinations(job: DiffusionRLJob) -> Iterator[str]:
+    """URLs of reward servers, stores, model hub and trackers; those of known hosts without a name."""
+    yield from (url for scorer in job.spec.reward.scorers if (url := scorer.server_url))
     endpoint = job.spec.storage.endpoint
     if job.spec.uses_s3:
-        wanted.add(_port(endpoint or "https:"))
+        yield endpoint or "https:"
     if job.spec.sends_to_hub:
-        wanted.add(_port(trainer_variables(job).get(HUB_ENDPOINT) or (not job.spec.uses_s3 and endpoint) or "https:"))
+        yield trainer_variables(job).get(HUB_ENDPOINT) or (not job.spec.uses_s3 and endpoint) or "https:"
     for pool in pools_of(job):
         if downloads_from_hub(job, pool):
-            wanted.add(_port(variables_of_template(pool.pod_template).get(HUB_ENDPOINT) or "https:"))
+            yield variables_of_template(pool.pod_template).get(HUB_ENDPOINT) or "https:"
     if {"wandb", "mlflow"} & set(job.spec.observability.tracking.loggers):
-        wanted.add(HTTPS)
-    return [_ports(*(("TCP", port) for port in sorted(wanted)))] if wanted else []
+        yield "https:"
+
+
+def _outside(urls: Iterable[str]) -> tuple[list[Object], str]:
+    """Rules for URLs, and the ports that they open to every address: a NetworkPolicy cannot name hosts."""
+    rules: dict[str, Object] = {}
+    ports: set[int] = set()
+    for url in urls:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (HTTPS if parts.scheme == "https" else 80)
+        if address := _address(host):
+            rules[f"{address}:{port}"] = {"to": [{"ipBlock": {"cidr": str(address)}}], **_ports(("TCP", port))}
+        elif host and "." not in host:
+            rules["."] = {"to": [{"podSelector": {}}]}  # a Service here; its pods may have another port
+        elif found := SERVICE.fullmatch(host):
+            rules[found[1]] = {"to": [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: found[1]}}}]}
+        else:
+            ports.add(port)
+    open_ports = [_ports(*(("TCP", port) for port in sorted(ports)))] if ports else []
+    return [*(rules[name] for name in sorted(rules)), *open_ports], ", ".join(f"TCP {port}" for port in sorted(ports))
+
+
+def _address(host: str) -> IPv4Network | IPv6Network | None:
+    """The address that a host is, as a network of one; None if it is a name."""
+    try:
+        return ip_network(host)
+    except ValueError:
+        return None
 
 
 def _to_operator(settings: ClusterSettings) -> list[Object]:
@@ -83,11 +116,6 @@ def _to_operator(settings: ClusterSettings) -> list[Object]:
     to = [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}]
     # Any port: behind a Service, the port of the pod differs from that of the URL.
     return [{"to": to}]
-
-
-def _port(url: str) -> int:
-    parts = urlsplit(url)
-    return parts.port or (HTTPS if parts.scheme == "https" else 80)
 
 
 def _ports(*ports: tuple[str, int]) -> Object:

@@ -254,7 +254,9 @@ async def test_a_rayjob_that_was_edited_is_named_with_who_did_it(simulation: Any
     await simulation.settle()
     updated = simulation.condition("Updated")
     assert (updated.status, updated.reason) == ("False", "ChangedByOthers")
-    assert updated.message.startswith("field manager 'kubectl-edit' changed the entrypoint or annotations of RayJob red")
+    assert updated.message.startswith(
+        "field manager 'kubectl-edit' changed the entrypoint or annotations of RayJob red"
+    )
     assert simulation.event_reasons().count("ChangedByOthers") == 1
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
     simulation.cluster.remove(RAYJOBS, KEY[0], "red-a01")

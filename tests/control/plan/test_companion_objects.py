@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from control.plan.rendered_objects import SETTINGS, MakeJob, by_kind, pod
 from omni_operator import plan
 from omni_operator.api.pod_template import RESERVED_KEYS
+
+NAME = "kubernetes.io/metadata.name"
 
 
 def test_network_policies(make_job: MakeJob) -> None:
@@ -19,15 +25,40 @@ def test_network_policies(make_job: MakeJob) -> None:
     assert others["key"].startswith(RESERVED_KEYS)
     job = make_job(
         "spec.security.networkPolicy=DefaultDeny",
-        "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h'}},"
+        "spec.reward.scorers=[{name: a, http: {url: 'http://judge:9000/x'}}, {name: b, http: {url: 'https://h.example.com'}},"
         " {name: unified_reward, settings: {base_url: 'http://vlm:8000/v1', model: m}}, {name: jpeg}]",
     )
     closed = by_kind(job)["NetworkPolicy"]["spec"]
     ports = [{(port["protocol"], port["port"]) for port in rule.get("ports", ())} for rule in closed["egress"]]
-    assert ports == [set(), {("UDP", 53), ("TCP", 53)}, {("TCP", 443), ("TCP", 8000), ("TCP", 9000)}, set()]
+    assert ports == [set(), {("UDP", 53), ("TCP", 53)}, set(), {("TCP", 443)}, set()]
     assert closed["egress"][-1]["to"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "omni-operator"
     }
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("http://10.1.2.3:9000/x", {"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [9000]}),
+        ("https://[fd00::1]/x", {"to": [{"ipBlock": {"cidr": "fd00::1/128"}}], "ports": [443]}),
+        ("http://judge:9000/x", {"to": [{"podSelector": {}}]}),
+        ("http://judge.team-b.svc:9000", {"to": [{"namespaceSelector": {"matchLabels": {NAME: "team-b"}}}]}),
+        ("http://a.judge.b.svc.cluster.local", {"to": [{"namespaceSelector": {"matchLabels": {NAME: "b"}}}]}),
+        ("http://judge.example.com:5432/x", {"ports": [5432]}),
+        ("http://svc.example.com", {"ports": [80]}),
+    ],
+)
+def test_a_server_opens_its_own_address_or_namespace_and_what_is_open_to_all_is_said(
+    make_job: MakeJob, url: str, rule: dict[str, Any]
+) -> None:
+    scorers = f"spec.reward.scorers=[{{name: a, http: {{url: '{url}'}}}}]"
+    made = by_kind(make_job("spec.security.networkPolicy=DefaultDeny", "spec.model.base=/models/m", scorers))
+    found = made["NetworkPolicy"]["spec"]["egress"][2]
+    ports = rule.pop("ports", [])
+    assert [port["port"] for port in found.pop("ports", ())] == ports
+    assert found == rule
+    said = ", ".join(f"TCP {port}" for port in ports) if "to" not in rule else "none"
+    assert made["NetworkPolicy"]["metadata"]["annotations"]["diffusionrl.io/open-ports"] == said
 
 
 def test_a_pod_monitor_is_rendered_if_enabled(make_job: MakeJob) -> None:

@@ -95,7 +95,7 @@ def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
 
 
 def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
-    named = "{spec: {containers: [{name: ray, env: [{name: HF_ENDPOINT, value: 'http://hub:81'}]}]}}"
+    named = "{spec: {containers: [{name: ray, env: [{name: HF_ENDPOINT, value: 'http://hub.test:81'}]}]}}"
     hub, data = f"spec.trainer.podTemplate={named}", "spec.data.train=['s3://b/t.jsonl']"
 
     def verdict(*changes: str) -> tuple[list[str], list[int]]:
@@ -115,7 +115,7 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
     ((text,), _) = verdict(data)
     assert text.startswith("is ambiguous, because the job uses an S3-compatible store and the Hugging Face hub")
     ((text,), _) = verdict(hub)
-    assert "the trainer's variable HF_ENDPOINT is http://hub:81: write one of them" in text
+    assert "the trainer's variable HF_ENDPOINT is http://hub.test:81: write one of them" in text
 
 
 def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_in_the_init_container() -> None:
