@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.altering_webhook import Body, Patch, altering_webhook
+from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
-from e2e.jobs import JobOnPlane
-from e2e.operator_process import AGENT, RunningOperator
+from e2e.jobs import JOB_SEEN, JobOnPlane
+from e2e.operator_process import AGENT, RunningOperator, operator
 
 pytestmark = pytest.mark.cluster
 WATCHED_SECONDS = 20
@@ -86,3 +88,84 @@ def test_a_status_that_a_webhook_alters_is_written_seldom_and_the_job_goes_on(
     names = [item["metadata"]["name"] for item in api.get(job.ray("rayjobs"))["items"]]
     assert sorted(names) == [other.attempt(1), job.attempt(1)]
     assert running.page("/healthz").status_code == 200
+
+
+def test_another_value_of_managed_by_disturbs_neither_jobs_nor_probes(
+    installed: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    """Also not on the operator's own Leases."""
+
+    def replace(resource: str, body: Body) -> Patch:
+        labels = {**body["metadata"].get("labels", {}), "app.kubernetes.io/managed-by": "platform"}
+        return [{"op": "add", "path": "/metadata/labels", "value": labels}]
+
+    job = JobOnPlane(api, namespace)
+    resources = ["rayjobs", "rayclusters", "networkpolicies", "pods", "leases"]
+    own = {"NAMESPACE": namespace, "NAMESPACES": namespace, "CANARY_SECONDS": "1", "CANARY_DEADLINE_SECONDS": "6"}
+    with altering_webhook(installed, api, namespace, resources, replace):
+        with operator(installed, tmp_path, **own) as running:
+            job.start()
+            labels = job.await_attempt(1)["metadata"]["labels"]
+            assert labels["app.kubernetes.io/managed-by"] == "platform"
+            time.sleep(12)  # longer than any write may take until its watch delivers it
+            assert running.page("/healthz").status_code == 200
+            job.end(1)
+            job.await_condition("Succeeded", "True")
+
+
+@pytest.mark.parametrize("part", ["labels", "ownerReferences"])
+def test_a_job_whose_rayjob_is_stored_without_label_or_owner_waits_alone_and_leaves_nothing(
+    installed: ControlPlane, running: RunningOperator, api: Api, namespace: str, part: str
+) -> None:
+    def strip(resource: str, body: Body) -> Patch:
+        return [{"op": "remove", "path": f"/metadata/{part}"}] if part in body["metadata"] else []
+
+    job, other = JobOnPlane(api, namespace), JobOnPlane(api, "default", f"other-{part.lower()}")
+    with altering_webhook(installed, api, namespace, ["rayjobs"], strip):
+        job.submit()
+        message = job.await_condition("Ready", "False", "ChildRefused")["message"]
+        lost = part if part == "ownerReferences" else "label diffusionrl.io/job"
+        assert f"RayJob red-a01 was stored without its {lost}, and was deleted again" in message
+        other.submit()
+        other.await_attempt(1)
+        assert running.page("/healthz").status_code == 200
+        api.delete(other.own_path)
+        api.delete(job.own_path)
+        job.await_gone()
+        assert api.get(job.ray("rayjobs"))["items"] == []
+
+
+def test_edits_of_a_rayjob_are_named_or_corrected(running: RunningOperator, api: Api, namespace: str) -> None:
+    job = JobOnPlane(api, namespace)
+    job.start()
+    path, uid = job.ray("rayjobs", job.attempt(1)), api.get(job.own_path)["metadata"]["uid"]
+    api.patch(path, {"metadata": {"ownerReferences": None}}, fieldManager="kubectl-edit")
+
+    def owned() -> bool:
+        return [owner["uid"] for owner in api.get(path)["metadata"].get("ownerReferences", ())] == [uid]
+
+    deadlines.wait_until("the owner to be restored", JOB_SEEN, owned)
+    api.patch(path, {"spec": {"entrypoint": "sleep 1"}}, fieldManager="kubectl-edit")
+    message = job.await_condition("Updated", "False", "ChangedByOthers")["message"]
+    assert message.startswith("field manager 'kubectl-edit' changed the entrypoint or annotations of RayJob red-a01")
+    job.end(1)
+    job.await_condition("Succeeded", "True")
+
+
+def test_a_suspended_job_does_not_wait_for_a_pod_with_a_made_up_owner(
+    running: RunningOperator, api: Api, namespace: str
+) -> None:
+    job = JobOnPlane(api, namespace)
+    job.start()
+    # Garbage collection keeps an object whose owner is of a kind that is not served.
+    owner = {"apiVersion": "example.com/v1", "kind": "RayCluster", "name": job.cluster_name(1), "uid": "made-up"}
+    labels = job.await_attempt(1)["metadata"]["labels"]
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    api.post(pods, {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "theirs", "labels": labels, "ownerReferences": [{**owner, "controller": True}]},
+        "spec": {"containers": [{"name": "c", "image": "i"}], "nodeSelector": {"no": "such"}},
+    })  # fmt: skip
+    api.patch(job.own_path, {"spec": {"suspend": True}})
+    job.await_condition("Suspended", "True")
+    assert "deletionTimestamp" not in api.get(f"{pods}/theirs")["metadata"]

@@ -63,7 +63,7 @@ class JobWorkers:
         revision: changes when a job's spec changes, when its deletion begins and when it is gone.
         resync: seconds until the next pass over a job without events, with jitter.
         measured: called with result and seconds of every pass.
-        passes: maximum number of concurrent passes, three quarters of them over jobs of one namespace.
+        passes: maximum number of concurrent passes, half of them over jobs of one namespace.
         started: whether to make passes before `start` is called.
     """
 
@@ -73,7 +73,7 @@ class JobWorkers:
         clock: Callable[[], datetime], passes: int, started: bool = True,
     ) -> None:  # fmt: skip
         self._reconcile, self._rank, self._revision, self._resync = reconcile, rank, revision, resync
-        self._measured, self._clock, self._passes, self._share = measured, clock, passes, max(1, passes * 3 // 4)
+        self._measured, self._clock, self._passes, self._share = measured, clock, passes, max(1, passes // 2)
         self._jobs: dict[Key, _Job] = {}
         self._order = itertools.count()
         self._queues: OrderedDict[str, list[tuple[int, int, Key]]] = OrderedDict()  # by namespace, next turn first
