@@ -41,7 +41,9 @@ def fairness(runs: list[Run]) -> str:
     """Of one namespace while another one gets many jobs."""
     run = runs[0]
     return formatting.table(["Figure", "Without the burst", "During it"], [
-        ("the request to suspend a job",
+        (f"the operator alone, {run['jobs']} jobs at once, 50 ms for each request: until its first status", "",
+         f"at most {run['queue_served_max_s']:.2f} s of 20, while {run['queue_left']:.0f} jobs wait"),
+        ("with an API server: the request to suspend a job",
          f"p50 {run['quiet_request_s']:.2f} s", f"p50 {run['during_request_s']:.2f} s"),
         *((what, f"p50 {run[f'quiet_{part}_s']:.2f} s",
            f"p50 {run[f'during_{part}_s']:.2f} s, at most {run[f'during_{part}_max_s']:.2f} s of {run['suspensions']}")
