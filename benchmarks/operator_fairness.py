@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/operator_fairness.py [--jobs 800] [--seconds 120] [--out FILE]
 
 First the operator's queue alone, with the API server in memory, then all of it: the API server itself answers later
-when it gets many requests. The new jobs of the one namespace have a long text in their spec. Jobs of the other namespace are
-suspended one after another meanwhile, and until all new jobs have their RayJobs. No job has pods: no KubeRay runs.
+when it gets many requests. The new jobs of the one namespace have a long text in their spec. Jobs of the other
+namespace are suspended one after another meanwhile, until all new jobs have their RayJobs. No job has pods.
 """
 
 from __future__ import annotations
