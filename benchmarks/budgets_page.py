@@ -37,6 +37,21 @@ def scale(runs: list[Run]) -> str:
     ])  # fmt: skip
 
 
+def fairness(runs: list[Run]) -> str:
+    """Of one namespace while another one gets many jobs."""
+    run = runs[0]
+    return formatting.table(["Figure", "Without the burst", "During it"], [
+        (f"the operator alone, {run['jobs']} jobs at once, 50 ms for each request: until its first status", "",
+         f"at most {run['queue_served_max_s']:.2f} s of 20, while {run['queue_left']:.0f} jobs wait"),
+        ("with an API server: the request to suspend a job",
+         f"p50 {run['quiet_request_s']:.2f} s", f"p50 {run['during_request_s']:.2f} s"),
+        *((what, f"p50 {run[f'quiet_{part}_s']:.2f} s",
+           f"p50 {run[f'during_{part}_s']:.2f} s, at most {run[f'during_{part}_max_s']:.2f} s of {run['suspensions']}")
+          for what, part in (("from then until the operator's first status", "served"),
+                             ("and until its pods are gone", "suspended"))),
+    ])  # fmt: skip
+
+
 def _caused(run: Run, unit: str, by: str = "server") -> float:
     """What the operator causes for a job, in ms of CPU time or MiB allocated: without the user's own request."""
     return float(run[f"{by}_{unit}"] - run[f"submission_{unit}"])
@@ -82,4 +97,7 @@ def cache_memory(runs: list[Run]) -> str:
     ])  # fmt: skip
 
 
-TABLES: Tables = {"operator_scale": scale, "operator_create": creation, "operator_memory": cache_memory}
+TABLES: Tables = {
+    "operator_scale": scale, "operator_fairness": fairness, "operator_create": creation,
+    "operator_memory": cache_memory,
+}  # fmt: skip

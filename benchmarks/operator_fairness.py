@@ -1,18 +1,21 @@
 """Time until a suspension takes effect while another namespace gets hundreds of jobs, on a real API server and etcd.
 
-    PYTHONPATH=. python benchmarks/operator_fairness.py [--jobs 800] [--seconds 120] [--before CHECKOUT] [--out FILE]
+    PYTHONPATH=. python benchmarks/operator_fairness.py [--jobs 800] [--seconds 120] [--out FILE]
 
-The new jobs of the one namespace have a long text in their spec. Jobs of the other namespace are suspended one after
-another meanwhile, and until all new jobs have their RayJobs. No job has pods: no KubeRay runs.
+First the operator's queue alone, with the API server in memory, then all of it: the API server itself answers later
+when it gets many requests. The new jobs of the one namespace have a long text in their spec. Jobs of the other
+namespace are suspended one after another meanwhile, until all new jobs have their RayJobs. No job has pods.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import budgets_page
 import httpx
@@ -21,26 +24,55 @@ from job_spec import SPEC
 from operator_stack import JOBS, QUIET, RAYJOBS, count, empty_plane, settled, submit, wait_for
 from results import arguments, table, write
 
-from e2e.operator_process import ROOT, operator
+from e2e.fake_cluster import FakeCluster
+from e2e.operator_process import operator
+from omni_operator.cluster.kinds import JOBS as KINDS_JOBS
+from omni_operator.cluster.kinds import NETWORK_POLICIES
+from omni_operator.cluster.kinds import RAYJOBS as KINDS_RAYJOBS
+from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.handlers.background import utc_now
+from omni_operator.handlers.job_workers import JobWorkers
+from omni_operator.plan import ClusterSettings
+from omni_operator.reconciler import Reconciler
+from omni_operator.report_endpoint import ReportStore
+
+if TYPE_CHECKING:
+    from omni_operator.cluster.protocol import Cluster
 
 OTHERS = JOBS.replace("/default/", "/other/")
 PATIENCE = 600.0
 OTHER_JOBS, APART_SECONDS = 150, 1.0  # jobs of the other namespace, and between two suspensions
+REQUEST_SECONDS = 0.05  # of each request to the API server in memory
+PAUSE = 0.1  # seconds between two looks at the status: the operator is to be the load
 
 
-def is_suspended(client: httpx.Client, name: str) -> bool:
-    """Whether the status of a job of the other namespace says that it has no pods."""
-    status = client.get(f"{OTHERS}/{name}").raise_for_status().json().get("status") or {}
-    return any((each["type"], each["status"]) == ("Suspended", "True") for each in status.get("conditions", ()))
+@dataclass(frozen=True)
+class Suspension:
+    """Seconds of the request to suspend a job, from then to the operator's first answer to it in the status, and to the
+    status that the job has no pods.
+    """
+
+    request: float
+    served: float
+    suspended: float
 
 
-def suspend(client: httpx.Client, name: str) -> tuple[float, float]:
-    """Seconds of the request to suspend a job, and from then to a status that says that it is suspended."""
+def suspend(client: httpx.Client, name: str) -> Suspension:
+    """Suspend a job of the other namespace."""
     began = time.monotonic()
-    headers = {"Content-Type": "application/merge-patch+json"}
-    client.patch(f"{OTHERS}/{name}", headers=headers, json={"spec": {"suspend": True}}).raise_for_status()
-    request = time.monotonic() - began
-    return request, wait_for(f"the suspension of {name}", lambda: is_suspended(client, name), PATIENCE, pause=0.02)
+    headers, path = {"Content-Type": "application/merge-patch+json"}, f"{OTHERS}/{name}"
+    answer = client.patch(path, headers=headers, json={"spec": {"suspend": True}}).raise_for_status()
+    generation, request = answer.json()["metadata"]["generation"], time.monotonic() - began
+    status: dict[str, Any] = {}
+
+    def read(good: Callable[[], bool]) -> bool:
+        status.update(client.get(path).raise_for_status().json().get("status") or {})
+        return good()
+
+    served = lambda: status.get("observedGeneration") == generation  # noqa: E731
+    suspended = lambda: status.get("state") == "Suspended"  # noqa: E731
+    first = wait_for(f"an answer for {name}", lambda: read(served), PATIENCE, pause=PAUSE)
+    return Suspension(request, first, first + wait_for(name, lambda: read(suspended), PATIENCE, pause=PAUSE))
 
 
 def burst(client: httpx.Client, jobs: int, seconds: int) -> None:
@@ -53,18 +85,18 @@ def burst(client: httpx.Client, jobs: int, seconds: int) -> None:
         submit(client, [f"job-{number}" for number in range(jobs) if number * seconds // jobs == second], spec)
 
 
-def measure(jobs: int, seconds: int, checkout: Path = ROOT) -> dict[str, Any]:
+def measure(jobs: int, seconds: int) -> dict[str, Any]:
     """Seconds of suspensions before the burst, and from its begin until all its jobs have RayJobs."""
-    with empty_plane(checkout) as (plane, client, folder):
+    with empty_plane() as (plane, client, folder):
         client.post("/api/v1/namespaces", json={"metadata": {"name": "other"}}).raise_for_status()
-        with operator(plane, folder, checkout=checkout, **QUIET) as running:
+        with operator(plane, folder, **QUIET) as running:
             names = [f"red-{number}" for number in range(OTHER_JOBS)]
             submit(client, names, path=OTHERS)
             wait_for("RayJobs", lambda: count(client, RAYJOBS.replace("/default/", "/other/")) >= len(names), PATIENCE)
             settled(running)
             quiet = [suspend(client, names.pop()) for _ in range(5)]
             thread = threading.Thread(target=burst, args=(client, jobs, seconds))
-            began, during = time.monotonic(), list[tuple[float, float]]()
+            began, during = time.monotonic(), list[Suspension]()
             thread.start()
             while names and (thread.is_alive() or count(client, RAYJOBS) < jobs):
                 during.append(suspend(client, names.pop()))
@@ -74,14 +106,85 @@ def measure(jobs: int, seconds: int, checkout: Path = ROOT) -> dict[str, Any]:
             taken = time.monotonic() - began
     return {
         "jobs": jobs, "seconds": seconds, "taken_s": taken, "suspensions": len(during),
-        **medians("quiet", quiet), **medians("during", during), "during_max_s": max(seconds for _, seconds in during),
+        **medians("quiet", quiet), **medians("during", during),
     }  # fmt: skip
 
 
-def medians(name: str, found: list[tuple[float, float]]) -> dict[str, float]:
-    """Medians of requests and of what followed them."""
-    requests, suspensions = zip(*found, strict=True)
-    return {f"{name}_request_s": statistics.median(requests), f"{name}_p50_s": statistics.median(suspensions)}
+def medians(name: str, found: list[Suspension]) -> dict[str, float]:
+    """Medians and the largest values."""
+    values = {part: [getattr(each, part) for each in found] for part in ("request", "served", "suspended")}
+    return {
+        **{f"{name}_{part}_s": statistics.median(given) for part, given in values.items()},
+        **{f"{name}_{part}_max_s": max(given) for part, given in values.items()},
+    }
+
+
+class SlowCluster:
+    """The API server in memory, which takes a while for each request."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def answer(*given: Any, **named: Any) -> Any:
+            await asyncio.sleep(REQUEST_SECONDS)
+            return await getattr(self._cluster, name)(*given, **named)
+
+        return answer
+
+
+async def measure_queue(jobs: int) -> dict[str, float]:
+    """Seconds that the operator alone takes for an event of one namespace while another one gets jobs, all at once."""
+    cluster, cache = FakeCluster(utc_now), ObjectCache()
+    reconciler = Reconciler(
+        cluster=cast("Cluster", SlowCluster(cluster)), cache=cache, reports=ReportStore(), clock=utc_now,
+        settings=ClusterSettings(image="rollout:1"), instance="benchmark",
+    )  # fmt: skip
+    workers = JobWorkers(
+        reconciler.reconcile, rank=lambda key: found.rank if (found := cache.summary(key)) else 1,
+        revision=lambda key: found.revision if (found := cache.summary(key)) else None, resync=lambda: 3600.0,
+        measured=lambda result, seconds: None, clock=utc_now, passes=16,
+    )  # fmt: skip
+    seen = 0
+
+    async def until(good: Callable[[], object], pause: float = 0.01) -> float:
+        """Deliver events until something is true; seconds that it took."""
+        nonlocal seen
+        began = time.monotonic()
+        while not good():
+            await asyncio.sleep(pause)
+            events, seen = cluster.events[seen:], len(cluster.events)
+            for change, kind, body in events:
+                if kind in (KINDS_JOBS, KINDS_RAYJOBS, NETWORK_POLICIES):
+                    key = cache.remove(kind, body) if change == "DELETED" else cache.put(kind, body)
+                    if key:
+                        workers.wake(key)
+            cluster.collect()
+        return time.monotonic() - began
+
+    def create(namespace: str, count: int) -> None:
+        for number in range(count):
+            meta = {"namespace": namespace, "name": f"job-{number}"}
+            cluster.make(
+                {"apiVersion": KINDS_JOBS.api_version, "kind": KINDS_JOBS.kind, "metadata": meta, "spec": SPEC}
+            )
+
+    create("other", 20)
+    await until(lambda: len(cluster.all(KINDS_RAYJOBS)) == 20 and not workers.tasks)
+    create("default", jobs)
+    found = []
+    for number in range(20):
+        body = cluster.change(KINDS_JOBS, "other", f"job-{number}", spec={"suspend": True})
+        generation, place = body["metadata"]["generation"], ("other", f"job-{number}")
+
+        def served() -> bool:
+            job = cluster.get(KINDS_JOBS, *place)  # noqa: B023 - called before the next one
+            return job is not None and (job.get("status") or {}).get("observedGeneration") == generation  # noqa: B023
+
+        found.append(await until(served))
+    left = workers.depth
+    await workers.stop(10)
+    return {"queue_served_s": statistics.median(found), "queue_served_max_s": max(found), "queue_left": float(left)}
 
 
 def main() -> None:
@@ -89,23 +192,13 @@ def main() -> None:
     parser = arguments(__doc__, "operator_fairness", 1)
     parser.add_argument("--jobs", type=int, default=800, help="new jobs")
     parser.add_argument("--seconds", type=int, default=120, help="in which they are created")
-    parser.add_argument("--before", type=Path, help="checkout of an earlier revision, to compare with")
     given = parser.parse_args()
-    checkouts = [ROOT, given.before.resolve()] if given.before else [ROOT]
-    runs = [measure(given.jobs, given.seconds, checkout) for checkout in checkouts for _ in range(given.repeats)]
-    table(
-        runs,
-        [
-            "taken_s",
-            "suspensions",
-            "quiet_request_s",
-            "quiet_p50_s",
-            "during_request_s",
-            "during_p50_s",
-            "during_max_s",
-        ],
-    )
+    runs = [
+        {**measure(given.jobs, given.seconds), **asyncio.run(measure_queue(given.jobs))} for _ in range(given.repeats)
+    ]  # fmt: skip
+    columns = ["queue_served_max_s", "queue_left", "taken_s", "during_request_s", "during_served_s"]
     write(given.out, runs)
+    table(runs, columns)
     page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
 
 

@@ -39,8 +39,8 @@ def resident() -> float:
 
 def objects() -> list[tuple[Kind, str]]:
     """The objects of one job after its first pass as JSON; its name is `NAME`, and uids begin with `UID`."""
+    from e2e.fake_cluster import FakeCluster
     from omni_operator import plan
-    from omni_operator.cluster.fake import FakeCluster
     from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS
     from omni_operator.cluster.object_cache import ObjectCache
     from omni_operator.reconciler import Reconciler
@@ -59,10 +59,16 @@ def objects() -> list[tuple[Kind, str]]:
 
 def copies(texts: list[tuple[Kind, str]], jobs: int) -> Iterator[tuple[Kind, Body]]:
     """The objects of all jobs, one at a time, as a watch delivers them; their uids have 36 characters."""
+    from omni_operator.api.names import CHECKSUM_ANNOTATION
+    from omni_operator.plan.digest import digest_checked
+
     for number in range(jobs):
         uid = f"{number * 7919:08x}-4b11-4c4e-9d2a-{number:011x}"
         for kind, text in texts:
-            yield kind, json.loads(text.replace(NAME, f"job-{number}").replace(UID, uid))
+            body = json.loads(text.replace(NAME, f"job-{number}").replace(UID, uid))
+            if CHECKSUM_ANNOTATION in body["metadata"].get("annotations", ()):  # of a RayJob, which it has to match
+                body["metadata"]["annotations"][CHECKSUM_ANNOTATION] = digest_checked(body)
+            yield kind, body
 
 
 def measure(jobs: int) -> dict[str, float]:

@@ -42,6 +42,7 @@ NEEDS = {
     "python -m e2e.programs": "minutes", "python -m e2e.verdicts": "e2e/suites/test_job_verdicts.py",
     "python -m pytest": "minutes", "python benchmarks/operator_create.py": "minutes",
     "python benchmarks/operator_memory.py": "minutes", "python benchmarks/operator_scale.py": "minutes",
+    "python benchmarks/operator_fairness.py": "minutes",
     "python benchmarks/operator_soak.py": "minutes",
     "python3 -m my_flux.tiny_model": "tests/ml/engine/test_own_family.py",
     "python3 -m venv": "nothing", "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import ClusterError, NotLeader, Unavailable
-from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import EVENTS, LEASES, Body, Kind
 from omni_operator.cluster.leader_election import (
     LONGEST_SECONDS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from e2e.fake_cluster import FakeCluster
 from omni_operator.api.names import report_audience
-from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from omni_operator.cluster.fake import FakeCluster
+from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.kinds import JOBS, RAYJOBS
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.handlers.leading_replica import LeadingReplica

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from ruamel.yaml import YAML
 
+from e2e.fake_cluster import FakeCluster
 from omni_operator.api import crd
 from omni_operator.cluster.errors import Unavailable
-from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Kind
 from omni_operator.cluster.server_clock import utc_now
 from omni_operator.cluster.watch_liveness import WatchLiveness

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from control.operator_core.pools import Pools
+from e2e.fake_cluster import FakeCluster
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import Condition, Status
 from omni_operator.cluster.errors import Unavailable
-from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from omni_operator.api.names import CHECKSUM_ANNOTATION
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Kind
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.handlers.job_workers import JobWorkers
+from omni_operator.plan.digest import digest_checked
 from omni_operator.reconciler import ReconcileResult
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ async def test_a_cached_job_takes_less_than_4_kib_and_a_deleted_one_nothing(simu
         for number in range(COUNT):
             for kind, text in texts:
                 if kind in kinds:
-                    yield kind, json.loads(text.replace("red", f"job-{number}").replace("uid-", f"uid-{number}-"))
+                    body = json.loads(text.replace("red", f"job-{number}").replace("uid-", f"uid-{number}-"))
+                    if kind == RAYJOBS:
+                        body["metadata"]["annotations"][CHECKSUM_ANNOTATION] = digest_checked(body)
+                    yield kind, body
 
     async def reconcile(key: tuple[str, str]) -> ReconcileResult:
         return ReconcileResult(gone=cache.job(key) is None)

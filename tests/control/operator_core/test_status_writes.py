@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import Forbidden
-from omni_operator.cluster.fake import FakeCluster
 from omni_operator.cluster.kinds import JOBS, Body, Kind
 from omni_operator.cluster.status_writer import TRIES
 from omni_operator.status.write_throttle import APART

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
-from omni_operator.api.names import SPEC_ANNOTATION
+from omni_operator.api.names import CHECKSUM_ANNOTATION, SPEC_ANNOTATION
 from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS
 from omni_operator.plan import ClusterSettings
 
@@ -79,7 +79,9 @@ async def test_an_attempt_of_an_operator_that_noted_no_digest_of_the_spec_is_com
     simulation: Any, pools: Pools
 ) -> None:
     await pools.run()
-    simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {SPEC_ANNOTATION: None}})
+    simulation.cluster.change(
+        RAYJOBS, KEY[0], "red-a01", metadata={"annotations": {SPEC_ANNOTATION: None, CHECKSUM_ANNOTATION: None}}
+    )
     simulation.start_operator()
     simulation.edit(ttlSecondsAfterFinished=7)
     await simulation.settle()

@@ -16,7 +16,13 @@ from ruamel.yaml import YAML
 from control.plan.rendered_objects import SETTINGS, SPEC, MakeJob, by_kind, env, pod, ray_job, workers
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.names import PODS_ANNOTATION, RENDERED_ANNOTATION, SPEC_ANNOTATION, report_audience
+from omni_operator.api.names import (
+    CHECKSUM_ANNOTATION,
+    PODS_ANNOTATION,
+    RENDERED_ANNOTATION,
+    SPEC_ANNOTATION,
+    report_audience,
+)
 from omni_operator.plan.digest import compute_digest
 
 
@@ -183,7 +189,7 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
     assert found["labels"] == {**dict(list(labels.items())[:6]), **own}
     assert set(found["annotations"]) == {
         "kueue.x-k8s.io/elastic-job", "ray.io/disable-provisioned-head-restart", RENDERED_ANNOTATION, PODS_ANNOTATION,
-        SPEC_ANNOTATION,
+        SPEC_ANNOTATION, CHECKSUM_ANNOTATION,
     }  # fmt: skip
     near = workers(make_job("spec.scheduling.topology.preferred=rack"))["template"]["metadata"]["annotations"]
     assert near["kueue.x-k8s.io/podset-preferred-topology"] == "rack"

@@ -14,6 +14,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import (
     ASKED_ANNOTATION,
+    CHECKSUM_ANNOTATION,
     JOB_ANNOTATION,
     PODS_ANNOTATION,
     RENDERED_ANNOTATION,
@@ -56,6 +57,7 @@ def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob
     full = rendered(make_job, 12, *more)
     for number in (11, 2):
         found, expected = asked(full, 12, number), rendered(make_job, number, *more)
+        assert not parse_rayjob(found).altered
         pods = json.loads(found["metadata"]["annotations"].pop(PODS_ANNOTATION))
         wanted = json.loads(expected["metadata"]["annotations"].pop(PODS_ANNOTATION))
         assert (
@@ -63,7 +65,7 @@ def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob
         )
         assert found["metadata"]["annotations"].pop(ASKED_ANNOTATION) == "2026-01-01T00:00:00Z 0"
         for body in (found, expected):
-            for name in (RENDERED_ANNOTATION, SPEC_ANNOTATION):  # the attempt is that of its job
+            for name in (RENDERED_ANNOTATION, SPEC_ANNOTATION, CHECKSUM_ANNOTATION):  # the attempt is that of its job
                 body["metadata"]["annotations"].pop(name)
             trainer, _ = body["spec"]["rayClusterSpec"]["workerGroupSpecs"]
             trainer["template"]["metadata"]["annotations"].pop(JOB_ANNOTATION)  # as its user wrote it

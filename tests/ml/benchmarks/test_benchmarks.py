@@ -54,24 +54,38 @@ CREATION = {
 }  # fmt: skip
 
 
+FAIRNESS = {
+    "jobs": 800, "queue_served_max_s": 0.9, "queue_left": 600.0,
+    "taken_s": 120.0, "suspensions": 90, "quiet_request_s": 0.01, "quiet_served_s": 0.1, "quiet_suspended_s": 0.2,
+    "during_request_s": 0.02, "during_served_s": 0.2, "during_suspended_s": 0.3, "during_served_max_s": 0.5,
+    "during_suspended_max_s": 0.6,
+}  # fmt: skip
+
+
 MEMORY = {
     "jobs": 5000.0, "empty_mib": 60.0, "full_mib": 80.0, "kib_per_job": 4.0, "deleted_mib": 70.0, "released_mib": 65.0,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["operator_scale", "operator_create", "operator_memory"])
+async def answer_nothing(jobs: int) -> dict[str, float]:
+    """A second measurement, whose figures a run has already."""
+    return {}
+
+
+@pytest.mark.parametrize("name", ["operator_scale", "operator_fairness", "operator_create", "operator_memory"])
 def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     scale = json.loads((DOCS / "figures" / "operator_scale.json").read_text(encoding="utf-8"))["runs"][0]
     page, figures = tmp_path / "page.md", tmp_path / "figures"
     figures.mkdir()
-    run = {"operator_create": CREATION, "operator_memory": MEMORY}.get(name, scale)
+    run = {"operator_create": CREATION, "operator_memory": MEMORY, "operator_fairness": FAIRNESS}.get(name, scale)
     (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
     stale = f"<!-- {name} -->\n\nOLD\n\n<!-- end -->\n"
     page.write_text(stale, encoding="utf-8")
     benchmark = program(name)
     monkeypatch.setattr(benchmark, "measure", lambda *_: run)
+    monkeypatch.setattr(benchmark, "measure_queue", answer_nothing, raising=False)
     monkeypatch.setattr(program("budgets_page"), "PAGE", page)
     monkeypatch.setattr(program("page_tables"), "FIGURES", figures)
     for out in (tmp_path / f"{name}.json", figures / f"{name}.json"):

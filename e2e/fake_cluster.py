@@ -13,11 +13,17 @@ from typing import Any
 
 from omni_operator.api.names import FIELD_MANAGER
 from omni_operator.api.status import UNSEEN
+from omni_operator.cluster.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    KindAbsent,
+    NamespaceTerminating,
+    NotFound,
+)
+from omni_operator.cluster.kinds import JOBS, Body, Kind, kind_of
+from omni_operator.cluster.protocol import GroupChange, Identity, Listing
 from omni_operator.status.timestamps import format_timestamp
-
-from .errors import AlreadyExists, ClusterError, Conflict, KindAbsent, NamespaceTerminating, NotFound
-from .kinds import JOBS, Body, Kind, kind_of
-from .protocol import GroupChange, Identity, Listing
 
 Place = tuple[Kind, str, str]
 WITHOUT_GENERATION = ("metadata", "status")
