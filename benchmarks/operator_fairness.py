@@ -30,7 +30,7 @@ from omni_operator.cluster.kinds import JOBS as KINDS_JOBS
 from omni_operator.cluster.kinds import NETWORK_POLICIES
 from omni_operator.cluster.kinds import RAYJOBS as KINDS_RAYJOBS
 from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.handlers.background import utc_now
+from omni_operator.cluster.server_clock import utc_now
 from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconciler import Reconciler

@@ -22,7 +22,7 @@ from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.pass_errors import PassErrors, find_condition
-from omni_operator.handlers.background import utc_now
+from omni_operator.cluster.server_clock import utc_now
 
 pytestmark = pytest.mark.cluster
 FUTURE, PAST = "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"
