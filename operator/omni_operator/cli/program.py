@@ -29,14 +29,10 @@ COMMANDS = {
     "logs": "logs:logs",
     "fetch": "fetch:fetch",
     "open": "open_dashboard:open_dashboard",
-    "list": "jobs:list_jobs",
-    "get": "jobs:get",
     "why": "jobs:why",
     "suspend": "jobs:suspend",
     "resume": "jobs:resume",
     "scale": "jobs:scale",
-    "cancel": "jobs:cancel",
-    "wait": "jobs:wait",
     "doctor": "doctor:doctor",
 }
 

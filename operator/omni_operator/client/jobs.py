@@ -174,7 +174,7 @@ class Client:
             raise JobExists(
                 f"namespace {self.namespace} has another job {name}: it differs in {', '.join(differences)}; "
                 "submit this one under another name (--set metadata.name=NAME), or first delete the other one "
-                f"(drl cancel {name})"
+                f"(kubectl delete drl {name})"
             )
         return Submitted(found, created=False)
 

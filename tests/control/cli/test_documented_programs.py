@@ -27,7 +27,7 @@ OTHERS = {
 }  # fmt: skip
 # Commands of this repository that this test does not run: what each needs, or the test that runs it.
 NEEDS = {
-    "drl cancel": "a cluster", "drl fetch": "a cluster", "drl logs": "a cluster", "drl resume": "a cluster",
+    "drl fetch": "a cluster", "drl logs": "a cluster", "drl resume": "a cluster",
     "drl submit": "a cluster", "drl suspend": "a cluster", "drl watch": "a cluster", "drl why": "a cluster",
     "drl fit": "tests/contract/test_fit_command.py", "drl model shapes": "minutes",
     "drl run examples/my-job.yaml": "tests/contract/test_own_reward.py",
@@ -51,7 +51,7 @@ NEEDS = {
 }  # fmt: skip
 RUN = ("drl validate --cluster", "drl render --cluster")
 VERBS = {
-    "kubectl": {"apply", "create", "events", "get"},
+    "kubectl": {"apply", "create", "delete", "events", "get"},
     "helm": {"install", "repo", "rollback", "test", "uninstall", "upgrade"},
     "docker": {"build", "push"},
 }

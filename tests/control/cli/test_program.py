@@ -36,7 +36,7 @@ def test_a_wrong_value_is_named_with_what_is_expected(arguments: tuple[str, ...]
     assert "Value error" not in refused.stderr and "Input should" not in refused.stderr
 
 
-@pytest.mark.parametrize("command", ["logs", "watch", "get", "why"])
+@pytest.mark.parametrize("command", ["logs", "watch", "why"])
 def test_a_command_for_a_cluster_names_the_log_of_a_run_on_this_machine(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

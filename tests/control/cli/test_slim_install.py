@@ -70,7 +70,7 @@ def test_importing_every_command_imports_nothing_of_the_training_stack() -> None
 
 
 def test_commands_for_a_cluster_without_its_client_say_what_to_install(slim: Path) -> None:
-    result = drl(slim, "list")
+    result = drl(slim, "why", "blue")
     assert (result.returncode, result.stderr) == (2, "not installed: kubernetes; install omni-operator[operator]\n")
 
 

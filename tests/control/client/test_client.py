@@ -7,30 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from control.client.fake_server import PATH, FakeServer, drl, make_job
 from omni_operator.api.status import Condition, Status
-from omni_operator.cli.main import app
 from omni_operator.client import Client, InvalidName, jobs
 from omni_operator.client.explanation import explain
-from omni_operator.cluster.errors import Unavailable
+from omni_operator.cluster.errors import ClusterError, Unavailable
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
 
 
-def test_list_and_get_print_what_the_cluster_has(kubeconfig: Path) -> None:
-    rows = [line.split() for line in drl(kubeconfig, "list").stdout.splitlines()]
-    same = ["Starting", "ClaimNotFound", "3/10", "0.5"]
-    assert rows == [["NAME", "STATE", "REASON", "STEP", "REWARD"], ["blue", *same], ["red-grpo", *same]]
-    assert [job["metadata"]["name"] for job in json.loads(drl(kubeconfig, "list", "--json").stdout)] == [
-        "blue",
-        "red-grpo",
-    ]
-    assert json.loads(drl(kubeconfig, "get", "blue", "--json").stdout) == make_job("blue")
-    assert "ClaimNotFound: no claim runs" in drl(kubeconfig, "get", "blue").stdout
+def test_jobs_are_what_the_cluster_has(kubeconfig: Path) -> None:
+    client = Client.from_kubeconfig(str(kubeconfig))
+    assert [job.name for job in client.list()] == ["blue", "red-grpo"]
+    assert client.get("blue").body == make_job("blue")
     assert "create the PersistentVolumeClaim" in drl(kubeconfig, "why", "blue").stdout
-    assert drl(kubeconfig, "list", "-n", "team").exit_code == 0
 
 
 def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Path) -> None:
@@ -76,32 +67,23 @@ def test_a_job_without_rollout_pods_cannot_be_scaled_and_the_message_says_why(
     assert (refused.exit_code, "must be all accelerators" in refused.stderr) == (1, True)
 
 
-def test_cancel_asks_and_deletes_the_job_that_was_shown(server: FakeServer, kubeconfig: Path) -> None:
-    asked = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="n\n")
-    assert (asked.exit_code, server.deletions) == (2, [])
-    assert "the run folder on the claim runs is kept" in asked.stderr and "Delete" not in asked.stdout
-    closed = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="")
-    assert (closed.exit_code, server.deletions) == (2, [])
-    assert closed.stderr.splitlines()[-1] == "nothing was deleted: without a terminal to answer on, give --yes"
-    done = drl(kubeconfig, "cancel", "blue", "--yes")
-    assert done.stdout == "blue: deletion requested; the run folder on the claim runs is kept\n"
+def test_cancel_deletes_the_job_that_was_read(server: FakeServer, kubeconfig: Path) -> None:
+    Client.from_kubeconfig(str(kubeconfig)).cancel("blue")
     options = {"propagationPolicy": "Background", "preconditions": {"uid": "uid-blue"}}
     assert server.deletions == [(f"{PATH}/blue", options)]
 
 
 def test_wait_ends_with_the_state_the_end_of_the_job_or_the_deadline(server: FakeServer, kubeconfig: Path) -> None:
-    assert drl(kubeconfig, "wait", "blue", "--for=Starting").stdout == "blue is Starting\n"
-    late = drl(kubeconfig, "wait", "blue", "--timeout=0")
-    assert (late.exit_code, late.stderr) == (1, "blue is Starting after 0 s\n")
+    client = Client.from_kubeconfig(str(kubeconfig))
+    assert client.wait("blue", "Starting", 60).status.state == "Starting"
+    with pytest.raises(TimeoutError, match=r"^blue is Starting after 0 s$"):
+        client.wait("blue", "Succeeded", 0)
     failed = {"type": "Failed", "status": "True", "reason": "OutOfMemory"}
     server.jobs["blue"]["status"] = {"state": "Failed", "conditions": [failed]}
-    ended = drl(kubeconfig, "wait", "blue")
-    assert (ended.exit_code, ended.stderr) == (1, "blue is Failed; run drl why blue\n")
-    unknown = drl(kubeconfig, "wait", "blue", "--for=Runing")
-    assert (unknown.exit_code, "did you mean 'Running'?" in unknown.stderr) == (2, True)
+    assert client.wait("blue", "Succeeded", 60).status.state == "Failed"
 
 
-def test_commands_that_change_a_job_or_wait_for_it_print_json(server: FakeServer, kubeconfig: Path) -> None:
+def test_commands_about_one_job_print_json(kubeconfig: Path) -> None:
     def said(*arguments: str) -> Any:
         done = drl(kubeconfig, *arguments, "--json")
         assert (done.exit_code, done.stderr) == (0, ""), done.output
@@ -110,29 +92,23 @@ def test_commands_that_change_a_job_or_wait_for_it_print_json(server: FakeServer
     why = said("why", "blue")
     assert (why["name"], why["state"], why["reason"]) == ("blue", "Starting", "ClaimNotFound")
     assert why["text"] == drl(kubeconfig, "why", "blue").stdout.rstrip("\n")
-    assert said("wait", "blue", "--for=Starting") == make_job("blue")
     assert [said("suspend", "blue") for _ in range(2)] == [{"name": "blue", "changed": each} for each in (True, False)]
     assert said("resume", "blue") == {"name": "blue", "changed": True}
     assert said("scale", "blue", "--replicas=4") == {"name": "blue", "changed": True, "replicas": 4}
-    assert said("cancel", "blue", "--yes") == {"name": "blue", "claim": "runs"}
-    ended = {"state": "Failed", "conditions": [{"type": "Failed", "status": "True", "reason": "OutOfMemory"}]}
-    server.jobs["blue"]["status"] = ended
-    failed = drl(kubeconfig, "wait", "blue", "--json")
-    assert (failed.exit_code, json.loads(failed.stdout)["status"]) == (1, ended)
 
 
 def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
-    missing = drl(kubeconfig, "get", "red-grp")
+    missing = drl(kubeconfig, "why", "red-grp")
     assert (missing.exit_code, missing.stderr) == (
         2, "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n",
     )  # fmt: skip
     server.objects[PATH] = 403, {"message": "User u cannot list"}
-    missing = drl(kubeconfig, "get", "red-grp")
+    missing = drl(kubeconfig, "why", "red-grp")
     assert (missing.exit_code, missing.stderr) == (2, "no job 'red-grp' in namespace team\n"), "may get, not list"
     del server.objects[PATH]
-    context = drl(kubeconfig, "list", "--context=mian")
+    context = drl(kubeconfig, "why", "blue", "--context=mian")
     assert (context.exit_code, "did you mean 'main'?" in context.stderr) == (2, True)
-    absent = drl(tmp_path / "none", "list")
+    absent = drl(tmp_path / "none", "why", "blue")
     assert (absent.exit_code, "cannot use the kubeconfig" in absent.stderr) == (2, True)
     malformed = tmp_path / "malformed"
     for text in (
@@ -141,12 +117,14 @@ def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path
         "{current-context: a, contexts: [{name: a, context: 5}], clusters: [], users: []}",
     ):
         malformed.write_text(text)
-        refused = drl(malformed, "list")
+        refused = drl(malformed, "why", "blue")
         assert (refused.exit_code, "cannot use the kubeconfig" in refused.stderr) == (2, True), text
     server.refusal = 404, {}
-    assert (drl(kubeconfig, "list").exit_code, "not installed" in drl(kubeconfig, "list").stderr) == (2, True)
-    server.refusal = 403, {"message": "User u cannot list"}
-    assert (drl(kubeconfig, "list").exit_code, "User u cannot list" in drl(kubeconfig, "list").stderr) == (1, True)
+    with pytest.raises(ClusterError, match="not installed"):
+        Client.from_kubeconfig(str(kubeconfig)).list()
+    server.refusal = 403, {"message": "User u cannot get"}
+    refused = drl(kubeconfig, "why", "blue")
+    assert (refused.exit_code, "User u cannot get" in refused.stderr) == (1, True)
 
 
 def test_what_a_newer_operator_writes_hides_nothing(server: FakeServer, kubeconfig: Path) -> None:
@@ -154,11 +132,10 @@ def test_what_a_newer_operator_writes_hides_nothing(server: FakeServer, kubeconf
     ready = {"type": "Ready", "status": "False", "reason": "ClaimNotFound"}
     conditions = [{"type": "Ready", "status": "Perhaps", "reason": "New"}, ready]
     server.jobs["blue"]["status"] = {"state": "Paused", "conditions": conditions, "new": 1}
-    assert [line.split()[:2] for line in drl(kubeconfig, "list").stdout.splitlines()[1:]] == [
-        ["blue", "Paused"], ["red-grpo", "Starting"],
-    ]  # fmt: skip
-    assert drl(kubeconfig, "get", "blue").stdout.splitlines()[0] == "blue: Paused"
-    assert drl(kubeconfig, "wait", "blue", "--timeout=0").stderr == "blue is Paused after 0 s\n"
+    client = Client.from_kubeconfig(str(kubeconfig))
+    assert [job.status.state for job in client.list()] == ["Paused", "Starting"]
+    with pytest.raises(TimeoutError, match=r"^blue is Paused after 0 s$"):
+        client.wait("blue", "Succeeded", 0)
     assert drl(kubeconfig, "why", "blue").stdout.startswith(
         "blue is Paused. Ready is False: ClaimNotFound. What to do: "
     )
@@ -181,7 +158,7 @@ def test_a_user_whose_exec_plugin_fails_has_no_credentials(kubeconfig: Path) -> 
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
     config["users"][0]["user"] = {"exec": plugin}
     kubeconfig.write_text(json.dumps(config))
-    said = drl(kubeconfig, "list")
+    said = drl(kubeconfig, "why", "blue")
     assert (said.exit_code, "user 'u' has no credentials" in said.stderr) == (2, True), said.output
     assert "; exec: process returned 1" in said.stderr and len(said.stderr.splitlines()) == 1
 
@@ -190,7 +167,7 @@ def test_a_cluster_that_does_not_answer_is_an_error(kubeconfig: Path, tmp_path: 
     config = json.loads(kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
     kubeconfig.write_text(json.dumps(config))
-    result = drl(kubeconfig, "list")
+    result = drl(kubeconfig, "why", "blue")
     assert result.exit_code == 1
     assert result.stderr.startswith("no answer from the cluster: GET ") and "Connection refused" in result.stderr
     assert result.stderr.endswith("; check the server of the kubeconfig, VPN and proxy\n")
@@ -209,8 +186,7 @@ NO_NAMES = (
     "a" * 254,
 )
 ONE_JOB: tuple[tuple[str, ...], ...] = (
-    ("get",), ("why",), ("suspend",), ("resume",), ("scale", "--replicas=2"), ("cancel", "--yes"), ("wait",),
-    ("watch",), ("logs",), ("fetch",), ("open",),
+    ("why",), ("suspend",), ("resume",), ("scale", "--replicas=2"), ("watch",), ("logs",), ("fetch",), ("open",),
 )  # fmt: skip
 
 
@@ -227,7 +203,7 @@ def test_a_command_sends_nothing_for_what_is_no_name(
 
 
 def test_a_namespace_that_is_none_gets_no_job(server: FakeServer, kubeconfig: Path) -> None:
-    for command in (("list",), ("submit", str(EXAMPLE))):
+    for command in (("why", "blue"), ("submit", str(EXAMPLE))):
         refused = drl(kubeconfig, *command, "--namespace=team/../other")
         assert (refused.exit_code, "is not a valid name of a namespace" in refused.stderr) == (2, True), refused.output
     assert (server.queries, server.posts) == ([], [])
@@ -250,43 +226,40 @@ def test_every_method_refuses_what_is_no_name(server: FakeServer, kubeconfig: Pa
     assert server.queries == []
 
 
-@pytest.mark.parametrize("command", [("list",), ("get", "blue"), ("why", "blue"), ("cancel", "blue", "--yes")])
+@pytest.mark.parametrize("command", [("why", "blue"), ("suspend", "blue")])
 def test_an_answer_that_is_not_of_kubernetes_is_an_error_in_words(
     server: FakeServer, kubeconfig: Path, command: tuple[str, ...]
 ) -> None:
-    path = PATH if command == ("list",) else f"{PATH}/blue"
     for text, said in (
         ("<html>Please log in</html>", "the answer is not one of Kubernetes: GET "),
         ("<html>Please log in</html>", "'<html>Please log in</html>"),
         ('["a"]', "the answer is not one of Kubernetes: GET "),
-        ('{"error": "login"}', "not one of Kubernetes" if command == ("list",) else "is not a job: it has the field"),
+        ('{"error": "login"}', "is not a job: it has the field"),
     ):  # fmt: skip
-        server.texts[path] = [[text]]
+        server.texts[f"{PATH}/blue"] = [[text]]
         refused = drl(kubeconfig, *command)
         assert (refused.exit_code, said in refused.stderr) == (1, True), refused
     assert server.deletions == []
 
 
-def test_cancel_deletes_no_job_that_was_created_after_the_question(server: FakeServer, kubeconfig: Path) -> None:
+def test_cancel_deletes_no_job_that_was_created_later(server: FakeServer, kubeconfig: Path) -> None:
     client = Client.from_kubeconfig(str(kubeconfig))
     seen = client.get("blue")
     server.jobs["blue"]["metadata"]["uid"] = "uid-later"
     client.cancel(seen)
     assert [options["preconditions"] for _, options in server.deletions] == [{"uid": seen.uid}]
-    server.queries.clear()
     server.deletion = 409, {"reason": "Conflict", "message": "Precondition failed: UID in precondition: uid-later"}
-    refused = CliRunner().invoke(app, ["cancel", "blue", f"--kubeconfig={kubeconfig}"], input="y\n")
-    assert len(server.queries) == 1, "the job is read once, before the question"
-    assert refused.exit_code == 1
-    assert refused.stderr.endswith("blue was deleted, and created again: the new one was not deleted\n")
+    with pytest.raises(ClusterError, match=r"^blue was deleted, and created again: the new one was not deleted$"):
+        client.cancel(seen)
     server.deletion = 404, {"message": "not found", "details": {"name": "blue"}}
-    assert drl(kubeconfig, "cancel", "blue", "--yes").stderr == "blue was deleted already\n"
+    with pytest.raises(ClusterError, match=r"^blue was deleted already$"):
+        client.cancel(seen)
 
 
 def test_an_answer_without_uid_deletes_nothing(server: FakeServer, kubeconfig: Path) -> None:
     del server.jobs["blue"]["metadata"]["uid"]
-    refused = drl(kubeconfig, "cancel", "blue", "--yes")
-    assert (refused.exit_code, "has no uid: nothing was deleted" in refused.stderr) == (1, True)
+    with pytest.raises(ClusterError, match="has no uid: nothing was deleted"):
+        Client.from_kubeconfig(str(kubeconfig)).cancel("blue")
     assert server.deletions == []
 
 

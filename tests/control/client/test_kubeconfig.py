@@ -67,7 +67,7 @@ def test_a_token_may_end_with_a_line_break(server: FakeServer, kubeconfig: Path,
     """As in a file that `echo` writes: kubectl accepts it."""
     (tmp_path / "token").write_text("abc\n")
     change(kubeconfig, user={"tokenFile": str(tmp_path / "token")})
-    assert drl(kubeconfig, "list").exit_code == 0
+    assert drl(kubeconfig, "why", "blue").exit_code == 0
 
 
 @pytest.mark.parametrize("token", ["secret\nsecret", "secret\u20ac", "secret\x00"])
@@ -75,7 +75,7 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(
     token: str, server: FakeServer, kubeconfig: Path
 ) -> None:
     change(kubeconfig, user={"token": token})
-    said = drl(kubeconfig, "list")
+    said = drl(kubeconfig, "why", "blue")
     assert (said.exit_code, "its token has a line break or another character" in only_line(said)) == (2, True)
     assert "secret" not in said.output
     assert server.queries == []
@@ -83,7 +83,7 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(
 
 def test_rejected_credentials_are_named_with_what_to_do(server: FakeServer, kubeconfig: Path) -> None:
     server.refusal = 401, {"message": "Unauthorized", "reason": "Unauthorized"}
-    for command in (("list",), ("get", "blue"), ("submit", str(EXAMPLE)), ("logs", "blue"), ("wait", "blue")):
+    for command in (("why", "blue"), ("submit", str(EXAMPLE)), ("logs", "blue"), ("watch", "blue")):
         said = drl(kubeconfig, *command)
         assert (said.exit_code, "rejects the credentials of the kubeconfig" in only_line(said)) == (1, True), command
         assert "log in again" in said.stderr
@@ -106,7 +106,7 @@ def test_a_certificate_of_another_authority_is_one_line(kubeconfig: Path, tmp_pa
             f"https://127.0.0.1:{port}",
             **{"certificate-authority-data": pki.encoded(authorities[1].certificate.read_bytes())},
         )
-        said = drl(kubeconfig, "list")
+        said = drl(kubeconfig, "why", "blue")
     assert (said.exit_code, "CERTIFICATE_VERIFY_FAILED" in only_line(said)) == (1, True)
     assert "compare server, tls-server-name and certificate-authority" in said.stderr
 
@@ -115,16 +115,16 @@ def test_key_and_certificate_that_do_not_belong_together_are_named(kubeconfig: P
     words = dict.fromkeys(("client-certificate-data", "client-key-data"), pki.encoded(b"none"))
     with listening(socket.socket.close) as port:
         change(kubeconfig, f"https://127.0.0.1:{port}", user=words)
-        said = drl(kubeconfig, "list")
+        said = drl(kubeconfig, "why", "blue")
     assert "check certificate-authority, client-certificate and client-key" in only_line(said)
     change(kubeconfig, "http://127.0.0.1:1")
-    said = drl(kubeconfig, "list")
+    said = drl(kubeconfig, "why", "blue")
     assert (said.exit_code, "a server without https:// gets no certificate" in only_line(said)) == (2, True)
 
 
 def test_a_server_without_a_scheme_is_refused(server: FakeServer, kubeconfig: Path) -> None:
     change(kubeconfig, f"127.0.0.1:{server.server_port}")
-    said = drl(kubeconfig, "list")
+    said = drl(kubeconfig, "why", "blue")
     assert (said.exit_code, "must begin with https:// or http://" in only_line(said)) == (2, True)
     assert server.queries == []
 
@@ -134,7 +134,7 @@ def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch
     asked: list[socket.socket] = []
     with listening(asked.append) as port:
         change(kubeconfig, f"http://127.0.0.1:{port}")
-        for number, command in enumerate((("list",), ("submit", str(EXAMPLE)), ("why", "blue")), 1):
+        for number, command in enumerate((("submit", str(EXAMPLE)), ("why", "blue")), 1):
             said = drl(kubeconfig, *command)
             assert (said.exit_code, "Read timed out" in only_line(said)) == (1, True), command
             assert len(asked) == number, "drl submit asks for the operator's settings first"
@@ -190,10 +190,10 @@ def test_a_pod_without_a_kubeconfig_uses_its_service_account(
 
 def test_a_missing_or_malformed_file_is_one_line(kubeconfig: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
-    assert f"there is no file {absent}; set KUBECONFIG" in only_line(drl(absent, "list"))
-    said = only_line(drl(tmp_path, "list"))
+    assert f"there is no file {absent}; set KUBECONFIG" in only_line(drl(absent, "why", "blue"))
+    said = only_line(drl(tmp_path, "why", "blue"))
     assert f"cannot use the kubeconfig: {tmp_path} cannot be read: Is a directory; set KUBECONFIG" in said
     for text in ("a: [", "[1, 2]", "", "contexts: 3"):
         kubeconfig.write_text(text)
-        said = drl(kubeconfig, "list")
+        said = drl(kubeconfig, "why", "blue")
         assert (said.exit_code, "cannot use the kubeconfig: " in only_line(said)) == (2, True), text
