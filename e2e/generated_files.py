@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from e2e import chart_values, metrics_page, python_page
-from omni_operator.api import crd, reference
-from omni_operator.status import troubleshooting
+from e2e import chart_values, job_page, metrics_page, python_page, troubleshooting_page
+from omni_operator.api import crd
 from verl_omni.trainer import other_defaults, setting_names, settings_page
 
 # (program, arguments); Helm installs the chart's own copy of the CRD.
@@ -18,8 +17,8 @@ GENERATORS: tuple[tuple[Callable[[Sequence[str]], int], tuple[str, ...]], ...] =
     (crd.main, ()),
     (crd.main, ("--out", "charts/omni-operator/files")),
     (chart_values.main, ()),
-    (reference.main, ()),
-    (troubleshooting.main, ()),
+    (job_page.main, ()),
+    (troubleshooting_page.main, ()),
     (setting_names.main, ()),
     (settings_page.main, ()),
     (other_defaults.main, ()),

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from architecture.reasons import reasons_of_conditions, warnings_of_the_trainer
+from e2e import troubleshooting_page
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
 from omni_operator.cli.main import app
-from omni_operator.status import troubleshooting
 from omni_operator.status.events import _TROUBLES, _WARNINGS
 from omni_operator.status.evidence import SIDECAR
 from omni_operator.status.explained_reasons import FAILURES, REASONS, WAITING, WARNINGS
@@ -52,7 +52,7 @@ def test_an_explanation_names_the_places_where_its_reason_appears(root: Path) ->
     for name, found in REASONS.items():
         conditions = [place.split("=") for place in found.shown if "=" in place]
         assert {kind for kind, _ in conditions} <= set(CONDITIONS), name
-        assert {*(place for place in found.shown if "=" not in place)} <= set(troubleshooting.PLACES), name
+        assert {*(place for place in found.shown if "=" not in place)} <= set(troubleshooting_page.PLACES), name
         shown = {status for _, status in conditions}
         expected = statuses.get(name, set()) | ({"True"} if name in FAILED - {"ChildDeleted"} else set())
         if name != RECONCILE_ERROR:  # written separately from the conditions
@@ -71,10 +71,10 @@ def test_what_holds_a_job_has_a_command_and_a_remedy() -> None:
 
 
 def test_the_page_is_up_to_date(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert troubleshooting.main(["--check", "--out", str(root / PAGE)]) == 0
+    assert troubleshooting_page.main(["--check", "--out", str(root / PAGE)]) == 0
     stale = tmp_path / "page.md"
     stale.write_text("old")
-    assert troubleshooting.main(["--check", "--out", str(stale)]) == 1
+    assert troubleshooting_page.main(["--check", "--out", str(stale)]) == 1
     assert "make crds" in capsys.readouterr().err
 
 
@@ -85,10 +85,10 @@ def test_every_reason_that_holds_a_job_has_a_heading_of_its_own(root: Path) -> N
 
 
 def test_messages_of_a_run_on_one_machine_are_in_the_code(root: Path) -> None:
-    page = Path(troubleshooting.__file__)
+    page = Path(troubleshooting_page.__file__)
     paths = [path for name in ("operator", "verl_omni") for path in (root / name).rglob("*.py") if path != page]
     code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    assert [message for message in troubleshooting.MESSAGES if message not in code] == []
+    assert [message for message in troubleshooting_page.MESSAGES if message not in code] == []
 
 
 def test_commands_of_drl_on_the_page_exist(root: Path) -> None:

@@ -1,6 +1,6 @@
 """Generator of `docs/job.md`, the reference of a job's fields, from the CRD.
 
-python -m omni_operator.api.reference --out docs/job.md [--check]
+PYTHONPATH=operator:. python -m e2e.job_page --out docs/job.md [--check]
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import VALIDATIONS
-from .crd import schema
-from .generated_file import write_or_check
+from omni_operator.api.base import VALIDATIONS
+from omni_operator.api.crd import schema
+from omni_operator.api.generated_file import write_or_check
 
 Schema = dict[str, Any]
 INTRODUCTION = """\
@@ -97,7 +97,7 @@ def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
     return write_or_check(
-        arguments, program="omni_operator.api.reference", description="Write the reference.",
+        arguments, program="e2e.job_page", description="Write the reference.",
         default=Path("docs/job.md"), render=text, stale="does not match the models",
     )  # fmt: skip
 

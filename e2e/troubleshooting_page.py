@@ -1,6 +1,6 @@
 """Generator of `docs/troubleshooting.md` from the explanations of conditions and reasons.
 
-python -m omni_operator.status.troubleshooting --out docs/troubleshooting.md [--check]
+PYTHONPATH=operator:. python -m e2e.troubleshooting_page --out docs/troubleshooting.md [--check]
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from omni_operator.api.generated_file import write_or_check
-
-from .explained_reasons import FAILURES, WAITING, WARNINGS
-from .explanations import CONDITIONS, Explanation
-from .normal_reasons import NORMAL
+from omni_operator.status.explained_reasons import FAILURES, WAITING, WARNINGS
+from omni_operator.status.explanations import CONDITIONS, Explanation
+from omni_operator.status.normal_reasons import NORMAL
 
 INTRODUCTION = """\
 # Troubleshooting
@@ -121,7 +120,7 @@ def _shown(found: Explanation) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
     return write_or_check(
-        arguments, program="omni_operator.status.troubleshooting",
+        arguments, program="e2e.troubleshooting_page",
         description="Write the page of conditions and reasons.", default=Path("docs/troubleshooting.md"), render=text,
         stale="does not match the explanations",
     )  # fmt: skip
