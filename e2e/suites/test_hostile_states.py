@@ -14,7 +14,7 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import operator
 from omni_operator.api.definition_fields import find_missing
-from omni_operator.api.status import Status
+from omni_operator.api.status import UNSEEN, Status
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Conflict, DefinitionOutdated
@@ -53,7 +53,7 @@ async def test_an_error_is_one_condition_beside_the_others(installed: ControlPla
         written = api.get(job.own_path)
         assert find_condition(written) == found, "a status write keeps it"
         await errors.clear(key, written)
-        assert job.status() == {"attempts": 2, "conditions": [ready]}
+        assert job.status() == {"attempts": 2, "conditions": [ready], **UNSEEN}
     assert job.await_events("ReconcileError") == ["ReconcileError"]
 
 

@@ -40,16 +40,21 @@ def await_passes(running: RunningOperator, count: int) -> None:
     deadlines.wait_until(f"{count} passes", JOB_SEEN, lambda: made() >= enough)
 
 
+def set_container(job: JobOnPlane, pod: str, state: dict[str, object], *, ready: bool) -> None:
+    """Let the kubelet of a pod that runs say so about its container."""
+    path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}"
+    deadlines.wait_until("the pod to run", JOB_SEEN, lambda: job.api.get(path)["status"]["phase"] == "Running")
+    status = {"name": "main", "state": state, "image": "rollout:1", "imageID": "", "restartCount": 0, "ready": ready}
+    condition = {"type": "Ready", "status": str(ready), "reason": "" if ready else "ContainersNotReady"}
+    job.api.patch(f"{path}/status", {"status": {"containerStatuses": [status], "conditions": [condition]}})
+
+
 def cannot_pull(job: JobOnPlane) -> None:
     """Its trainer pod waits for an image."""
     job.submit()
     job.add_cluster(1)
     name, _ = job.add_trainer(1)
-    path = f"/api/v1/namespaces/{job.namespace}/pods/{name}"
-    deadlines.wait_until("the pod to run", JOB_SEEN, lambda: job.api.get(path)["status"]["phase"] == "Running")
-    state = {"waiting": {"reason": "ErrImagePull", "message": "503"}}
-    status = {"name": "main", "state": state, "image": "rollout:1", "imageID": "", "restartCount": 0, "ready": False}
-    job.api.patch(f"{path}/status", {"status": {"containerStatuses": [status]}})
+    set_container(job, name, {"waiting": {"reason": "ErrImagePull", "message": "503"}}, ready=False)
 
 
 @pytest.mark.parametrize("seconds", [-MINUTES, MINUTES], ids=["behind", "ahead"])
@@ -72,9 +77,11 @@ def test_a_clock_that_is_ten_minutes_off_changes_no_verdict_no_deadline_and_no_t
         ended.await_condition("Succeeded", "True")
         for shift in (seconds, -seconds, 0, seconds):
             clock.shift(shift)
+            set_container(runs, head, {"running": {}}, ready=False)
             runs.head(1, "False", "ContainersNotReady")
             runs.await_condition("Ready", "False", "HeadNotReady")
             await_passes(running, 6)
+            set_container(runs, head, {"running": {}}, ready=True)
             runs.head(1, "True", "HeadPodRunningAndReady")
             runs.await_condition("Ready", "True")
         pulls.await_condition("Ready", "False", "ImagePullBackOff")

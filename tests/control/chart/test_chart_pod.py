@@ -14,7 +14,6 @@ from e2e import helm as tool
 from e2e.cluster import deadlines
 from e2e.cluster.processes import run
 from omni_operator.api.pod_schema import find_errors
-from omni_operator.settings import SettingsError, from_environ
 
 pytestmark = pytest.mark.cluster
 
@@ -77,14 +76,6 @@ def test_variables_volumes_and_mounts_are_added(chart: Render, tmp_path: Path) -
     assert pod["volumes"] == values["extraVolumes"]
     names = [item["name"] for item in container["env"]]
     assert len(names) == len(set(names))
-
-
-def test_a_misspelt_variable_of_the_operator_is_refused_by_the_operator(chart: Render, tmp_path: Path) -> None:
-    values = {"extraEnv": [{"name": "OMNI_OPERATOR_PASES", "value": "3"}]}
-    (container,) = pod_of(chart(given(tmp_path, values)))["containers"]
-    variables = {item["name"]: item["value"] for item in container["env"] if "value" in item}
-    with pytest.raises(SettingsError, match="OMNI_OPERATOR_PASES is unknown"):
-        from_environ(variables, "omni-system")
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Pod"])
