@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from omni_operator.api import DiffusionRLJob, crd, reference
+from e2e import job_page
+from omni_operator.api import DiffusionRLJob, crd
 from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.structural import KEPT, NotStructural, structural
 
@@ -167,9 +168,9 @@ def test_the_committed_crd_matches_the_models() -> None:
 
 
 def test_the_committed_reference_matches_the_models(tmp_path: Path) -> None:
-    assert reference.main(["--out", str(ROOT / "docs" / "job.md"), "--check"]) == 0
-    assert reference.main(["--out", str(tmp_path / "job.md"), "--check"]) == 1
-    page = reference.text()
+    assert job_page.main(["--out", str(ROOT / "docs" / "job.md"), "--check"]) == 0
+    assert job_page.main(["--out", str(tmp_path / "job.md"), "--check"]) == 1
+    page = job_page.text()
     missing = [at for at in OURS if at.startswith(".spec.") and f"`{at.strip('[]').rpartition('.')[2]}`" not in page]
     assert [at for at in missing if not at.endswith((".*", "[]")) and "odTemplate" not in at] == []
 
