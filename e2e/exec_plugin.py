@@ -30,7 +30,8 @@ class ExecPlugin:
     @property
     def user(self) -> dict[str, Any]:
         """The user section of a kubeconfig."""
-        return {"exec": {"apiVersion": API_VERSION, "command": str(self.path), "env": None}}
+        command = {"apiVersion": API_VERSION, "command": str(self.path), "env": None, "interactiveMode": "Never"}
+        return {"exec": command}
 
     @property
     def runs(self) -> int:
