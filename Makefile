@@ -15,7 +15,7 @@ KEY    := $(shell cat requirements/*.txt pyproject.toml 2>/dev/null | sha256sum 
 BENCHES := prompt_order generation_ahead batching reward_overlap scoring overhead agent_loop payload scaling weight_transfer fan_out adapter_update fit_models fit_accuracy replica_loss start_up operator_memory operator_create operator_scale operator_fairness real_size example_job
 STAMP  := .venv/.ready-$(KEY)
 # Written from the models, or checked with `--check`.
-generated = PYTHONPATH=operator:. $(BIN)/python -m e2e.generated_files $(1)
+generated = PYTHONPATH=operator:. $(BIN)/python -m tools.generated_files $(1)
 # Without the advertisement that mkdocs-material prints.
 site = env NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 # Without compiled modules each process imports torch, vLLM and verl in twice the time.

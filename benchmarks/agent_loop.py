@@ -56,11 +56,11 @@ class InstantEngine:
 def worker(folder: Path) -> Any:
     """An agent-loop worker for the example model."""
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"prompt": "a red circle"}\n')
-    config = settings.load(
+    config = configuration.load(
         [
             f"data.train_files='{prompts}'", "data.max_prompt_length=24", "trainer.total_training_steps=1",
             f"actor_rollout_ref.model.path='{MODEL}'", "actor_rollout_ref.rollout.max_prompt_embed_length=24",

@@ -8,7 +8,7 @@ import formatting
 from page_tables import Tables
 from results import ROOT
 
-from omni_operator.cli import devices
+from omni_operator.cli.machine import devices
 from verl_omni.trainer.memory_estimate.estimate import fits
 
 PAGE = ROOT / "docs" / "fit.md"

@@ -58,11 +58,11 @@ class Sleeping:
 
 def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> float:
     """Mean of the steps of one run, without its start and its checkpoint."""
-    from verl_omni.trainer import process_counts, settings
     from verl_omni.trainer.loop import DiffusionTrainer
-    from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.settings import configuration, process_counts
 
-    config = settings.load(
+    config = configuration.load(
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={STEPS}",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",

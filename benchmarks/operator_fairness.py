@@ -26,15 +26,15 @@ from results import arguments, table, write
 
 from e2e.fake_cluster import FakeCluster
 from e2e.operator_process import operator
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS as KINDS_JOBS
 from omni_operator.cluster.kinds import NETWORK_POLICIES
 from omni_operator.cluster.kinds import RAYJOBS as KINDS_RAYJOBS
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.server_clock import utc_now
 from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconciler import Reconciler
-from omni_operator.report_endpoint import ReportStore
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reports.endpoint import ReportStore
 
 if TYPE_CHECKING:
     from omni_operator.cluster.protocol import Cluster

@@ -41,10 +41,10 @@ def objects() -> list[tuple[Kind, str]]:
     """The objects of one job after its first pass as JSON; its name is `NAME`, and uids begin with `UID`."""
     from e2e.fake_cluster import FakeCluster
     from omni_operator import plan
+    from omni_operator.cluster.cache.object_cache import ObjectCache
     from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS
-    from omni_operator.cluster.object_cache import ObjectCache
-    from omni_operator.reconciler import Reconciler
-    from omni_operator.report_endpoint import ReportStore
+    from omni_operator.reconcile.reconciler import Reconciler
+    from omni_operator.reports.endpoint import ReportStore
 
     cluster, cache = FakeCluster(lambda: NOW), ObjectCache()
     meta = {"name": NAME, "namespace": "default"}
@@ -75,7 +75,7 @@ def measure(jobs: int) -> dict[str, float]:
     """All figures, in MiB."""
     import_in_parts(KUBERNETES)  # before all other modules of the operator, as in its own process
     from omni_operator import operation
-    from omni_operator.cluster.object_cache import ObjectCache
+    from omni_operator.cluster.cache.object_cache import ObjectCache
     from omni_operator.handlers.background import MemoryRelease, release_memory
 
     operation.spare_collections()

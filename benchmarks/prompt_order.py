@@ -29,7 +29,7 @@ def seconds_of(order: Any, step: int) -> float:
 
 def measure(repeats: int) -> list[dict[str, Any]]:
     """A row per size."""
-    from verl_omni.trainer.data import PromptOrder
+    from verl_omni.trainer.data.prompt_dataset import PromptOrder
 
     rows = []
     for size in SIZES:

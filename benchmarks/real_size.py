@@ -199,9 +199,9 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         import ray
 
         from verl_omni.trainer import main_diffusion
-        from verl_omni.trainer.event_text import format_event
         from verl_omni.trainer.loop import DiffusionTrainer
-        from verl_omni.trainer.run_folder import RunFolder
+        from verl_omni.trainer.run.event_text import format_event
+        from verl_omni.trainer.run.run_folder import RunFolder
 
         parts = {name: Timed(getattr(run.stack, name), calls) for name in ("workers", "agent_loop", "weights")}
         made = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))

@@ -226,7 +226,7 @@ def main() -> int:
     theirs.close()
     losses = [Loss(**fields) for fields in ours.recv()]
     process.join()
-    from verl_omni.trainer.replica_pool import POLL_SECONDS
+    from verl_omni.trainer.replicas.replica_pool import POLL_SECONDS
 
     rows = [summary(losses[1:])]
     write(chosen.out, rows, poll_s=POLL_SECONDS, samples=SAMPLES, load=load)

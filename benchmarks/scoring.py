@@ -58,11 +58,11 @@ class RewardWorker:
 
 def settings(folder: Path) -> Any:
     """Settings of the agent loop and the rewards."""
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"prompt": "a red circle"}\n', encoding="utf-8")
-    return settings.load(
+    return configuration.load(
         [
             f"data.train_files='{prompts}'", f"actor_rollout_ref.model.path='{MODEL}'",
             "trainer.total_training_steps=1", "reward.scorer=python",

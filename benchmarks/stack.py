@@ -76,13 +76,14 @@ class Running:
 @contextmanager
 def running(*overrides: str) -> Iterator[Running]:
     """Start a stack, and stop it at the end of the block."""
-    from verl_omni.trainer import settings, startup
+    from verl_omni.trainer import startup
+    from verl_omni.trainer.settings import configuration
 
     startup.prepare_environment(startup.accelerator_present())
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
         prompts.write_text('{"prompt": "a red circle"}\n')
-        config = settings.load(
+        config = configuration.load(
             [
                 f"data.train_files='{prompts}'", "data.max_prompt_length=24", "trainer.total_training_steps=1",
                 f"trainer.default_local_dir='{folder}'", f"actor_rollout_ref.model.path='{MODEL}'",
@@ -102,7 +103,7 @@ def running(*overrides: str) -> Iterator[Running]:
 
 def batch(size: int, ground_truth: Any = "") -> Any:
     """Training prompts with the same seeds each time."""
-    from verl_omni.trainer.sample_generation import training_prompts
+    from verl_omni.trainer.generation.sample_generation import training_prompts
 
     rows = [
         {

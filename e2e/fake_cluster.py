@@ -23,7 +23,7 @@ from omni_operator.cluster.errors import (
 )
 from omni_operator.cluster.kinds import JOBS, Body, Kind, kind_of
 from omni_operator.cluster.protocol import GroupChange, Identity, Listing
-from omni_operator.status.timestamps import format_timestamp
+from omni_operator.status.observed.timestamps import format_timestamp
 
 Place = tuple[Kind, str, str]
 WITHOUT_GENERATION = ("metadata", "status")

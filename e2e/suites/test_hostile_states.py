@@ -13,16 +13,16 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import operator
-from omni_operator.api.definition_fields import find_missing
+from omni_operator.api.crd.definition_fields import find_missing
 from omni_operator.api.status import UNSEEN, Status
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Conflict, DefinitionOutdated
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import JOBS
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.pass_errors import PassErrors, find_condition
 from omni_operator.cluster.server_clock import utc_now
+from omni_operator.reconcile.pass_errors import PassErrors, find_condition
 
 pytestmark = pytest.mark.cluster
 FUTURE, PAST = "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"

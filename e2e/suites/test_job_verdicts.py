@@ -17,7 +17,7 @@ from e2e.operator_process import install
 from e2e.random_metadata import FIELDS
 from e2e.verdicts import compare, load, random_jobs
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.crd import crd
+from omni_operator.api.crd.definition import crd
 
 pytestmark = pytest.mark.cluster
 

@@ -23,16 +23,16 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from e2e.jobs import JobOnPlane, condition
 from omni_operator.api.names import SELECTOR
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import load_credentials
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Body, Kind
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconciler import Reconciler
-from omni_operator.report_endpoint import ReportStore
-from omni_operator.status.timeouts import Timeouts
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reports.endpoint import ReportStore
+from omni_operator.status.decisions.timeouts import Timeouts
 
 pytestmark = pytest.mark.cluster
 KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)

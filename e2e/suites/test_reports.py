@@ -17,7 +17,7 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.jobs import JobOnPlane
 from e2e.operator_process import AGENT, RunningOperator
 from omni_operator.handlers.http_server import PROBE_CONNECTIONS, REPORT_CONNECTIONS
-from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE
+from omni_operator.reports.authorizer import REJECTED_BURST, REVIEWS_AT_ONCE
 
 pytestmark = pytest.mark.cluster
 STEP = {"attempt": 1, "event": "step", "step": 3, "reward/mean": 0.25, "weights/version": 3, "samples": 96}

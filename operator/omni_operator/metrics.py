@@ -24,10 +24,10 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from omni_operator.api.status import CONDITION_TYPES, JobState, Status
-from omni_operator.cluster.job_summary import STATES
+from omni_operator.cluster.cache.job_summary import STATES
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import Body, Key
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.status.reasons import FailureReason
+from omni_operator.status.reasons.names import FailureReason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from omni_operator.status import situation
-from omni_operator.status.events import _TROUBLES
+from omni_operator.status.decisions import situation
+from omni_operator.status.report.events import _TROUBLES
 
 # Position of the reason in the calls that make one, and the status of the condition where the call says it.
 MAKERS = {

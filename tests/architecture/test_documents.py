@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_operator.api.job_loader import load_job
+from omni_operator.api.files.job_loader import load_job
 
 README_LINES = 120
 LINK = re.compile(r"\]\(([^)\s]+)\)")

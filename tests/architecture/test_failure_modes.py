@@ -15,7 +15,7 @@ import pytest
 from architecture.reasons import reasons_of_conditions
 from omni_operator import metrics, settings
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
-from omni_operator.status.reasons import EventReason, FailureReason
+from omni_operator.status.reasons.names import EventReason, FailureReason
 
 PAGE = "docs/failure-modes.md"
 COLUMNS = ["Fault", "What happens", "How it shows", "How long", "What to do", "Tests"]

@@ -15,12 +15,12 @@ ONE_OF_A_KIND = {
     "operator/omni_operator/plan/": "a kind of object",
 }
 ALONE = {
-    "operator/omni_operator/api/definition_fields.py": "PURE, and the module that imports it asks the cluster",
-    "operator/omni_operator/status/wake_times.py": "PURE, and the module that imports it makes requests",
+    "operator/omni_operator/api/crd/definition_fields.py": "PURE, and the module that imports it asks the cluster",
+    "operator/omni_operator/status/report/wake_times.py": "PURE, and the module that imports it makes requests",
     "operator/omni_operator/partial_packages.py": "runs before anything that imports kubernetes (docs/adr/0009)",
-    "verl_omni/trainer/parquet_types.py": "PURE, and the module that imports it reads files",
-    "verl_omni/trainer/rank_rows.py": "PURE, and the loop that imports it has no room for it",
-    "verl_omni/trainer/stop_signal.py": "the entry point that imports it has no room for it",
+    "verl_omni/trainer/data/parquet_types.py": "PURE, and the module that imports it reads files",
+    "verl_omni/trainer/generation/rank_rows.py": "PURE, and the loop that imports it has no room for it",
+    "verl_omni/trainer/run/stop_signal.py": "the entry point that imports it has no room for it",
     "verl_omni/workers/rollout/llm_server.py": "an import path of the reference",
     "verl_omni/workers/rollout/vllm_rollout/vllm_omni_async_server.py": "an import path of the reference",
     "verl_omni/workers/rollout/vllm_rollout/judge/server_watch.py": "loads no engine, as the processes of its test",

@@ -9,16 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from architecture.reasons import reasons_of_conditions, warnings_of_the_trainer
-from e2e import troubleshooting_page
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
 from omni_operator.cli.main import app
-from omni_operator.status.events import _TROUBLES, _WARNINGS
-from omni_operator.status.evidence import SIDECAR
-from omni_operator.status.explained_reasons import FAILURES, REASONS, WAITING, WARNINGS
-from omni_operator.status.explanations import CONDITIONS
-from omni_operator.status.normal_reasons import NORMAL
-from omni_operator.status.reasons import EventReason, FailureReason
-from omni_operator.status.trainer_report import OTHER_WARNING, WARNING_REASONS
+from omni_operator.status.observed.evidence import SIDECAR
+from omni_operator.status.observed.trainer_report import OTHER_WARNING, WARNING_REASONS
+from omni_operator.status.reasons.explained_reasons import FAILURES, REASONS, WAITING, WARNINGS
+from omni_operator.status.reasons.explanations import CONDITIONS
+from omni_operator.status.reasons.names import EventReason, FailureReason
+from omni_operator.status.reasons.normal_reasons import NORMAL
+from omni_operator.status.report.events import _TROUBLES, _WARNINGS
+from tools import troubleshooting_page
 
 PAGE = "docs/troubleshooting.md"
 FAILED = {reason.value for reason in FailureReason}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_operator.cli import fit
+from omni_operator.cli.machine import fit
 from verl_omni.trainer.memory_estimate import __main__ as program
 
 

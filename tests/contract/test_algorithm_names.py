@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from omni_operator.api.training import Algorithm
+from omni_operator.api.spec.training import Algorithm
 from omni_operator.plan.overrides import LOSSES
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 

@@ -36,14 +36,14 @@ def rendered(template: str) -> str:
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_a_script_s_template_of_several_lines_is_in_the_job(template: str, quote: str) -> None:
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     text = template if quote == '"' else template.replace("'", '"')
     wanted = rendered(text)
     made = convert([*REQUIRED, f"{NAME}={quote}{text}{quote}"])
     (override,) = [each for each in made.document["spec"]["algorithm"]["overrides"] if each.startswith(NAME)]
     assert "\n" not in override and not made.refused
-    loaded = settings.load([*REQUIRED, override]).actor_rollout_ref.model.custom_chat_template
+    loaded = configuration.load([*REQUIRED, override]).actor_rollout_ref.model.custom_chat_template
     assert rendered(loaded) == wanted
 
 

@@ -16,12 +16,12 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_trainer_loads_the_entry_point_of_an_example(path: Path) -> None:
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     job = load_job(path).job
     entry = plan.render_entrypoint(*plan.resolve_for_pods(job))
     line = entry.partition("; trap : INT TERM; ")[2].partition(' >"$pipe" 2>&1; ')[0]
-    config = settings.load(shlex.split(line)[3:])
+    config = configuration.load(shlex.split(line)[3:])
     made, place = plan.resolve_for_pods(job)
     for name, value in plan.render_settings(made, place).items():
         found = OmegaConf.select(config, name)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import load_job
-from omni_operator.api.reward import BUILTIN
+from omni_operator.api.spec.reward import BUILTIN
 from omni_operator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +36,11 @@ def test_an_example_is_named_like_its_file(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_trainer_loads_the_settings_of_an_example(path: Path) -> None:
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     job = plan.resolve_paths(load_job(path).job, str(path.parent))
     place = plan.local_layout(job, "/runs")
-    config = settings.load(plan.render_overrides(job, place))
+    config = configuration.load(plan.render_overrides(job, place))
     for name, value in plan.render_settings(job, place).items():
         wanted = list(value) if isinstance(value, tuple) else value
         found = OmegaConf.select(config, name)
@@ -79,11 +79,11 @@ def test_an_example_with_a_released_model_fits(name: str) -> None:
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:
-    from omni_operator.api.reserved import RESERVED
-    from verl_omni.trainer import settings
+    from omni_operator.api.rules.reserved import RESERVED
+    from verl_omni.trainer.settings import configuration
 
     required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-    config = settings.load(required)
+    config = configuration.load(required)
     missing = object()
     assert [name for name in RESERVED if OmegaConf.select(config, name, default=missing) is missing] == []
 

@@ -9,9 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from omni_operator import plan
 from omni_operator.api import load_job
-from omni_operator.cli.fit_text import change_text
-from verl_omni.trainer import settings, startup
+from omni_operator.cli.machine.fit_text import change_text
+from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import advice
+from verl_omni.trainer.settings import configuration
 
 HEADS = 4  # attention heads of the model, which the program finds in its configuration
 MODEL = Path(__file__).parents[2] / "examples" / "shapes-sd3"
@@ -32,7 +33,7 @@ SEPARATE = "spec.rollout={placement: Separate, replicas: 2, accelerator: {vendor
 
 def trainer_settings(path: Path, assignments: list[str]) -> DictConfig:
     job = load_job(path, assignments).job
-    config = settings.load(plan.render_overrides(job, plan.pod_layout(job, "runs")))
+    config = configuration.load(plan.render_overrides(job, plan.pod_layout(job, "runs")))
     accelerator = job.spec.trainer.accelerator.vendor != "CPU"
     startup.fit_to_machine(config, accelerator, cpus=8 if accelerator else None)
     return config

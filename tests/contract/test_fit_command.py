@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_operator.api.override_names import describe_unsupported
-from omni_operator.api.reserved import owner_of
-from omni_operator.cli import machine
+from omni_operator.api.rules.override_names import describe_unsupported
+from omni_operator.api.rules.reserved import owner_of
+from omni_operator.cli.machine import machine_facts
 from omni_operator.cli.main import app
 from verl_omni.models.tiny import make_tiny_sd3
-from verl_omni.trainer import settings
 from verl_omni.trainer.memory_estimate import advice
+from verl_omni.trainer.settings import configuration
 
 JOB = """\
 apiVersion: diffusionrl.io/v1alpha1
@@ -32,7 +32,7 @@ spec:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _fit_in_this_process: None) -> Path:
     """A job with the id of a public model."""
-    monkeypatch.setattr(machine, "find_accelerators", lambda: ())
+    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: ())
     path = tmp_path / "job.yaml"
     path.write_text(JOB % "Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
     return path
@@ -105,7 +105,7 @@ def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> N
 
 
 def test_a_job_can_carry_out_every_advice() -> None:
-    config = settings.load(
+    config = configuration.load(
         ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1",
          "actor_rollout_ref.rollout.free_cache_engine=false"]
     )  # fmt: skip

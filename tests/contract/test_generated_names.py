@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer import setting_names
+from tools import setting_names
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import metrics_page
+from tools import metrics_page
 from verl_omni.utils.exported_metrics import PREFIX, ROLLOUT, TRAINER
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from e2e.hub_server import TOKEN, Hub, hub_server
 from omni_operator import plan
-from omni_operator.api.job_loader import read_job
+from omni_operator.api.files.job_loader import read_job
 
 pytestmark = pytest.mark.slow  # the command is a program
 

@@ -12,8 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from control.cli.document_blocks import PAGES, ROOT, blocks, inline_commands
-from omni_operator.api.setting_names import BY_LOSS
-from verl_omni.trainer import settings
+from omni_operator.api.rules.setting_names import BY_LOSS
+from verl_omni.trainer.settings import configuration
 
 # Generated from the names themselves.
 LEFT_OUT = {"docs/settings.md", "docs/job.md"}
@@ -79,7 +79,7 @@ def setting_names() -> frozenset[str]:
             walk(inner, f"{name}.{key}")
 
     for loss in BY_LOSS:
-        walk(OmegaConf.to_container(settings.defaults(loss), resolve=False), "")
+        walk(OmegaConf.to_container(configuration.defaults(loss), resolve=False), "")
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     section = ""
     for line in page.splitlines():

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from omegaconf import OmegaConf
 
-from omni_operator.status import trainer_report
-from omni_operator.status.trainer_report import WARNING_REASONS, ReportEvent, parse_event
+from omni_operator.status.observed import trainer_report
+from omni_operator.status.observed.trainer_report import WARNING_REASONS, ReportEvent, parse_event
 
 
 def events_in_the_source(root: Path) -> set[str]:
@@ -23,10 +23,10 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     import numpy as np
     import torch
 
-    from verl_omni.trainer.operator_reporter import OperatorReporter
-    from verl_omni.trainer.replica_reports import JoinTimes, JudgeReports, RunReports
-    from verl_omni.trainer.run_folder import RunFolder
-    from verl_omni.trainer.run_warnings import NOT_FINITE, NOT_SCORED
+    from verl_omni.trainer.metrics.run_warnings import NOT_FINITE, NOT_SCORED
+    from verl_omni.trainer.replicas.replica_reports import JoinTimes, JudgeReports, RunReports
+    from verl_omni.trainer.run.operator_reporter import OperatorReporter
+    from verl_omni.trainer.run.run_folder import RunFolder
     from verl_omni.utils.metrics_writer import MetricsWriter
 
     posted: list[bytes] = []
@@ -90,7 +90,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
 
 def test_the_reasons_that_the_trainer_names_are_known() -> None:
     from verl_omni.trainer.main_diffusion import _reason
-    from verl_omni.trainer.output import OutputNotSent
+    from verl_omni.trainer.output.uploads import OutputNotSent
 
     errors = [ValueError(), type("OutOfMemoryError", (Exception,), {})(), type("WeightSyncError", (Exception,), {})()]
     errors.append(OutputNotSent())

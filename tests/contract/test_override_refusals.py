@@ -10,11 +10,12 @@ import yaml
 from typer.testing import CliRunner
 
 from omni_operator import plan
-from omni_operator.api import JobError, load_job, override_rules
-from omni_operator.api.setting_names import REQUIRED
-from omni_operator.api.training import LOSSES
+from omni_operator.api import JobError, load_job
+from omni_operator.api.rules import override_rules
+from omni_operator.api.rules.setting_names import REQUIRED
+from omni_operator.api.spec.training import LOSSES
 from omni_operator.cli.main import app
-from verl_omni.trainer import settings
+from verl_omni.trainer.settings import configuration
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
@@ -93,9 +94,9 @@ def refused_by_trainer(changes: list[str], override: str, before: list[str]) -> 
     """The trainer's lines about a valid job and an override of it."""
     loaded = load_job(EXAMPLE, job(changes, before)).job
     overrides = plan.render_overrides(loaded, plan.local_layout(loaded, "/runs"))
-    settings.load(overrides)
+    configuration.load(overrides)
     try:
-        config = settings.load([*overrides, override])
+        config = configuration.load([*overrides, override])
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         check_fsdp_size(ranks, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
     except ValueError as error:

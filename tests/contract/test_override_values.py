@@ -10,8 +10,8 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import JobError, load_job
-from omni_operator.api.reserved import owner_of
-from omni_operator.api.setting_names import (
+from omni_operator.api.rules.reserved import owner_of
+from omni_operator.api.rules.setting_names import (
     BY_LOSS,
     COMMON,
     GROUPS,
@@ -22,8 +22,8 @@ from omni_operator.api.setting_names import (
     REJECTED,
     SWITCHES,
 )
-from omni_operator.api.training import LOSSES
-from verl_omni.trainer import settings
+from omni_operator.api.spec.training import LOSSES
+from verl_omni.trainer.settings import configuration
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 ACTOR = "actor_rollout_ref.actor"
@@ -55,7 +55,7 @@ def refused_in_job(lines: list[str]) -> dict[str, str]:
 
 def refused_by_trainer(given: list[str]) -> list[str]:
     try:
-        settings.load(given)
+        configuration.load(given)
     except ValueError as error:
         return str(error).splitlines()
     return []

@@ -36,10 +36,10 @@ def folder(tmp_path: Path) -> Path:
 
 def problems(path: Path) -> list[str]:
     """What the trainer refuses of the job's reward."""
-    from verl_omni.trainer import reward_settings, settings
+    from verl_omni.trainer.settings import configuration, reward_settings
 
     job = plan.resolve_paths(load_job(path).job, str(path.parent))
-    config = settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
+    config = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
     return reward_settings.find_problems(config.reward)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import load_job
-from verl_omni.trainer.process_counts import RunSize, agent_loop_workers, reward_workers
+from verl_omni.trainer.settings.process_counts import RunSize, agent_loop_workers, reward_workers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo-cluster.yaml"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e import python_page
 from omni_operator import client
+from tools import python_page
 
 
 @pytest.fixture(scope="module")

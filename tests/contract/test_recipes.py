@@ -60,12 +60,12 @@ def test_the_page_lists_every_recipe_with_its_model() -> None:
 
 @EACH
 def test_a_recipe_loads_in_the_trainer(recipe: Recipe) -> None:
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
-    config = settings.load(recipe.arguments)
+    config = configuration.load(recipe.arguments)
     assert config.trainer.experiment_name == recipe.name
     assert config.reward.scorer or config.reward.reward_functions, "a scorer of the reference is a built-in one"
-    named = settings.without_effect(recipe.arguments, config)
+    named = configuration.without_effect(recipe.arguments, config)
     assert "actor_rollout_ref.rollout.layered_summon" in named and all(named.values())
 
 
@@ -79,7 +79,7 @@ def test_a_script_is_read_as_the_shell_would_read_it(recipe: Recipe) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*RECIPES.values(), *OPEN], ids=lambda recipe: recipe.name)
 def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_path: Path) -> None:
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
     from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
     script, path = tmp_path / "recipe.sh", tmp_path / "job.yaml"
@@ -102,9 +102,9 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
     rendered = CliRunner().invoke(app, ["render", str(path)])
     assert rendered.exit_code == 0, rendered.output
     job = load_job(path).job
-    found = settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
+    found = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
     arguments = [argument.replace("$HOME", str(tmp_path)) for argument in recipe.arguments]
-    own = settings.load([*arguments, f"trainer.seed={recipe.given.get('data.seed', '0')}"])  # a job has one seed
+    own = configuration.load([*arguments, f"trainer.seed={recipe.given.get('data.seed', '0')}"])  # a job has one seed
     ours, theirs = _values(found), _values(own)
     assert ESTIMATORS["mix_grpo"] == ESTIMATORS["flow_grpo"]
     for each in (ours, theirs):
@@ -122,7 +122,7 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
 @pytest.mark.slow
 def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None:
     """The advantages and the sampler, with each combination of the settings that may name an algorithm."""
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     required = [
         "data.train_files=t.parquet", "actor_rollout_ref.model.path=a/model", "reward.custom_reward_function.path=s.py",
@@ -136,14 +136,19 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
         assert convert(given[::-1]).document["spec"]["algorithm"]["name"] == made.document["spec"]["algorithm"]["name"]
         if {"dance_grpo", "mix_grpo"} <= {*named}:
             for order in (given, given[::-1]):
-                with pytest.raises(settings.SettingsError, match="these are different algorithms; name one of them"):
-                    settings.load(order)
+                with pytest.raises(
+                    configuration.SettingsError, match="these are different algorithms; name one of them"
+                ):
+                    configuration.load(order)
                 ((_, reason),) = convert(order).refused
                 assert reason.endswith(": these are different algorithms; name one of them")
             continue
         assert made.refused == ()
         job = read_job(plan.dump_yaml(made.document), "job").job
-        both = (settings.load(given), settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))))
+        both = (
+            configuration.load(given),
+            configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))),
+        )
         found[named] = [_advantages_and_sampler(config) for config in both]
     assert {named: each for named, each in found.items() if each[0] != each[1]} == {}
 
@@ -173,9 +178,10 @@ def _values(config: Any) -> dict[str, object]:
 def test_a_model_and_data_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    from verl_omni.trainer import settings, startup
+    from verl_omni.trainer import startup
+    from verl_omni.trainer.settings import configuration
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    config = settings.load(RECIPES["sd35_nft_lora"].arguments)
+    config = configuration.load(RECIPES["sd35_nft_lora"].arguments)
     with pytest.raises(FileNotFoundError, match=r"medium is no folder, and not in the hub cache"):
         startup.fit_to_machine(config, has_accelerator=True)

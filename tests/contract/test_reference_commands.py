@@ -99,12 +99,12 @@ def test_settings_of_users_load_in_the_trainer_and_become_a_job(
 ) -> None:
     from omegaconf import OmegaConf
 
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
     from verl_omni.utils.reference_settings import Rejected, find_rule
 
     arguments = command_line(recipe, given)
-    config = settings.load(arguments)
-    named = settings.without_effect(arguments, config)
+    config = configuration.load(arguments)
+    named = configuration.without_effect(arguments, config)
     for name in map(_name, given):
         is_used = OmegaConf.select(config, name, default="absent") != "absent"
         asks_for_nothing = isinstance(find_rule(name), Rejected)  # otherwise it is refused
@@ -116,11 +116,11 @@ def test_settings_of_users_load_in_the_trainer_and_become_a_job(
 def test_what_is_out_of_scope_is_refused_with_what_to_write(
     source: str, recipe: str, given: tuple[str, ...], said: str
 ) -> None:
-    from verl_omni.trainer import settings
+    from verl_omni.trainer.settings import configuration
 
     arguments = command_line(recipe, given)
-    with pytest.raises(settings.SettingsError) as caught:
-        settings.load(arguments)
+    with pytest.raises(configuration.SettingsError) as caught:
+        configuration.load(arguments)
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"{_name(given[-1])}: ") and said in line, source
     ((assignment, reason),) = convert(arguments).refused

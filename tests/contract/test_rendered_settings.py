@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer import settings
+from verl_omni.trainer.settings import configuration
 
 
 @pytest.mark.slow
@@ -15,18 +15,18 @@ def test_trackers_of_a_job_exist_in_verl() -> None:
 
     from omni_operator import plan
     from omni_operator.api import load_job
-    from omni_operator.api.crd import schema
+    from omni_operator.api.crd.definition import schema
 
     example = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
     job = load_job(example, ["spec.observability.tracking={loggers: [console, tensorboard], project: red}"]).job
-    config = settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
+    config = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
     assert (list(config.trainer.logger), config.trainer.project_name) == (["console", "tensorboard"], "red")
     tracking = schema()["properties"]["spec"]["properties"]["observability"]["properties"]["tracking"]
     assert set(tracking["properties"]["loggers"]["items"]["enum"]) <= set(Tracking.supported_backend)
 
 
 def test_unknown_settings_are_refused_with_the_nearest_name() -> None:
-    with pytest.raises(settings.SettingsError, match=r"did you mean trainer\.total_training_steps"):
-        settings.load(["trainer.total_training_step=3"])
-    with pytest.raises(settings.SettingsError, match=r"actor_rollout_ref\.model\.path: must be given"):
-        settings.load([])
+    with pytest.raises(configuration.SettingsError, match=r"did you mean trainer\.total_training_steps"):
+        configuration.load(["trainer.total_training_step=3"])
+    with pytest.raises(configuration.SettingsError, match=r"actor_rollout_ref\.model\.path: must be given"):
+        configuration.load([])

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from omni_operator.api import JobError, read_job
-from omni_operator.api.yaml_document import Document
+from omni_operator.api.files.yaml_document import Document
 from omni_operator.cli import sample_size
-from omni_operator.cli.preflight import file_problems
+from omni_operator.cli.local.preflight import file_problems
 from verl_omni.models.tiny import MAKERS
 from verl_omni.pipelines.sample_shapes import size_check
-from verl_omni.trainer.number_ranges import AT_MOST
+from verl_omni.trainer.settings.number_ranges import AT_MOST
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from omni_operator import plan
 from omni_operator.api import read_job
-from omni_operator.api.reward import BUILTIN, Http
-from omni_operator.api.scorers import UNAVAILABLE
+from omni_operator.api.spec.reward import BUILTIN, Http
+from omni_operator.api.spec.scorers import UNAVAILABLE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
 SAMPLE_ARGUMENTS = ["data_source", "solution_image", "ground_truth", "extra_info"]
@@ -50,7 +50,7 @@ def test_the_scorers_of_the_reference_that_are_missing_are_refused_for_the_same_
 
 def test_the_published_modules_of_scorers_are_the_same_for_a_command_line_and_a_converted_job() -> None:
     from omni_operator.recipes import reference_scorers as converted
-    from verl_omni.trainer import reference_scorers as trained
+    from verl_omni.trainer.settings import reference_modules as trained
 
     assert converted.PUBLISHED == trained.PUBLISHED
     implied = {name: given for name, given in trained.IMPLIED.items() if name != "http"}
@@ -89,7 +89,7 @@ def test_the_encoder_takes_both_ends_of_the_range_of_jpeg_quality(quality: int) 
 
 @pytest.mark.parametrize("required", [True, False])
 def test_the_question_of_a_judge_reaches_the_trainer_as_it_was_written(required: bool) -> None:
-    from verl_omni.trainer import reward_settings, settings
+    from verl_omni.trainer.settings import configuration, reward_settings
 
     given = {
         "base_url": "https://judge:8000/v1", "model": "owner/name-7B", "lowest": -1.5,
@@ -100,7 +100,7 @@ def test_the_question_of_a_judge_reaches_the_trainer_as_it_was_written(required:
     job = plan.resolve_paths(
         read_job(text, "job.yaml", [f"spec.reward.scorers={json.dumps([scorer])}"]).job, "/examples"
     )
-    reward = settings.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))).reward
+    reward = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs"))).reward
     own = reward.scorer_kwargs if required else reward.reward_functions.unified_reward
     assert OmegaConf.to_container(own, resolve=True).items() >= given.items()
     assert reward_settings.find_problems(reward) == []

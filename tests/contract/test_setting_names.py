@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.api.override_names import describe_reserved, describe_unsupported
-from omni_operator.api.setting_names import BY_LOSS, COMMON
-from verl_omni.trainer import settings
+from omni_operator.api.rules.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.rules.setting_names import BY_LOSS, COMMON
+from verl_omni.trainer.settings import configuration
 from verl_omni.utils.reference_settings import Copied, Renamed, rules
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -15,8 +15,8 @@ LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 
 def refused_by_trainer(override: str, loss: str) -> bool:
     try:
-        settings.load([*REQUIRED, f"{LOSS}={loss}", override])
-    except settings.SettingsError as error:
+        configuration.load([*REQUIRED, f"{LOSS}={loss}", override])
+    except configuration.SettingsError as error:
         return any(
             word in str(error) for word in ("unknown setting", "Could not append", "already", "is not supported")
         )
@@ -49,9 +49,9 @@ def test_operator_and_trainer_agree_on_the_values_of_settings_of_the_reference(v
     """By the lines of one refusal; a copy is compared with its original by the trainer only."""
     names = [name for name, rule in REFERENCE.items() if not isinstance(rule, Copied | Renamed)]
     try:
-        settings.load([*REQUIRED, *(f"{name}={value}" for name in names)])
+        configuration.load([*REQUIRED, *(f"{name}={value}" for name in names)])
         refused = []
-    except settings.SettingsError as error:
+    except configuration.SettingsError as error:
         refused = [line.partition(":")[0] for line in str(error).splitlines()]
     assert [name for name in names if describe_unsupported(name, value, "flow_grpo")] == refused
 

@@ -12,7 +12,7 @@ from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from control.cli.document_blocks import ROOT
-from omni_operator.cli import preflight
+from omni_operator.cli.local import preflight
 from omni_operator.cli.main import app
 from verl_omni.models.tiny import MAKERS
 

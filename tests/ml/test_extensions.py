@@ -21,7 +21,7 @@ from verl_omni import extensions
 from verl_omni.pipelines.registry import FAMILIES, encoder_class, training_adapter
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.reward_loop.rewards import SCORERS, get_scorer
-from verl_omni.trainer import reward_settings, settings
+from verl_omni.trainer.settings import configuration, reward_settings
 from verl_omni.utils.registry import Registry
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
@@ -48,12 +48,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def load(*overrides: str) -> Any:
-    return settings.load([*REQUIRED, f"{EXTERNAL}=my_extension", *overrides])
+    return configuration.load([*REQUIRED, f"{EXTERNAL}=my_extension", *overrides])
 
 
 def refusal(*overrides: str) -> str:
-    with pytest.raises(settings.SettingsError) as caught:
-        settings.load([*REQUIRED, *overrides])
+    with pytest.raises(configuration.SettingsError) as caught:
+        configuration.load([*REQUIRED, *overrides])
     return str(caught.value)
 
 
@@ -127,7 +127,7 @@ def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_extension.py").write_text(code)
-    config = settings.load([*REQUIRED, *re.findall(r"[a-z_.]+=\w+", command)])
+    config = configuration.load([*REQUIRED, *re.findall(r"[a-z_.]+=\w+", command)])
     assert reward_settings.find_problems(config.reward) == []
     assert (config.algorithm.adv_estimator, config.reward.scorer_kwargs.weight) == ("my_advantage", 2)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)

@@ -15,25 +15,19 @@ from omegaconf import DictConfig
 from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import (
-    checkpoint_origin,
-    checkpoints,
-    data,
-    generation_ahead,
-    metrics,
-    rank_rows,
-    sample_generation,
-    scorer_devices,
-    shown_samples,
-)
-from verl_omni.trainer.checkpoint_saver import CheckpointSaver
-from verl_omni.trainer.exported import TrainerMetrics
-from verl_omni.trainer.preferences import PreferencePairs
-from verl_omni.trainer.replica_reports import JudgeReports, RunReports
-from verl_omni.trainer.run_folder import RunFolder, write_samples
-from verl_omni.trainer.run_warnings import RunWarnings
-from verl_omni.trainer.trackers import Trackers
-from verl_omni.trainer.watched_call import watched
+from verl_omni.trainer.data import prompt_dataset
+from verl_omni.trainer.data.preferences import PreferencePairs
+from verl_omni.trainer.generation import generation_ahead, rank_rows, sample_generation, shown_samples
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.metrics.exported import TrainerMetrics
+from verl_omni.trainer.metrics.run_warnings import RunWarnings
+from verl_omni.trainer.replicas.replica_reports import JudgeReports, RunReports
+from verl_omni.trainer.run import checkpoint_origin, checkpoints
+from verl_omni.trainer.run.checkpoint_saver import CheckpointSaver
+from verl_omni.trainer.run.run_folder import RunFolder, write_samples
+from verl_omni.trainer.run.trackers import Trackers
+from verl_omni.trainer.run.watched_call import watched
+from verl_omni.trainer.settings import scorer_devices
 from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
@@ -83,7 +77,7 @@ class DiffusionTrainer:
         self.loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
         self.algorithm = training_algorithm(self.loss.loss_mode)
         rows = config.data
-        self.order = data.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
+        self.order = prompt_dataset.PromptOrder(len(train), rows.train_batch_size, rows.seed, shuffle=rows.shuffle)
         self.total = int(config.trainer.total_training_steps)
         self._seconds: list[float] = []
         self._awake, self._complete = True, 0  # the engines; the last step whose update is complete
@@ -159,10 +153,10 @@ class DiffusionTrainer:
         if samples is not None:
             self._drawn += len(samples.scores)
             self.exported.generated(len(samples.scores))
-            line |= metrics.rewards(samples.scores, samples.extras)
+            line |= step_metrics.rewards(samples.scores, samples.extras)
             self._unscored += int(samples.scores.isnan().sum())
             self._warnings.observe_scores(step, samples.failures, samples.extras)
-            line |= metrics.reward_spread(samples.scores, samples.groups)
+            line |= step_metrics.reward_spread(samples.scores, samples.groups)
         with _timed(line, "update"):
             line |= self._update(samples, step, fresh=version == step - 1)
         self._complete, self._unrecorded = step, line
@@ -181,7 +175,7 @@ class DiffusionTrainer:
         self._seconds.append(line["timing_s/step"])
         if self._evaluates(step):
             line |= self._evaluate(step)
-        self._record(line, metrics.eta(self._seconds, self.total - step))
+        self._record(line, step_metrics.eta(self._seconds, self.total - step))
         self._unrecorded = None
         self.saver.poll()
         if not self._save_if_wanted() and self._due(self.config.trainer.save_freq, step):
@@ -243,7 +237,7 @@ class DiffusionTrainer:
             samples = self._generate_scored(prompts, score, version)
         else:
             samples = sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts, score)
-        metrics.check_versions(samples.versions, version)
+        step_metrics.check_versions(samples.versions, version)
         if saved and (drawn := shown_samples.training_samples(prompts, samples, rollout)):
             folder, limit = Path(trainer.rollout_data_dir), trainer.rollout_data_max_samples
             write_samples(folder, step, drawn, limit, trainer.video_fps)
@@ -294,14 +288,14 @@ class DiffusionTrainer:
         request.reorder(rank_rows.order_of_run(self.config, len(request), per_prompt))
         found = self.stack.workers.update_actor(request).meta_info["metrics"]
         self.exported.trained(count)
-        return self.algorithm.metrics(metrics.over_ranks(found))
+        return self.algorithm.metrics(step_metrics.over_ranks(found))
 
     def _publish(self, step: int) -> dict[str, int]:
         """Send the weights to every engine. Returns metrics of the versions that they serve afterwards."""
         self.exported.publishing(step)
         self.stack.weights.update_weights(global_steps=step)
         self._awake = True
-        return metrics.replica_versions(self.stack.versions(), step)
+        return step_metrics.replica_versions(self.stack.versions(), step)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the policy, or the average of its weights if one is kept; afterwards the engines have the policy."""
@@ -327,10 +321,10 @@ class DiffusionTrainer:
 
             waits = generation_ahead.batches_ahead(self.config) == 0  # the requests themselves do, for others to join
             found = generate() if waits else self._with_others(generate, step)
-            metrics.check_versions(found.versions, step)
+            step_metrics.check_versions(found.versions, step)
             if not self._awake:
                 self._publish(step)
-        line |= metrics.evaluation(found.scores, found.extras)
+        line |= step_metrics.evaluation(found.scores, found.extras)
         self._warnings.observe_scores(step, found.failures, found.extras)
         if not (samples := shown_samples.evaluation_samples(rows, found, seed)):
             return line
@@ -341,7 +335,7 @@ class DiffusionTrainer:
             write_samples(folder, step, samples, limit, trainer.video_fps)
         if self.tracking is not None:
             self.tracking.show(step, shown_samples.choose(samples, self.tracking.pictures))
-        return line | metrics.image_diversity(found.images)
+        return line | step_metrics.image_diversity(found.images)
 
     def _record(self, line: dict[str, Any], eta_s: float | None = None) -> None:
         new = self.folder.step(line, eta_s, samples=self._drawn, unscored=self._unscored)  # each number counts once

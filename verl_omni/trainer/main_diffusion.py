@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_omni.trainer import settings, startup
-from verl_omni.trainer.event_text import format_event
-from verl_omni.trainer.extension_settings import ExtensionFailed
+from verl_omni.trainer import startup
+from verl_omni.trainer.run.event_text import format_event
+from verl_omni.trainer.run.stop_signal import StopOnSignal, describe_loss
+from verl_omni.trainer.settings import configuration
+from verl_omni.trainer.settings.extension_settings import ExtensionFailed
 from verl_omni.trainer.stack import Cluster
-from verl_omni.trainer.stop_signal import StopOnSignal, describe_loss
 
 OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -57,8 +58,8 @@ def _prepare(arguments: Sequence[str] | None) -> tuple[Any, StopOnSignal, dict[s
     variables = dict(os.environ)
     startup.prepare_environment(has_accelerator)  # first: a module of the user's may import torch and verl
     try:
-        config = settings.load(overrides)
-    except settings.SettingsError as error:
+        config = configuration.load(overrides)
+    except configuration.SettingsError as error:
         if isinstance(failed := error.__cause__, ExtensionFailed):
             traceback.print_exception(failed.__cause__)  # where in the user's module
         return _refuse(str(error))
@@ -72,13 +73,13 @@ def _prepare(arguments: Sequence[str] | None) -> tuple[Any, StopOnSignal, dict[s
         unused = _check_files(config)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    without_effect = settings.without_effect(overrides, config, has_accelerator=has_accelerator)
+    without_effect = configuration.without_effect(overrides, config, has_accelerator=has_accelerator)
     return config, stop, without_effect | unused
 
 
 def _refuse(message: str) -> int:
     """Report invalid settings: there is no run folder yet, but the operator shows the message in the job's status."""
-    from verl_omni.trainer import operator_reporter
+    from verl_omni.trainer.run import operator_reporter
 
     with operator_reporter.from_environment() as reporter:
         reporter.post({"event": "error", "message": message, "kind": "SettingsError", "reason": "ApplicationError"})
@@ -88,14 +89,14 @@ def _refuse(message: str) -> int:
 
 def _fetch_inputs(config: Any) -> None:
     """Copy what is in stores; raises as `inputs.fetch`."""
-    from verl_omni.trainer import inputs
+    from verl_omni.trainer.output import inputs
 
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     inputs.fetch(config, Path(home) / "omni-operator" / "stores", lambda text: print(text, flush=True))
 
 
 def _hub_problem(config: Any, variables: Mapping[str, str]) -> str | None:
-    from verl_omni.trainer import hub_destination
+    from verl_omni.trainer.output import hub_destination
 
     return hub_destination.find_problem(config, variables)
 
@@ -118,12 +119,18 @@ def _check_files(config: Any) -> dict[str, str]:
         FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not
             take its settings, a file of prompts cannot be used, or a row has no scorer.
     """
-    from verl_omni.trainer import checkpoints, judges, prompt_files, reward_settings, row_scorers
+    from verl_omni.trainer.data import prompt_files, row_scorers
+    from verl_omni.trainer.run import checkpoints
+    from verl_omni.trainer.settings import judge_settings, reward_settings
     from verl_omni.utils.model_folder import model_folder
 
     prompt_files.check(config)
-    if (judge := judges.model_path(config)) and not model_folder(judge, f"{judges.MODEL}.model_path").is_dir():
-        raise FileNotFoundError(f"{judges.MODEL}.model_path: {judge} does not exist; write the folder of a model")
+    if (judge := judge_settings.model_path(config)) and not model_folder(
+        judge, f"{judge_settings.MODEL}.model_path"
+    ).is_dir():
+        raise FileNotFoundError(
+            f"{judge_settings.MODEL}.model_path: {judge} does not exist; write the folder of a model"
+        )
     if problems := [
         *reward_settings.find_problems(config.reward),
         *reward_settings.normalization_problems(config),
@@ -136,7 +143,7 @@ def _check_files(config: Any) -> dict[str, str]:
 
 
 def _run(config: Any, stop: StopOnSignal, without_effect: Mapping[str, str]) -> int:
-    from verl_omni.trainer import operator_reporter
+    from verl_omni.trainer.run import operator_reporter
 
     with operator_reporter.from_environment() as reporter:
         return run_training(config, reporter, lambda run, resources: _train(run, resources, stop), without_effect)
@@ -161,7 +168,7 @@ def run_training(
         without_effect: settings that do nothing here, with the reason.
         cgroups: folder of the container's counters.
     """
-    from verl_omni.trainer.run_folder import TakenOver
+    from verl_omni.trainer.run.run_folder import TakenOver
 
     try:
         return _recorded(config, reporter, train, without_effect, cgroups)
@@ -181,10 +188,10 @@ def _recorded(
     without_effect: Mapping[str, str],
     cgroups: Path,
 ) -> int:
-    from verl_omni.trainer import checkpoints, machine, run_start
-    from verl_omni.trainer.output import Results
-    from verl_omni.trainer.run_folder import RunFolder
-    from verl_omni.trainer.save_requests import SaveRequests
+    from verl_omni.trainer.output.uploads import Results
+    from verl_omni.trainer.run import checkpoints, machine, run_start
+    from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.save_requests import SaveRequests
 
     killed_before = machine.killed_for_memory(cgroups)
     errors: list[str] = []
@@ -233,7 +240,7 @@ def _recorded(
 
 def _record_loss(folder: Any, begun: Path | None) -> int:
     """Record that the run, which began at a checkpoint, stops in the middle of a step. Returns the exit code."""
-    from verl_omni.trainer import checkpoints
+    from verl_omni.trainer.run import checkpoints
 
     steps = folder.metrics()
     newest, complete = checkpoints.latest(folder.path / "checkpoints"), int(steps[-1]["step"] or 0) if steps else 0
@@ -271,12 +278,13 @@ def train_on(
     stop_requested: Callable[[], bool],
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
-    from verl_omni.trainer import data, generation_ahead, prompt_warnings
+    from verl_omni.trainer.data import prompt_dataset, prompt_warnings
+    from verl_omni.trainer.generation import generation_ahead
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
 
     if text := generation_ahead.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
-    train, held_out = data.load_checked(run.config)
+    train, held_out = prompt_dataset.load_checked(run.config)
     for text in prompt_warnings.describe_truncated(run.config, train, held_out):
         run.folder.event("warning", reason="PromptsTruncated", message=text)
     for text in prompt_warnings.describe_unread(run.config, train, held_out):
@@ -286,7 +294,7 @@ def train_on(
         run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
-    from verl_omni.trainer.trackers import open_trackers
+    from verl_omni.trainer.run.trackers import open_trackers
 
     kept = run.folder.metrics()
     tracking = open_trackers(run.config, run.folder.path, first=int(kept[-1]["step"]) + 1 if kept else 0)
@@ -331,7 +339,7 @@ def _pairs(config: Any, train: Any) -> Any | None:
     """Pairs of images of the training data; None if the engine generates samples."""
     if config.algorithm.sample_source == "online":
         return None
-    from verl_omni.trainer.preferences import PreferencePairs
+    from verl_omni.trainer.data.preferences import PreferencePairs
 
     files, size = config.data.train_files, config.actor_rollout_ref.rollout.pipeline
     first = files if isinstance(files, str) else files[0]

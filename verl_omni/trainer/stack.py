@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_omni.trainer.judge_members import JudgeMembers
-from verl_omni.trainer.replica_pool import ReplicaPool
-from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.trainer.replicas.replica_pool import ReplicaPool
+from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
+from verl_omni.trainer.rewards.judge_members import JudgeMembers
 
 STOP_SECONDS = 60.0  # timeout for an engine to shut down
 

@@ -13,23 +13,23 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer import (
+from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers
+from verl_omni.trainer.data import run_length
+from verl_omni.trainer.generation.generation_ahead import batches_ahead
+from verl_omni.trainer.replicas.pool_nodes import wait_for_nodes
+from verl_omni.trainer.replicas.replica_pool import ReplicaPool
+from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
+from verl_omni.trainer.run import machine
+from verl_omni.trainer.settings import (
     cpu_values,
-    judges,
-    machine,
+    judge_settings,
     model_settings,
-    pools,
+    pool_settings,
     process_counts,
-    run_length,
     scorer_devices,
     sequence_split,
     tensor_split,
 )
-from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers
-from verl_omni.trainer.generation_ahead import batches_ahead
-from verl_omni.trainer.pool_nodes import wait_for_nodes
-from verl_omni.trainer.replica_pool import ReplicaPool
-from verl_omni.trainer.replica_updates import ReplicaUpdates
 from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
 from verl_omni.utils import rendezvous_ports
 from verl_omni.workers.actor.setting_checks import check_fsdp_size
@@ -131,10 +131,10 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         if not has_accelerator:
             cpu_values.fill_in(config)
         tensor_split.check(config)
-        pools.fill_in(rollout)
+        pool_settings.fill_in(rollout)
         if rollout.enable_sleep_mode is None:
             rollout.enable_sleep_mode = has_accelerator
-        judges.fill_in(config, has_accelerator=has_accelerator)
+        judge_settings.fill_in(config, has_accelerator=has_accelerator)
     process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)
 
 
@@ -173,7 +173,7 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
     report_phase("starting Ray, importing the training stack")
     options = dict(config.ray_kwargs.ray_init)
     address = options.pop("address", "local")
-    if address == "local" and (problem := pools.local_problem(config)):
+    if address == "local" and (problem := pool_settings.local_problem(config)):
         raise ValueError(problem)
     cpus = options.pop("num_cpus", None) or max(LOGICAL_CPUS, os.cpu_count() or 1, process_counts.logical_cpus(config))
     needed = process_counts.local_accelerators(config)
@@ -193,7 +193,7 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
         from verl_omni.pipelines.registry import family
 
         engine = family(config.actor_rollout_ref.model.architecture).engine_module
-        return ForkingCluster([engine, *judges.modules(config)], **here)
+        return ForkingCluster([engine, *judge_settings.modules(config)], **here)
     import ray  # noqa: F401  not in both threads at once: either would find the other's half of it
 
     with ThreadPoolExecutor(1, thread_name_prefix="startup") as pool:
@@ -253,9 +253,9 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils.device import get_resource_name
 
-    from verl_omni.trainer import actor_nodes
-    from verl_omni.trainer.replica_updates import weight_updates
-    from verl_omni.trainer.reward_workers import start_reward_workers
+    from verl_omni.trainer.replicas import actor_nodes
+    from verl_omni.trainer.replicas.replica_updates import weight_updates
+    from verl_omni.trainer.rewards.reward_workers import start_reward_workers
     from verl_omni.workers.engine_workers import DiffusionActorRolloutWorker
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
@@ -282,7 +282,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     for_rewards, for_servers = copy.deepcopy(config), copy.deepcopy(config)
     with ThreadPoolExecutor(3, thread_name_prefix="startup") as threads:
         rewards_up = threads.submit(start_reward_workers, for_rewards, pool, report_phase)
-        if judges.sleeps(config):
+        if judge_settings.sleeps(config):
             rewards_up.result()  # the judge sleeps before the engine takes the accelerators' memory
         servers_up = threads.submit(
             actor_nodes.PinnedServerManager.create,
@@ -321,7 +321,7 @@ def _replica_pool(
     from verl.utils.config import omega_conf_to_dataclass
     from verl.utils.device import get_resource_name
 
-    from verl_omni.trainer.replica_launcher import ANSWER_SECONDS, RayLauncher
+    from verl_omni.trainer.replicas.replica_launcher import ANSWER_SECONDS, RayLauncher
 
     parsed = omega_conf_to_dataclass(servers.rollout_config)  # once: replicas start in threads of their own
 
@@ -333,7 +333,7 @@ def _replica_pool(
 
     launcher = RayLauncher(
         make,
-        places=lambda nodes: pools.room(rollout, nodes, str(get_resource_name())),
+        places=lambda nodes: pool_settings.room(rollout, nodes, str(get_resource_name())),
         requests=lambda replica: [server.requests_in_flight.remote() for server in replica.servers],
         deadline=rollout.deadline_seconds, pinned=rollout.node_resource is not None,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from .job import API_VERSION, KIND, DiffusionRLJob, Spec
 from .metadata import Metadata
 
 if TYPE_CHECKING:
-    from .job_loader import JobError, LoadedJob, Problem, load_job, read_job
+    from .files.job_loader import JobError, LoadedJob, Problem, load_job, read_job
 
 __all__ = [
     "API_VERSION",
@@ -29,6 +29,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import job_loader
+    from .files import job_loader
 
     return getattr(job_loader, name)

@@ -9,21 +9,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from .accelerator_rules import ACCELERATOR_RULES, ACCELERATORS, accelerator_violations
 from .base import Cel, StrictModel, Violation, immutable, is_in_store
-from .data import Data
 from .metadata import Metadata
-from .model import Model
-from .output import STORAGE_RULES, Output, Storage
-from .override_rules import override_violations
-from .platform import Observability, Scheduling, Security
-from .pod_template import drop_nulls
-from .pods import Accelerator, Head, Runtime
-from .policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
-from .reward import Reward
-from .rollout import Rollout
+from .rules.accelerator_rules import ACCELERATOR_RULES, ACCELERATORS, accelerator_violations
+from .rules.override_rules import override_violations
+from .spec.data import Data
+from .spec.model import Model
+from .spec.output import STORAGE_RULES, Output, Storage
+from .spec.platform import Observability, Scheduling, Security
+from .spec.pod_template import drop_nulls
+from .spec.pods import Accelerator, Head, Runtime
+from .spec.policy import CleanupPolicy, FailurePolicy, ManagedBy, Seconds, SuspendPolicy
+from .spec.reward import Reward
+from .spec.rollout import Rollout
+from .spec.training import ESTIMATORS, Algorithm, Checkpoint, Trainer
 from .status import Status
-from .training import ESTIMATORS, Algorithm, Checkpoint, Trainer
 
 API_VERSION = "diffusionrl.io/v1alpha1"
 KIND = "DiffusionRLJob"

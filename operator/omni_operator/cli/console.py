@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from omni_operator.api import LoadedJob
-    from omni_operator.api.yaml_document import Problem
+    from omni_operator.api.files.yaml_document import Problem
 
 # FAILED: the work failed. USAGE: nothing was started. INTERRUPTED: the user stopped a run.
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -12,7 +12,7 @@ import typer
 
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
-from omni_operator.api.job_loader import STDIN, read_text, source_name
+from omni_operator.api.files.job_loader import STDIN, read_text, source_name
 from omni_operator.recipes import Conversion, OtherScript, RecipeError, TrainerCall, convert, read_script
 
 from . import console

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from . import console, model
+from . import console
+from .machine import model
+from .machine.training_stack import DISTRIBUTION
 from .program import Program
-from .training_stack import DISTRIBUTION
 
 app = typer.Typer(
     name="drl",

@@ -18,22 +18,22 @@ from . import console
 
 # Module and function of each command, in the order of docs/cli.md, which is that of the help.
 COMMANDS = {
-    "run": "run:run",
+    "run": "local.run:run",
     "validate": "validate:validate",
     "render": "render:render",
-    "fit": "fit:fit",
+    "fit": "machine.fit:fit",
     "convert": "convert:convert_recipe",
     "report": "report:report",
-    "submit": "submit:submit",
-    "watch": "watch:watch",
-    "logs": "logs:logs",
-    "fetch": "fetch:fetch",
-    "open": "open_dashboard:open_dashboard",
-    "why": "jobs:why",
-    "suspend": "jobs:suspend",
-    "resume": "jobs:resume",
-    "scale": "jobs:scale",
-    "doctor": "doctor:doctor",
+    "submit": "on_cluster.submit:submit",
+    "watch": "on_cluster.watch:watch",
+    "logs": "on_cluster.logs:logs",
+    "fetch": "on_cluster.fetch:fetch",
+    "open": "on_cluster.open_dashboard:open_dashboard",
+    "why": "on_cluster.jobs:why",
+    "suspend": "on_cluster.jobs:suspend",
+    "resume": "on_cluster.jobs:resume",
+    "scale": "on_cluster.jobs:scale",
+    "doctor": "machine.doctor:doctor",
 }
 
 
@@ -68,7 +68,7 @@ class Commands(Mapping[str, Any]):
         """Each command with its help, read from the source of its module, and without options."""
         for name, place in COMMANDS.items():
             module, _, function = place.partition(":")
-            body = ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes()).body
+            body = ast.parse((Path(__file__).parent / f"{module.replace('.', '/')}.py").read_bytes()).body
             texts = (ast.get_docstring(part) for part in body if getattr(part, "name", None) == function)  # type: ignore[arg-type]
             yield name, TyperCommand(name, help=next(texts))
         yield from self._groups.items()
@@ -111,7 +111,7 @@ def _explained() -> Iterator[None]:
     except typer.BadParameter as error:
         from pydantic import ValidationError
 
-        from omni_operator.api.validation_messages import describe_value
+        from omni_operator.api.files.validation_messages import describe_value
 
         detail = error.__cause__.errors()[0] if isinstance(error.__cause__, ValidationError) else None
         if detail is not None and detail["msg"] == error.message:  # not the message of an option of ours

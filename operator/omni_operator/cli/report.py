@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from . import console, run_folder, training_stack
+from . import console
+from .local import run_folder
+from .machine import training_stack
 from .options import Runs
 
 OUT = Path("comparison.html")

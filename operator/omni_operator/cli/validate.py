@@ -12,10 +12,11 @@ import typer
 
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob, load_job
-from omni_operator.api.job_loader import source_name
-from omni_operator.api.yaml_document import Problem
+from omni_operator.api.files.job_loader import source_name
+from omni_operator.api.files.yaml_document import Problem
 
-from . import console, preflight
+from . import console
+from .local import preflight
 from .options import CLUSTER_ONLY, Cluster, ClusterView, Image, Json, Settings, cluster_view, job_folder
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_operator.status.evidence import without_control
+from omni_operator.status.observed.evidence import without_control
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_operator.api.names import TRAINER_GROUP
+from omni_operator.cluster.cache.object_parser import owner_of
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body
-from omni_operator.cluster.object_parser import owner_of
-from omni_operator.plan.containers import CONTAINER
+from omni_operator.plan.pods.containers import CONTAINER
 
 from .jobs import Client, Job
 from .operator_settings import AmbiguousOperator, SettingsUnreadable, read_operator_settings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.plan.containers import CONTAINER, USER
+from omni_operator.plan.pods.containers import CONTAINER, USER
 
 from .pods import RunPlace
 

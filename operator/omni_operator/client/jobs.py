@@ -11,6 +11,7 @@ from typing import Any
 
 from omni_operator.api.status import Status
 from omni_operator.api.suggestions import did_you_mean
+from omni_operator.cluster.cache.job_parser import keep_valid_status
 from omni_operator.cluster.errors import (
     AlreadyExists,
     ClusterError,
@@ -21,7 +22,6 @@ from omni_operator.cluster.errors import (
     Refused,
     Unavailable,
 )
-from omni_operator.cluster.job_parser import keep_valid_status
 from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect

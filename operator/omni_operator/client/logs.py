@@ -13,7 +13,7 @@ from omni_operator.api.names import JOB_LABEL, TRAINER_GROUP
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from omni_operator.cluster.kinds import PODS
-from omni_operator.plan.containers import CONTAINER
+from omni_operator.plan.pods.containers import CONTAINER
 
 from .jobs import Client, Job
 from .pods import JobPod, parse_pods, select_pod_bodies

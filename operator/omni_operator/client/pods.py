@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import TRAINER_GROUP
-from omni_operator.cluster.object_parser import is_ready, owner_of
+from omni_operator.cluster.cache.object_parser import is_ready, owner_of
 from omni_operator.plan.entrypoint import LOG
-from omni_operator.plan.head import DASHBOARD
-from omni_operator.plan.storage import run_folder_path
-from omni_operator.status.observation import HEAD
+from omni_operator.plan.pods.head import DASHBOARD
+from omni_operator.plan.pods.storage import run_folder_path
+from omni_operator.status.observed.observation import HEAD
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # KubeRay sets it from the Secret that it creates
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_operator.api.names import TRAINER_GROUP
+from omni_operator.cluster.cache.object_parser import parse_pod
 from omni_operator.cluster.errors import ClusterError, NotFound
 from omni_operator.cluster.kinds import PODS
-from omni_operator.cluster.object_parser import parse_pod
-from omni_operator.plan.containers import CONTAINER
+from omni_operator.plan.pods.containers import CONTAINER
 
 from .archive import BrokenArchive, UnsafeArchive, check_folder, staging, unpack
 from .explanation import find_pod_troubles

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from omni_operator.api.names import ATTEMPT_LABEL, JOB_LABEL, Names
 from omni_operator.api.status import Condition
+from omni_operator.cluster.cache.object_parser import parse_pod
 from omni_operator.cluster.errors import ClusterError
 from omni_operator.cluster.kinds import PODS, WORKLOADS, Kind
-from omni_operator.cluster.object_parser import parse_pod
 from omni_operator.plan.pools import KUEUE_QUEUE
 
 from .events import Event, sort_events

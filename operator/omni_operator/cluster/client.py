@@ -20,10 +20,10 @@ from .authenticated_client import AuthenticatedClient
 from .credentials import Credentials, Loaded
 from .errors import Conflict, DefinitionOutdated, KindAbsent, NotFound, Refused, ServerError, Unavailable, error_of
 from .kinds import LEASES, TOKEN_REVIEWS, Body, Kind, Meta, kind_of
+from .leader.write_fence import no_fence
 from .nested_json import load_json
 from .protocol import GroupChange, Identity, Listing
 from .server_clock import ServerClock
-from .write_fence import no_fence
 
 # With the character set, because the package makes JSON of a body of the bare type.
 APPLY = "application/apply-patch+yaml; charset=utf-8"

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from omni_operator.status.evidence import is_refused_by_quota
+from omni_operator.status.observed.evidence import is_refused_by_quota
 
 TEXT_LIMIT = 1024
 RETRY_AFTER_MOST = 300.0  # seconds; a proxy may ask for years

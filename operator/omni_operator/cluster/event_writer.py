@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.api.names import MANAGER
-from omni_operator.status.events import Event
+from omni_operator.status.report.events import Event
 
 from .errors import AlreadyExists, ClusterError
 from .kinds import Body

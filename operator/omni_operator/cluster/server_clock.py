@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-from omni_operator.status.timestamps import EARLIEST
+from omni_operator.status.observed.timestamps import EARLIEST
 
-from .write_fence import lease_clock
+from .leader.write_fence import lease_clock
 
 SERVERS_APART = timedelta(minutes=1)  # that the clocks of several API servers may differ by
 

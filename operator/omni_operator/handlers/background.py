@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from omni_operator.api.definition_fields import find_missing
+from omni_operator.api.crd.definition_fields import find_missing
 from omni_operator.api.names import MANAGED_BY_LABEL, MANAGER
 from omni_operator.api.status import Status
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import ClusterError, KindAbsent
 from omni_operator.cluster.kinds import JOBS, LEASES, Body, Key, Kind
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.settings import Settings
 
 from .watches import CHILDREN, selector_of

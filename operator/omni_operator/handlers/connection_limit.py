@@ -16,7 +16,7 @@ from typing import Protocol
 from aiohttp import web
 from typing_extensions import override
 
-from omni_operator.report_authorizer import source_of
+from omni_operator.reports.authorizer import source_of
 
 
 class Connection(Protocol):

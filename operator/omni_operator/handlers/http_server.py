@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
 
 from .connection_limit import LimitedConnection

@@ -22,7 +22,7 @@ from datetime import datetime
 
 from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.cluster.kinds import Key
-from omni_operator.reconciler import ReconcileResult
+from omni_operator.reconcile.reconciler import ReconcileResult
 
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 300.0
 CONTINUED = -1  # rank of a job whose last pass asked for another one at once

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import Key
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.reconciler import Reconciler, ReconcileResult
-from omni_operator.report_endpoint import ReportStore
+from omni_operator.reconcile.reconciler import Reconciler, ReconcileResult
+from omni_operator.reports.endpoint import ReportStore
 from omni_operator.settings import Settings
 
 from .job_workers import JobWorkers

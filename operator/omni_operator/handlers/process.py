@@ -15,19 +15,19 @@ import aiohttp
 import kopf
 from prometheus_client import disable_created_metrics
 
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.kinds import RAYJOBS
-from omni_operator.cluster.leader_election import LeaderElection, LeaseTimes
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.watch_client import WatchClient
-from omni_operator.cluster.watch_liveness import WatchLiveness
-from omni_operator.cluster.write_fence import WriteFence
+from omni_operator.cluster.leader.leader_election import LeaderElection, LeaseTimes
+from omni_operator.cluster.leader.write_fence import WriteFence
+from omni_operator.cluster.watch.watch_client import WatchClient
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.metrics import JobMetrics, OperatorMetrics
-from omni_operator.reconciler import Reconciler
-from omni_operator.report_authorizer import ReportAuthorizer
-from omni_operator.report_endpoint import BODY_LIMIT, ReportEndpoint, ReportStore
-from omni_operator.report_relay import ReportRelay
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reports.authorizer import ReportAuthorizer
+from omni_operator.reports.endpoint import BODY_LIMIT, ReportEndpoint, ReportStore
+from omni_operator.reports.relay import ReportRelay
 from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MemoryRelease, MissingKinds

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_operator.api.names import SELECTOR
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import (
     ATTEMPT_KINDS,
     JOBS,
@@ -27,9 +28,8 @@ from omni_operator.cluster.kinds import (
     Key,
     Kind,
 )
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.object_watch import ObjectWatch, WatchSource
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.object_watch import ObjectWatch, WatchSource
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 
 CHILDREN = (*ATTEMPT_KINDS, NETWORK_POLICIES, POD_MONITORS)
 Unlisted = tuple[Kind, str | None]

@@ -5,9 +5,9 @@ from .disruptions import render_budget
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .objects import digest_attempt, digest_spec, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
+from .pods.workers import render_group
 from .refusals import describe_refusals, find_refusals, find_warnings
 from .run_layout import RunLayout, local_layout, map_paths, pod_layout, resolve_paths
-from .workers import render_group
 from .yaml_writer import dump_yaml
 
 __all__ = [

@@ -7,9 +7,9 @@ import shlex
 from omni_operator.api import DiffusionRLJob
 
 from .overrides import render_command, render_overrides
+from .pods.storage import model_path, run_folder_path
+from .pods.workers import JOB, JOB_FOLDER, OVERRIDES
 from .run_layout import RunLayout, pod_layout, resolve_paths
-from .storage import model_path, run_folder_path
-from .workers import JOB, JOB_FOLDER, OVERRIDES
 
 LOG = "train.log"
 CONTAINER_OUTPUT = "/proc/1/fd/1"

@@ -12,10 +12,10 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import JOB_LABEL, OPEN_ANNOTATION
 
 from .cluster_settings import ClusterSettings
-from .containers import METRICS_PORT, variables_of_template
-from .head import DASHBOARD
+from .pods.containers import METRICS_PORT, variables_of_template
+from .pods.head import DASHBOARD
+from .pods.storage import HUB_ENDPOINT, downloads_from_hub, trainer_variables
 from .pools import pools_of
-from .storage import HUB_ENDPOINT, downloads_from_hub, trainer_variables
 
 Object = dict[str, Any]
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"

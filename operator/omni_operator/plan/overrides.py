@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
-from omni_operator.api.model import ALL_LINEAR
-from omni_operator.api.override_names import BYPASS, CORRECTION, limits_older_samples
-from omni_operator.api.reward import Reward, Scorer
-from omni_operator.api.rollout import Rollout
-from omni_operator.api.training import ENTRYPOINT, ESTIMATORS, LOSSES
+from omni_operator.api.rules.override_names import BYPASS, CORRECTION, limits_older_samples
+from omni_operator.api.spec.model import ALL_LINEAR
+from omni_operator.api.spec.reward import Reward, Scorer
+from omni_operator.api.spec.rollout import Rollout
+from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES
 
 from .hydra import Value, format_assignment
+from .pods.storage import HUB_ENDPOINT, trainer_variables
 from .pools import REWARD_RESOURCE, ROLLOUT_RESOURCE, TRAINER_RESOURCE
 from .run_layout import RunLayout
-from .storage import HUB_ENDPOINT, trainer_variables
 
 Settings = dict[str, Value]
 PYTHONS = ("python", "python3")

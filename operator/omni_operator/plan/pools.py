@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.judge import JudgeModel
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
-from omni_operator.api.platform import PoolScheduling, Scheduling
-from omni_operator.api.pods import Accelerator, Resources, SharedMemory
-from omni_operator.api.rollout import Rollout
+from omni_operator.api.spec.judge import JudgeModel
+from omni_operator.api.spec.platform import PoolScheduling, Scheduling
+from omni_operator.api.spec.pods import Accelerator, Resources, SharedMemory
+from omni_operator.api.spec.rollout import Rollout
 
 from .rolled_fields import digest_rolled
 

@@ -9,10 +9,10 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import Names
 
 from .cluster_settings import ClusterSettings
-from .head import render_head_group
+from .pods.head import render_head_group
+from .pods.workers import render_worker_groups
 from .pools import driver_resource
 from .queues import scheduler_entries
-from .workers import render_worker_groups
 
 Object = dict[str, Any]
 DEADLINE_SLACK_SECONDS = 60  # the operator's own deadline comes first, and reports the reason

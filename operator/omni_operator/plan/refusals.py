@@ -8,16 +8,14 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
+from omni_operator.api.files.validation_messages import format_path
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
-from omni_operator.api.pod_template import drop_nulls
-from omni_operator.api.validation_messages import format_path
+from omni_operator.api.spec.pod_template import drop_nulls
 
 from .cluster_settings import ClusterSettings
-from .containers import CONTAINER, SHARED_MEMORY, image_of_template
 from .objects import render_files
-from .policy_refusals import find_policy_refusals
-from .pools import KUEUE_QUEUE, Pool, pools_of
-from .storage import (
+from .pods.containers import CONTAINER, SHARED_MEMORY, image_of_template
+from .pods.storage import (
     HUB_ENDPOINT,
     HUB_OFFLINE,
     HUB_TOKEN,
@@ -28,6 +26,8 @@ from .storage import (
     is_offline,
     trainer_variables,
 )
+from .policy.policy_refusals import find_policy_refusals
+from .pools import KUEUE_QUEUE, Pool, pools_of
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}

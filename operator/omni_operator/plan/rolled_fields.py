@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from omni_operator.api.judge import JudgeModel
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
-from omni_operator.api.rollout import Rollout
+from omni_operator.api.spec.judge import JudgeModel
+from omni_operator.api.spec.rollout import Rollout
 
 from .digest import compute_digest
 

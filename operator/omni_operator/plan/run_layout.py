@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import is_in_store
-from omni_operator.api.pods import Accelerator
+from omni_operator.api.spec.pods import Accelerator
 
-from .accelerators import ray_resource_of
+from .pods.accelerators import ray_resource_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from omni_operator.api.yaml_document import plain_values
-from omni_operator.api.yaml_parser import make_yaml
+from omni_operator.api.files.yaml_document import plain_values
+from omni_operator.api.files.yaml_parser import make_yaml
 
 # No command of a shell begins so: a key with a colon, a list, the start of a document, a template.
 _BEGINNING = re.compile(

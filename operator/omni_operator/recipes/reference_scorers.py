@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from omni_operator.api.scorers import UNAVAILABLE
+from omni_operator.api.spec.scorers import UNAVAILABLE
 
 from .fields import Refusal, number
 
@@ -27,7 +27,7 @@ PUBLISHED = {
     "pickscore_reward": ("pickscore", "compute_score_pickscore"),
     "unified_reward": ("unified_reward", "compute_score_unified_reward"),
 }
-# Settings that give the reference's scorer: verl_omni/trainer/reference_scorers.py has the reason.
+# Settings that give the reference's scorer: verl_omni/trainer/settings/reference_modules.py has the reason.
 SCORER_SETTINGS = {"pickscore": {"score_scale": 1 / 26}}
 RENAMED = {"hpsv3": {"reward_scale": "score_scale"}}  # settings that have another name here
 # Fields of a reward server, and the settings that they are there.

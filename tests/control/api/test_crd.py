@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from e2e import job_page
-from omni_operator.api import DiffusionRLJob, crd
+from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import VALIDATIONS
-from omni_operator.api.structural import KEPT, NotStructural, structural
+from omni_operator.api.crd import definition
+from omni_operator.api.crd.structural import KEPT, NotStructural, structural
+from tools import crd_file, job_page
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = crd.schema()
+SCHEMA = definition.schema()
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
 EXTENSIONS = {
     VALIDATIONS, PRESERVED, "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type",
@@ -136,7 +137,7 @@ def fill(value: Any, node: dict[str, Any]) -> None:
 
 
 def test_columns_read_existing_fields() -> None:
-    version = crd.crd()["spec"]["versions"][0]
+    version = definition.crd()["spec"]["versions"][0]
     paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
     scale = version["subresources"]["scale"]
     assert sorted(scale) == ["labelSelectorPath", "specReplicasPath", "statusReplicasPath"]
@@ -147,7 +148,7 @@ def test_columns_read_existing_fields() -> None:
 
 
 def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> None:
-    columns = crd.crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    columns = definition.crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = ["Name", *(column["name"] for column in columns if not column.get("priority"))]
     assert len(shown) <= 7
     assert shown == ["Name", "State", "Reason", "Step", "Reward", "Attempts", "Age"]
@@ -157,14 +158,14 @@ def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> 
 
 
 def test_short_name_category_and_size() -> None:
-    spec = crd.crd()["spec"]
+    spec = definition.crd()["spec"]
     assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["drl"], ["diffusionrl"])
-    assert len(crd.text().encode()) < 200_000
-    assert len(json.dumps(crd.crd())) < 200_000
+    assert len(definition.text().encode()) < 200_000
+    assert len(json.dumps(definition.crd())) < 200_000
 
 
 def test_the_committed_crd_matches_the_models() -> None:
-    assert crd.main(["--out", str(ROOT / "crds"), "--check"]) == 0
+    assert crd_file.main(["--check"]) == 0
 
 
 def test_the_committed_reference_matches_the_models(tmp_path: Path) -> None:
@@ -177,13 +178,13 @@ def test_the_committed_reference_matches_the_models(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stale_file_is_detected_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert crd.main(["--out", str(tmp_path), "--check"]) == 1
+    file = tmp_path / definition.FILE
+    assert crd_file.main(["--out", str(file), "--check"]) == 1
     assert "make crds" in capsys.readouterr().err
-    assert crd.main(["--out", str(tmp_path)]) == 0
-    assert crd.main(["--out", str(tmp_path), "--check"]) == 0
-    file = tmp_path / crd.FILE
+    assert crd_file.main(["--out", str(file)]) == 0
+    assert crd_file.main(["--out", str(file), "--check"]) == 0
     file.write_text(file.read_text().replace("maxLength: 253", "maxLength: 254", 1))
-    assert crd.main(["--out", str(tmp_path), "--check"]) == 1
+    assert crd_file.main(["--out", str(file), "--check"]) == 1
 
 
 @pytest.mark.parametrize(

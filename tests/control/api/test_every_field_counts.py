@@ -15,11 +15,11 @@ from pydantic import BaseModel, ValidationError
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.crd import schema
+from omni_operator.api.crd.definition import schema
 from omni_operator.api.job import Spec
 from omni_operator.api.names import RENDERED_ANNOTATION, SPEC_ANNOTATION
-from omni_operator.cluster.job_parser import parse_job_facts
-from omni_operator.status.job_facts import JobFacts
+from omni_operator.cluster.cache.job_parser import parse_job_facts
+from omni_operator.status.observed.job_facts import JobFacts
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from omni_operator.api import DiffusionRLJob, JobError, crd, read_job
+from omni_operator.api import DiffusionRLJob, JobError, read_job
+from omni_operator.api.crd import definition
 from omni_operator.api.names import RAYJOB_NAME_LIMIT, Names, job_of_raycluster, job_of_rayjob, report_audience
 from omni_operator.api.status import CONDITION_TYPES, Status
 
-SPEC = crd.schema()["properties"]["spec"]
+SPEC = definition.schema()["properties"]["spec"]
 BASE = """
 apiVersion: diffusionrl.io/v1alpha1
 kind: DiffusionRLJob
@@ -172,7 +173,7 @@ def test_unknown_fields_of_metadata_and_status_are_ignored() -> None:
 
 
 def test_the_written_status_matches_the_crd() -> None:
-    schema = crd.schema()["properties"]["status"]
+    schema = definition.schema()["properties"]["status"]
     assert set(schema["properties"]) == {field.alias for field in Status.model_fields.values()}
     written = Status(attempts=2).model_dump(exclude_none=True, exclude_defaults=True)
     assert written == {"attempts": 2}

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from omni_operator.api import crd
 from omni_operator.api.base import VALIDATIONS
-from omni_operator.api.joined_rules import LONGEST, OLD, join_rules
-from omni_operator.api.stored_jobs import STORED, is_present
+from omni_operator.api.crd import definition
+from omni_operator.api.crd.joined_rules import LONGEST, OLD, join_rules
+from omni_operator.api.crd.stored_jobs import STORED, is_present
 
-SCHEMA = crd.schema()
-JOINED = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = definition.schema()
+JOINED = definition.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 TWO = {"rule": "self.engine.size == 1", "message": "is not 1", "fieldPath": ".engine"}
 
 

@@ -13,11 +13,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from e2e import helm as tool
-from omni_operator.api import crd
+from omni_operator.api.crd import definition
 from omni_operator.client.operator_settings import SELECTOR
-from omni_operator.cluster.leader_election import LeaseTimes
-from omni_operator.plan.pod_policy import PodPolicy
+from omni_operator.cluster.leader.leader_election import LeaseTimes
+from omni_operator.plan.policy.pod_policy import PodPolicy
 from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
+from tools import crd_file
 
 pytestmark = pytest.mark.cluster
 
@@ -230,7 +231,7 @@ def test_the_image_is_a_tag_or_a_digest(chart: Render, options: list[str], image
 def test_the_custom_resource_definition_is_generated_and_survives_an_uninstall(chart: Render) -> None:
     (found,) = of_kind(chart(), "CustomResourceDefinition")
     metadata = found.pop("metadata")
-    wanted = YAML(typ="safe").load(crd.text())
+    wanted = YAML(typ="safe").load(definition.text())
     del wanted["metadata"]
     assert found == wanted
     assert metadata["name"] == CRD
@@ -241,7 +242,7 @@ def test_the_custom_resource_definition_is_generated_and_survives_an_uninstall(c
 
 
 def test_the_charts_copy_of_the_crd_is_up_to_date() -> None:
-    assert crd.main(["--check", "--out", str(tool.CHART / "files")]) == 0
+    assert crd_file.main_of_chart(["--check"]) == 0
 
 
 def test_pod_monitor_and_network_policy_are_optional(chart: Render) -> None:

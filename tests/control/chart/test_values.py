@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from e2e import chart_values
 from e2e.helm import CHART
 from omni_operator.settings import _TIMEOUTS, Settings
-from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.decisions.timeouts import Timeouts
 
 Schema = dict[str, Any]
 OF_UMBRELLAS = {"enabled", "global"}  # values that a chart hands to those that are part of it

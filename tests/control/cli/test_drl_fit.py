@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from omni_operator.cli import devices, fit, fit_text, machine, training_stack
+from omni_operator.cli.machine import devices, fit, fit_text, machine_facts, training_stack
 from omni_operator.cli.main import app
 
 JOB = """\
@@ -45,7 +45,7 @@ def estimate(**changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job for NVIDIA accelerators, on a machine without any and with the training stack."""
-    monkeypatch.setattr(machine, "find_accelerators", lambda: ())
+    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: ())
     monkeypatch.setattr(training_stack, "missing_stack", list)
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
@@ -276,8 +276,8 @@ def test_a_job_on_the_cpu_is_checked_against_the_memory_of_this_machine(job: Pat
 def test_an_accelerator_of_this_machine_is_used(
     job: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = machine.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
-    monkeypatch.setattr(machine, "find_accelerators", lambda: (here,))
+    here = machine_facts.Accelerators("NVIDIA", 2, ("NVIDIA X, 1000 MiB, 1", "NVIDIA Y, 900 MiB, 1"))
+    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: (here,))
     assert drl_fit(job).exit_code == 0
     assert commands[0][commands[0].index("--capacity") + 1] == str(900 << 20)
 

@@ -18,7 +18,7 @@ import typer
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from omni_operator.cli import device_checks, doctor, machine
+from omni_operator.cli.machine import device_checks, doctor, machine_facts
 from omni_operator.cli.main import app
 from omni_operator.cli.options import PLACEHOLDER_IMAGE
 
@@ -142,7 +142,9 @@ def test_report_refuses_runs_together_with_a_run_folder(tmp_path: Path) -> None:
 
 def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr("omni_operator.cli.training_stack.exec_module", lambda module, given: called.append(given))
+    monkeypatch.setattr(
+        "omni_operator.cli.machine.training_stack.exec_module", lambda module, given: called.append(given)
+    )
     for name in ("runs/a", "other/b"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").touch()
@@ -272,7 +274,7 @@ def test_doctor_prints_json() -> None:
 
 
 def test_doctor_gpu_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_accelerators", lambda: ())
+    monkeypatch.setattr(machine_facts, "find_accelerators", lambda: ())
     result = drl("doctor", "--gpu")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("no accelerator: this machine has neither /dev/nvidia0 (NVIDIA) nor /dev/davinci0")

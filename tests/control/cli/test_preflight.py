@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from omni_operator.api import read_job
-from omni_operator.api.yaml_document import Document
-from omni_operator.cli.machine import Accelerators
-from omni_operator.cli.preflight import machine_problems, variable_problems
+from omni_operator.api.files.yaml_document import Document
+from omni_operator.cli.local.preflight import machine_problems, variable_problems
+from omni_operator.cli.machine.machine_facts import Accelerators
 
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1

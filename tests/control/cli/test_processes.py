@@ -10,7 +10,7 @@ import threading
 import psutil
 import pytest
 
-from omni_operator.cli import processes
+from omni_operator.cli.local import processes
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
 

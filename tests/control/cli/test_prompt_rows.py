@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from omni_operator.cli.local.prompt_rows import find_problem
 from omni_operator.cli.main import app
-from omni_operator.cli.prompt_rows import find_problem
 
 GOOD = b'{"prompt": "red"}\n'
 WRONG_PROMPT = "column prompt: a prompt must be text or a list of messages"

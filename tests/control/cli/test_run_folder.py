@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from omni_operator import plan
-from omni_operator.api.job_loader import load_job
-from omni_operator.cli import console, run_folder
+from omni_operator.api.files.job_loader import load_job
+from omni_operator.cli import console
+from omni_operator.cli.local import run_folder
 from omni_operator.staged_files import PREFIX
 
 JOB = """

@@ -20,16 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_operator import plan
-from omni_operator.api.job_loader import read_job
-from omni_operator.cli import console, failure, results, run_folder, run_text
-from omni_operator.cli.doctor import diagnose
-from omni_operator.cli.json_lines import JsonLinesReader, MalformedLine, read_records
-from omni_operator.cli.machine import Accelerators, Machine, inspect_machine, within_limit
-from omni_operator.cli.run import Session, trainer_environment
-from omni_operator.cli.run_state import RunState, apply_event
-from omni_operator.cli.shared_memory import Snapshot
-from omni_operator.cli.supervisor import ChildExit, StopEscalation
-from omni_operator.cli.training_stack import STACK
+from omni_operator.api.files.job_loader import read_job
+from omni_operator.cli import console
+from omni_operator.cli.local import failure, results, run_folder, run_text
+from omni_operator.cli.local.json_lines import JsonLinesReader, MalformedLine, read_records
+from omni_operator.cli.local.run import Session, trainer_environment
+from omni_operator.cli.local.run_state import RunState, apply_event
+from omni_operator.cli.local.shared_memory import Snapshot
+from omni_operator.cli.local.supervisor import ChildExit, StopEscalation
+from omni_operator.cli.machine.doctor import diagnose
+from omni_operator.cli.machine.machine_facts import Accelerators, Machine, inspect_machine, within_limit
+from omni_operator.cli.machine.training_stack import STACK
 
 MIB, GIB = 1024**2, 1024**3
 GOOD = Machine(

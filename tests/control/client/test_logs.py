@@ -14,7 +14,7 @@ from control.client.job_objects import DONE, PODS, full_job, pod
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.client import logs as logs_module
 from omni_operator.client.pods import parse_pods, run_place
-from omni_operator.status.observation import HEAD
+from omni_operator.status.observed.observation import HEAD
 
 
 @pytest.fixture

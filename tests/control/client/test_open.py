@@ -13,7 +13,7 @@ import pytest
 from control.client.fake_server import CLUSTER, FakeServer, drl, owners, run_program
 from control.client.fake_websocket import FakeWebSocket
 from control.client.job_objects import PODS, full_job
-from omni_operator.cli import open_dashboard
+from omni_operator.cli.on_cluster import open_dashboard
 from omni_operator.client import Client
 from omni_operator.client.archive import MARKER
 from omni_operator.client.pods import find_dashboard, parse_pods

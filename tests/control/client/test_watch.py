@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from control.client.fake_server import EVENTS, PATH, FakeServer, drl, make_job
-from omni_operator.cli import watch
-from omni_operator.cli.progress_display import make_display
+from omni_operator.cli.local.progress_display import make_display
+from omni_operator.cli.on_cluster import watch
 from omni_operator.client import Client
 from omni_operator.client import jobs as jobs_module
 from omni_operator.client.events import parse_event, sort_events
@@ -210,7 +210,9 @@ def test_names_of_emoji_in_an_event_stay_what_they_are(
 
 def test_submit_can_watch(server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[str] = []
-    monkeypatch.setattr("omni_operator.cli.submit.watch_job", lambda _, name, *, as_json: watched.append(name))
+    monkeypatch.setattr(
+        "omni_operator.cli.on_cluster.submit.watch_job", lambda _, name, *, as_json: watched.append(name)
+    )
     example = Path(__file__).parents[3] / "examples" / "red-grpo-cluster.yaml"
     assert drl(kubeconfig, "submit", str(example), "--watch").exit_code == 0
     assert watched == ["red-grpo-cluster"]

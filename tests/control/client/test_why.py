@@ -9,7 +9,7 @@ from control.client.fake_server import EVENTS, FakeServer, drl, make_job, owners
 from omni_operator.api.status import Children, Condition, Status
 from omni_operator.client.explanation import PodTrouble, QueueState, Surroundings, explain, find_pod_troubles
 from omni_operator.client.surroundings import find_queue_state, select_warnings
-from omni_operator.cluster.object_parser import parse_pod
+from omni_operator.cluster.cache.object_parser import parse_pod
 
 PODS = "/api/v1/namespaces/team/pods"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team/workloads"

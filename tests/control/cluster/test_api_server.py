@@ -36,8 +36,8 @@ from omni_operator.cluster.errors import (
     Unavailable,
 )
 from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYCLUSTERS
+from omni_operator.cluster.leader.write_fence import WriteFence
 from omni_operator.cluster.protocol import GroupChange
-from omni_operator.cluster.write_fence import WriteFence
 
 JOB = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"namespace": "ns", "name": "red"}}
 # Parameters of writes. The operator does not read the warnings about unknown fields, so it asks for none.

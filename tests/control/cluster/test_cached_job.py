@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_operator.cluster.cached_job import SMALL, CachedJob, Families, Family
+from omni_operator.cluster.cache.cached_job import SMALL, CachedJob, Families, Family
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import ALL, JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Kind
-from omni_operator.cluster.object_cache import ObjectCache
 
 NAMES = ("red", "blue", "green")
 

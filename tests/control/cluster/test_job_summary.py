@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_operator.cluster.job_summary import STATES, summarize
+from omni_operator.cluster.cache.job_summary import STATES, summarize
 
 
 def job(status: Any = None, **meta: Any) -> dict[str, Any]:

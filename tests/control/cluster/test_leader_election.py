@@ -14,13 +14,8 @@ from typing_extensions import override
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import ClusterError, NotLeader, Unavailable
 from omni_operator.cluster.kinds import EVENTS, LEASES, Body, Kind
-from omni_operator.cluster.leader_election import (
-    LONGEST_SECONDS,
-    MOST_TRANSITIONS,
-    LeaderElection,
-    LeaseTimes,
-)
-from omni_operator.cluster.write_fence import WriteFence, lease_clock
+from omni_operator.cluster.leader.leader_election import LONGEST_SECONDS, MOST_TRANSITIONS, LeaderElection, LeaseTimes
+from omni_operator.cluster.leader.write_fence import WriteFence, lease_clock
 
 TIMES = LeaseTimes(10)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import (
     JOBS,
     NETWORK_POLICIES,
@@ -20,8 +21,7 @@ from omni_operator.cluster.kinds import (
     UnknownKind,
     kind_of,
 )
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.watch_liveness import MAX_EARLY, WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import MAX_EARLY, WatchLiveness
 
 KEY = ("ns", "red")
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_operator.cluster.cache.object_packer import LAST_APPLIED, WINDOW, ObjectPacker
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
-from omni_operator.cluster.object_packer import LAST_APPLIED, WINDOW, ObjectPacker
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

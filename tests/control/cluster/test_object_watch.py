@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_operator.cluster import object_watch as module
 from omni_operator.cluster.errors import Expired, Forbidden, KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, Body, Kind
-from omni_operator.cluster.object_watch import ObjectWatch
+from omni_operator.cluster.watch import object_watch as module
+from omni_operator.cluster.watch.object_watch import ObjectWatch
 
 END = {"k8s.io/initial-events-end": "true"}
 

@@ -17,7 +17,7 @@ from omni_operator.cluster.errors import (
     ServerError,
     ServerFailed,
 )
-from omni_operator.cluster.refusals import SERVER_ERRORS, Refusals, ServerErrors, describe
+from omni_operator.reconcile.refused_requests import SERVER_ERRORS, Refusals, ServerErrors, describe
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded, load_credentials
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS
-from omni_operator.cluster.watch_client import WatchClient
+from omni_operator.cluster.watch.watch_client import WatchClient
 
 Handle = Callable[[web.Request], Awaitable[web.Response]]
 

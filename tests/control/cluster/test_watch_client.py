@@ -12,12 +12,12 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from control.cluster.local_server import serving
-from omni_operator.cluster import watch_client as module
 from omni_operator.cluster.client import CONNECTIONS, ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.errors import Expired, KindAbsent, Refused, Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS, Body
-from omni_operator.cluster.watch_client import WatchClient
+from omni_operator.cluster.watch import watch_client as module
+from omni_operator.cluster.watch.watch_client import WatchClient
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

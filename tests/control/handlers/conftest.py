@@ -8,7 +8,7 @@ import pytest
 
 from control.handlers.report_server import ReportServer
 from omni_operator.handlers.http_server import serve
-from omni_operator.report_endpoint import BODY_LIMIT
+from omni_operator.reports.endpoint import BODY_LIMIT
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import aiohttp
 
 from e2e.fake_cluster import FakeCluster
 from omni_operator.api.names import report_audience
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Key
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Identity
-from omni_operator.report_authorizer import ReportAuthorizer
-from omni_operator.report_endpoint import ReportEndpoint, ReportStore
-from omni_operator.report_relay import ReportRelay
+from omni_operator.reports.authorizer import ReportAuthorizer
+from omni_operator.reports.endpoint import ReportEndpoint, ReportStore
+from omni_operator.reports.relay import ReportRelay
 
 KEY: Key = ("team-a", "red")
 STEP = {"event": "step", "step": 3}

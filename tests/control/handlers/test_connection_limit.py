@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from omni_operator.cluster.object_cache import ObjectCache
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.handlers.connection_limit import find_surplus
 from omni_operator.handlers.http_server import BACKLOG, PROBE_CONNECTIONS, REPORT_CONNECTIONS, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics

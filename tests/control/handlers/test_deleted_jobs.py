@@ -13,17 +13,17 @@ import pytest
 
 from e2e.fake_cluster import FakeCluster
 from omni_operator.api.names import report_audience
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.cluster.protocol import Identity
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.job_workers import STALE_ENTRIES, JobWorkers
 from omni_operator.handlers.watches import Watches
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconciler import Reconciler
-from omni_operator.report_authorizer import TOKEN_LIFETIME, Claims, ReportAuthorizer
-from omni_operator.report_endpoint import ReportEndpoint, ReportStore
-from omni_operator.status.trainer_report import parse_event
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reports.authorizer import TOKEN_LIFETIME, Claims, ReportAuthorizer
+from omni_operator.reports.endpoint import ReportEndpoint, ReportStore
+from omni_operator.status.observed.trainer_report import parse_event
 
 pytestmark = pytest.mark.slow  # passes over hundreds of jobs
 

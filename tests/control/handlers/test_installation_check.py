@@ -10,7 +10,7 @@ from aiohttp import web
 
 from e2e.cluster.ports import free_ports
 from omni_operator import installation_check
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import OperatorMetrics
 

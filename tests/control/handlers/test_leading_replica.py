@@ -6,14 +6,14 @@ import asyncio
 from datetime import UTC, datetime
 
 from e2e.fake_cluster import FakeCluster
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, RAYJOBS
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.handlers.leading_replica import LeadingReplica
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconciler import Reconciler
-from omni_operator.report_endpoint import ReportStore
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reports.endpoint import ReportStore
 from omni_operator.settings import Settings
-from omni_operator.status.trainer_report import parse_event
+from omni_operator.status.observed.trainer_report import parse_event
 
 KEY, NOW = ("team-a", "red"), datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = {

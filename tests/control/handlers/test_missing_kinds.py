@@ -9,11 +9,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from e2e.fake_cluster import FakeCluster
-from omni_operator.api import crd
+from omni_operator.api.crd import definition
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import JOBS, LEASES, POD_MONITORS, RAYCLUSTERS, RAYJOBS, Kind
 from omni_operator.cluster.server_clock import utc_now
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers import background
 from omni_operator.handlers.background import LeaseHeartbeat, MissingKinds
 from omni_operator.settings import Settings
@@ -63,7 +63,7 @@ async def test_startup_waits_for_the_custom_resource(cluster: FakeCluster) -> No
 async def test_a_definition_without_fields_of_the_status_is_named_at_the_start(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (version,) = YAML(typ="safe").load(crd.text())["spec"]["versions"]
+    (version,) = YAML(typ="safe").load(definition.text())["spec"]["versions"]
     cluster.schemas[JOBS] = schema = version["schema"]["openAPIV3Schema"]
     await MissingKinds(cluster).await_jobs()
     assert caplog.records == []

@@ -14,14 +14,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_operator.api.status import CONDITION_TYPES
+from omni_operator.cluster.cache.object_cache import ObjectCache
+from omni_operator.cluster.cache.object_packer import ObjectPacker
 from omni_operator.cluster.kinds import JOBS, LEASES, Kind
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.object_packer import ObjectPacker
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.settings import SettingsError, from_environ
-from omni_operator.status.reasons import FailureReason
+from omni_operator.status.reasons.names import FailureReason
 
 
 def test_settings_come_from_the_environment() -> None:

@@ -13,8 +13,8 @@ from control.handlers.report_server import AUDIENCE, GOOD, KEY, POD, STEP, USER,
 from omni_operator.api.names import report_audience
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.protocol import Identity
-from omni_operator.report_authorizer import REJECTED_BURST, REVIEWS_AT_ONCE, Claims, read_claims
-from omni_operator.report_authorizer import source_of as source
+from omni_operator.reports.authorizer import REJECTED_BURST, REVIEWS_AT_ONCE, Claims, read_claims
+from omni_operator.reports.authorizer import source_of as source
 
 
 @pytest.mark.parametrize(

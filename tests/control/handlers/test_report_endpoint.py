@@ -15,10 +15,10 @@ import pytest
 from control.handlers.report_server import AUDIENCE, GOOD, KEY, STEP, ReportServer, token
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.handlers.http_server import ConnectionTimeouts, serve
-from omni_operator.rate_limiter import KEYS_KEPT, RateLimiter
-from omni_operator.report_endpoint import BODY_LIMIT, POSTS_BURST
-from omni_operator.report_relay import ReportRelay
-from omni_operator.status.trainer_report import parse_event
+from omni_operator.reports.endpoint import BODY_LIMIT, POSTS_BURST
+from omni_operator.reports.rate_limiter import KEYS_KEPT, RateLimiter
+from omni_operator.reports.relay import ReportRelay
+from omni_operator.status.observed.trainer_report import parse_event
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from omni_operator.api.names import JOB_LABEL
-from omni_operator.cluster import object_watch
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, LEASES, PODS, RAYJOBS, Body, Key, Kind
-from omni_operator.cluster.object_cache import ObjectCache
-from omni_operator.cluster.watch_liveness import WatchLiveness
+from omni_operator.cluster.watch import object_watch
+from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.watches import CHILDREN, Watches
 
 END = {"resourceVersion": "9", "annotations": {"k8s.io/initial-events-end": "true"}}

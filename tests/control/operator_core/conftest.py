@@ -15,14 +15,14 @@ from e2e.fake_cluster import FakeCluster
 from e2e.faulty_cluster import Fault, FaultyCluster, Killed
 from omni_operator.api.names import JOB_LABEL
 from omni_operator.api.status import Condition, Status
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings
-from omni_operator.reconciler import Reconciler
-from omni_operator.report_endpoint import ReportStore
-from omni_operator.status.timeouts import Timeouts
-from omni_operator.status.trainer_report import parse_event
+from omni_operator.reconcile.reconciler import Reconciler
+from omni_operator.reports.endpoint import ReportStore
+from omni_operator.status.decisions.timeouts import Timeouts
+from omni_operator.status.observed.trainer_report import parse_event
 
 KEY: Key = ("team-a", "red")
 START = datetime(2026, 1, 1, tzinfo=UTC)

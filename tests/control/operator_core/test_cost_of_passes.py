@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from omni_operator import spec_cache
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.refusals import ANNOTATIONS_BYTES
-from omni_operator.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
+from omni_operator.reconcile import spec_cache
+from omni_operator.reconcile.spec_cache import KEPT, InvalidSpec, SpecCache, ValidSpec
 
 if TYPE_CHECKING:
     from .conftest import Simulation

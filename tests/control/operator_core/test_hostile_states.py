@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_operator.api.crd import schema
+from omni_operator.api.crd.definition import schema
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 
 KEY = ("team-a", "red")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from omni_operator.api.names import CHECKSUM_ANNOTATION
+from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTERS, RAYJOBS, Body, Kind
-from omni_operator.cluster.object_cache import ObjectCache
 from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.plan.digest import digest_checked
-from omni_operator.reconciler import ReconcileResult
+from omni_operator.reconcile.reconciler import ReconcileResult
 
 if TYPE_CHECKING:
     from .conftest import Simulation

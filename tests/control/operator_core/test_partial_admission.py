@@ -10,8 +10,8 @@ import pytest
 from control.operator_core.queue import KEY, NO_ROOM, RAYJOB, ROLLOUT, Queue
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, WORKLOADS
-from omni_operator.status.partial_admission import RECHECK
-from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.decisions.partial_admission import RECHECK
+from omni_operator.status.decisions.timeouts import Timeouts
 
 PAUSE = Timeouts().queue.total_seconds()
 

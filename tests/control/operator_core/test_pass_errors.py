@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from e2e.fake_cluster import FakeCluster
-from omni_operator import reconciler
 from omni_operator.cluster.errors import Forbidden, Refused, ServerError, ServerFailed
 from omni_operator.cluster.kinds import JOBS, RAYJOBS, Kind
-from omni_operator.cluster.pass_errors import find_condition
+from omni_operator.reconcile import reconciler
+from omni_operator.reconcile.pass_errors import find_condition
 
 KEY = ("team-a", "red")
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
 from omni_operator.api.names import REWARD_GROUP, rolling_names
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
-from omni_operator.status.job_facts import JobFacts, PoolFacts
-from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
-from omni_operator.status.scaling import scale
-from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.decisions.scaling import scale
+from omni_operator.status.decisions.timeouts import Timeouts
+from omni_operator.status.observed.job_facts import JobFacts, PoolFacts
+from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LOOPING = {"waiting": {"reason": "CrashLoopBackOff"}}

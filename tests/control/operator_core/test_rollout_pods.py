@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from control.operator_core.pools import CLUSTER, KEY, ROLLOUT, Pools
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
-from omni_operator.status.observation import ObservedPod
-from omni_operator.status.scaling import leaving_pods
-from omni_operator.status.timeouts import Timeouts
+from omni_operator.status.decisions.scaling import leaving_pods
+from omni_operator.status.decisions.timeouts import Timeouts
+from omni_operator.status.observed.observation import ObservedPod
 
 
 async def test_a_lost_rollout_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from control.operator_core.pools import Pools
 from omni_operator.client.explanation import Surroundings, explain
+from omni_operator.cluster.cache.object_parser import parse_pod
 from omni_operator.cluster.kinds import PODS, RAYCLUSTERS
-from omni_operator.cluster.object_parser import parse_pod
 
 KEY = ("team-a", "red")
 RUNNING: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

@@ -9,8 +9,8 @@ import pytest
 from e2e.fake_cluster import FakeCluster
 from omni_operator.cluster.errors import Forbidden
 from omni_operator.cluster.kinds import JOBS, Body, Kind
-from omni_operator.cluster.status_writer import TRIES
-from omni_operator.status.write_throttle import APART
+from omni_operator.reconcile.status_writer import TRIES
+from omni_operator.status.report.write_throttle import APART
 
 KEY = ("team-a", "red")
 

@@ -8,8 +8,8 @@ import pytest
 
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS
 from omni_operator.plan import ClusterSettings
-from omni_operator.plan.pod_policy import PodPolicy
-from omni_operator.spec_cache import InvalidSpec, SpecCache
+from omni_operator.plan.policy.pod_policy import PodPolicy
+from omni_operator.reconcile.spec_cache import InvalidSpec, SpecCache
 
 KEY = ("team-a", "red")
 # The rule that cps adds no noise in the last step; a rule of one field; a field that is not there any more.

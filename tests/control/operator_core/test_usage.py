@@ -15,7 +15,7 @@ from control.operator_core.pools import CLUSTER
 from e2e.faulty_cluster import Fault
 from omni_operator.api.names import PODS_ANNOTATION
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
-from omni_operator.status.timestamps import parse_timestamp
+from omni_operator.status.observed.timestamps import parse_timestamp
 
 KEY = ("team-a", "red")
 ACCELERATORS = 2

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from omni_operator import plan
-from omni_operator.api import DiffusionRLJob, crd
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.crd import definition
 
 MakeJob = Callable[..., DiffusionRLJob]
-SPEC = crd.schema()["properties"]["spec"]
+SPEC = definition.schema()["properties"]["spec"]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 NVIDIA = "spec.trainer.accelerator={vendor: NVIDIA, count: 1, preset: NVIDIA}"
 

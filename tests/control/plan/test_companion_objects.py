@@ -8,7 +8,7 @@ import pytest
 
 from control.plan.rendered_objects import SETTINGS, MakeJob, by_kind, pod
 from omni_operator import plan
-from omni_operator.api.pod_template import RESERVED_KEYS
+from omni_operator.api.spec.pod_template import RESERVED_KEYS
 
 NAME = "kubernetes.io/metadata.name"
 

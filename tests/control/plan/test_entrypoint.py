@@ -15,8 +15,8 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.plan.entrypoint import CONTAINER_OUTPUT, COPY_SECONDS
-from omni_operator.plan.workers import JOB_FOLDER
-from omni_operator.status.evidence import killed_program
+from omni_operator.plan.pods.workers import JOB_FOLDER
+from omni_operator.status.observed.evidence import killed_program
 
 MakeJob = Callable[..., DiffusionRLJob]
 TRAINER = """

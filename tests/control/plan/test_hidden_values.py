@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, load_job
 from omni_operator.api.names import JOB_ANNOTATION
-from omni_operator.cli import run_folder
+from omni_operator.cli.local import run_folder
 
 MakeJob = Callable[..., DiffusionRLJob]
 HIDDEN = {

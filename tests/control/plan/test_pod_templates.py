@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_operator.plan import quantity
-from omni_operator.plan.merge import KEYS, merge_templates
+from omni_operator.plan.pods import quantity
+from omni_operator.plan.pods.merge import KEYS, merge_templates
 
 POD: dict[str, Any] = {
     "containers": [

@@ -10,8 +10,8 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
-from omni_operator.cluster.job_parser import parse_job_facts
-from omni_operator.status.running_pods import count_accelerators
+from omni_operator.cluster.cache.job_parser import parse_job_facts
+from omni_operator.status.observed.running_pods import count_accelerators
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")

@@ -20,9 +20,9 @@ from omni_operator.api.names import (
     RENDERED_ANNOTATION,
     SPEC_ANNOTATION,
 )
-from omni_operator.cluster.object_parser import parse_rayjob
-from omni_operator.cluster.queued_attempt import change, is_as_decided
-from omni_operator.status.situation import AskForPods
+from omni_operator.cluster.cache.object_parser import parse_rayjob
+from omni_operator.reconcile.queued_attempt import change, is_as_decided
+from omni_operator.status.decisions.situation import AskForPods
 
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")

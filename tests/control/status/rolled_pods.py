@@ -8,12 +8,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, rolling_names
-from omni_operator.cluster.object_parser import parse_raycluster
-from omni_operator.cluster.pod_replacement import change
-from omni_operator.status.job_facts import JobFacts, RollingUpdate
-from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup, TrainerReport
-from omni_operator.status.rolling import find_steps
-from omni_operator.status.situation import GiveUpTemplate, ReplacePods
+from omni_operator.cluster.cache.object_parser import parse_raycluster
+from omni_operator.reconcile.pod_replacement import change
+from omni_operator.status.decisions.rolling import find_steps
+from omni_operator.status.decisions.situation import GiveUpTemplate, ReplacePods
+from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
+from omni_operator.status.observed.observation import (
+    Observation,
+    ObservedPod,
+    ObservedRayCluster,
+    PodGroup,
+    TrainerReport,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DEADLINE = timedelta(seconds=100)

@@ -9,11 +9,7 @@ from typing import get_args
 import pytest
 
 from omni_operator.api.status import CONDITION_TYPES, Condition, Failure, JobState, Status
-from omni_operator.status.conditions import UP_TO_DATE, Heartbeat, derive_conditions, review_spec, update_conditions
-from omni_operator.status.job_facts import JobFacts
-from omni_operator.status.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
-from omni_operator.status.reasons import Action, FailureReason
-from omni_operator.status.situation import (
+from omni_operator.status.decisions.situation import (
     Active,
     BetweenAttempts,
     Creating,
@@ -26,8 +22,18 @@ from omni_operator.status.situation import (
     Suspended,
     Suspending,
 )
-from omni_operator.status.state import with_state
-from omni_operator.status.verdict import InProgress, Stage
+from omni_operator.status.decisions.verdict import InProgress, Stage
+from omni_operator.status.observed.job_facts import JobFacts
+from omni_operator.status.observed.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
+from omni_operator.status.reasons.names import Action, FailureReason
+from omni_operator.status.report.conditions import (
+    UP_TO_DATE,
+    Heartbeat,
+    derive_conditions,
+    review_spec,
+    update_conditions,
+)
+from omni_operator.status.report.state import with_state
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FACTS = JobFacts(uid="u", generation=1, created=NOW)

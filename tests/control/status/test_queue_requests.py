@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from omni_operator.api.names import ROLLOUT_GROUP
 from omni_operator.api.status import Condition, Status
-from omni_operator.status.observation import Asked, Observation, ObservedRayJob, PoolSize
-from omni_operator.status.partial_admission import MOST_STEPS, find_request, next_number
-from omni_operator.status.situation import AskForPods
-from omni_operator.status.timeouts import Timeouts
-from omni_operator.status.timestamps import format_timestamp
+from omni_operator.status.decisions.partial_admission import MOST_STEPS, find_request, next_number
+from omni_operator.status.decisions.situation import AskForPods
+from omni_operator.status.decisions.timeouts import Timeouts
+from omni_operator.status.observed.observation import Asked, Observation, ObservedRayJob, PoolSize
+from omni_operator.status.observed.timestamps import format_timestamp
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TIMEOUTS = Timeouts()

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from omni_operator.status.reasons import FailureReason
-from omni_operator.status.trainer_report import ReportEvent, merge_event, parse_event
+from omni_operator.status.observed.trainer_report import ReportEvent, merge_event, parse_event
+from omni_operator.status.reasons.names import FailureReason
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=9)

@@ -10,18 +10,24 @@ from typing import Any
 import pytest
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, rolling_names
+from omni_operator.cluster.cache.object_parser import parse_raycluster
 from omni_operator.cluster.errors import Conflict
-from omni_operator.cluster.object_parser import parse_raycluster
-from omni_operator.cluster.pod_replacement import change
-from omni_operator.status.job_facts import JobFacts, RollingUpdate
-from omni_operator.status.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup, TrainerReport
-from omni_operator.status.rolling import ServingPod, compare, find_steps, next_step, review_rolling
-from omni_operator.status.situation import (
+from omni_operator.reconcile.pod_replacement import change
+from omni_operator.status.decisions.rolling import ServingPod, compare, find_steps, next_step, review_rolling
+from omni_operator.status.decisions.situation import (
     FinishReplacement,
     GiveUpTemplate,
     ReplacePods,
     RestartDeadline,
     StartReplacement,
+)
+from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
+from omni_operator.status.observed.observation import (
+    Observation,
+    ObservedPod,
+    ObservedRayCluster,
+    PodGroup,
+    TrainerReport,
 )
 from tests.control.status.rolled_pods import BAD, DEADLINE, START, World, group_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
-from omni_operator.status.rolling import review_rolling
+from omni_operator.status.decisions.rolling import review_rolling
 from tests.control.status.rolled_pods import BAD, World
 
 

@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
-from omni_operator.status.job_facts import Autoscaling, JobFacts, PoolFacts
-from omni_operator.status.observation import Observation, ObservedRayCluster, PodGroup
-from omni_operator.status.queue_history import PEAKS_KEPT, QueueHistory, add_peak
-from omni_operator.status.running_pods import as_running, count_accelerators
-from omni_operator.status.scaling import recommend, review_scaling, scale
-from omni_operator.status.trainer_report import merge_event, parse_event
+from omni_operator.status.decisions.scaling import recommend, review_scaling, scale
+from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
+from omni_operator.status.observed.observation import Observation, ObservedRayCluster, PodGroup
+from omni_operator.status.observed.queue_history import PEAKS_KEPT, QueueHistory, add_peak
+from omni_operator.status.observed.running_pods import as_running, count_accelerators
+from omni_operator.status.observed.trainer_report import merge_event, parse_event
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=60)

@@ -15,7 +15,7 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from verl_omni.agent_loop import DiffusionAgentLoopWorker
-from verl_omni.trainer import process_counts, settings
+from verl_omni.trainer.settings import configuration, process_counts
 from verl_omni.workers.rollout.replica import DiffusionOutput
 
 Settings = Callable[[int], DictConfig]
@@ -78,7 +78,7 @@ def worker(prompts_file: Path) -> Iterator[Callable[..., Any]]:
     registered = dict(_agent_loop_registry)
 
     def made(*overrides: str, engine: Any = None, rewards: list[Any] | None = None) -> Any:
-        config = settings.load(
+        config = configuration.load(
             [
                 f"data.train_files='{prompts_file}'", "data.max_prompt_length=8", "trainer.total_training_steps=1",
                 f"actor_rollout_ref.model.path='{MODEL}'",

@@ -21,7 +21,7 @@ from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-from verl_omni.trainer.sample_generation import generate_scored, training_prompts, update_request
+from verl_omni.trainer.generation.sample_generation import generate_scored, training_prompts, update_request
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys

@@ -16,13 +16,13 @@ from verl_omni.agent_loop import DiffusionSingleTurnAgentLoop
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import ScoringFailure
-from verl_omni.trainer.reward_workers import RewardWorkers, with_sample
-from verl_omni.trainer.sample_generation import (
+from verl_omni.trainer.generation.sample_generation import (
     ScoredSamples,
     evaluation_prompts,
     generate_scored,
     training_prompts,
 )
+from verl_omni.trainer.rewards.reward_workers import RewardWorkers, with_sample
 
 pytestmark = pytest.mark.slow  # reads a model and all settings for each
 

@@ -10,7 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-from verl_omni.trainer.actor_nodes import start_judge_router
+from verl_omni.trainer.replicas.actor_nodes import start_judge_router
 
 pytestmark = pytest.mark.slow  # starts two Ray nodes
 

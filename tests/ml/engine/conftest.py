@@ -56,11 +56,11 @@ class Stacks:
 
     def start(self, prompts: list[str], *overrides: str) -> tuple[Any, Any]:
         """Start workers and engines for settings; returns (settings, stack)."""
-        from verl_omni.trainer import settings
+        from verl_omni.trainer.settings import configuration
 
         folder: Path = self._folders.mktemp("engine")
         (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
-        made = settings.load(
+        made = configuration.load(
             [
                 f"data.train_files='{folder / 'prompts.jsonl'}'", f"trainer.default_local_dir='{folder / 'run'}'",
                 "trainer.total_training_steps=2", "reward.scorer=brightness", *overrides,
@@ -136,7 +136,7 @@ class RunningFamily:
 
     def evaluate(self) -> Any:
         """One sample of each prompt, with the same noise every time."""
-        from verl_omni.trainer import sample_generation
+        from verl_omni.trainer.generation import sample_generation
 
         return sample_generation.generate_scored(
             self.config, self.stack.agent_loop, sample_generation.evaluation_prompts(self.rows, seed=7)
@@ -144,16 +144,16 @@ class RunningFamily:
 
     def samples(self, version: int) -> Any:
         """Two recorded samples of each prompt, generated with the weights of `version`."""
-        from verl_omni.trainer import sample_generation
+        from verl_omni.trainer.generation import sample_generation
 
         prompts = sample_generation.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def update(self, samples: Any) -> dict[str, float]:
         """One trainer step on samples; it fails if its log-probabilities differ from the engine's by more than 1e-4."""
-        from verl_omni.trainer import metrics
+        from verl_omni.trainer.metrics import step_metrics
 
-        return metrics.over_ranks(self.request_update(samples).meta_info["metrics"])
+        return step_metrics.over_ranks(self.request_update(samples).meta_info["metrics"])
 
     def request_update(self, samples: Any) -> Any:
         """The answer to the driver for such a step."""

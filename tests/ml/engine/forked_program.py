@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from suite.preloaded import MODULES
+from verl_omni.platforms.cpu.fork_server.server import run_program
 from verl_omni.trainer import startup
-from verl_omni.trainer.fork_server.server import run_program
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:

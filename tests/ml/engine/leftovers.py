@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from omni_operator.cli.processes import mapped_files
+from omni_operator.cli.local.processes import mapped_files
 from tests.ml.engine.replica_driver import SOON, TOKEN
 from tests.ml.engine.shared_memory import FOLDER, SharedMemoryWatch, users_of
 from verl_omni.weight_sync import transfer

@@ -29,7 +29,7 @@ def main() -> int:
     """Start the nodes, and run the training job on them."""
     places, given, *settings = sys.argv[1:]
     groups = json.loads(given)
-    from verl_omni.trainer.fork_server.cluster import start_server
+    from verl_omni.platforms.cpu.fork_server.cluster import start_server
 
     # Its forks import Ray themselves: each reads variables that its own node has set.
     server, alive, executable = start_server()

@@ -164,7 +164,7 @@ class TwoReplicas:
 
     def score(self, truths: Sequence[str], version: int | None = None) -> Any:
         """Generate and score one sample for each ground truth."""
-        from verl_omni.trainer import sample_generation
+        from verl_omni.trainer.generation import sample_generation
 
         made = self.rows(PROMPTS[: len(truths)])
         for row, truth in zip(made, truths, strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from omni_operator.cli.processes import mapped_files
+from omni_operator.cli.local.processes import mapped_files
 
 FOLDER = Path("/dev/shm")
 POLL_S = 0.2

@@ -24,16 +24,18 @@ class SharedRay:
 
     def train(self, overrides: Sequence[str]) -> None:
         """Run the trainer as its command line does, with actors of its own; fails if its exit code is not 0."""
-        from verl_omni.trainer import main_diffusion, operator_reporter, settings, startup
+        from verl_omni.trainer import main_diffusion, startup
+        from verl_omni.trainer.run import operator_reporter
+        from verl_omni.trainer.settings import configuration
 
-        config = settings.load(overrides)
+        config = configuration.load(overrides)
         self._prepare(config)
 
         def train_on(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
             resources.callback(end_actors)
             main_diffusion.train_on(StaysUp(), run, resources, no_report, lambda: False)
 
-        unused = settings.without_effect(overrides, config, has_accelerator=startup.accelerator_present())
+        unused = configuration.without_effect(overrides, config, has_accelerator=startup.accelerator_present())
         with operator_reporter.from_environment() as reporter:
             code = main_diffusion.run_training(config, reporter, train_on, unused)
         assert code == main_diffusion.OK, "the error is in the captured output"
@@ -53,7 +55,7 @@ class SharedRay:
         Only where workers are forks.
         """
         from verl_omni.pipelines.registry import family
-        from verl_omni.trainer.fork_server import ForkingCluster
+        from verl_omni.platforms.cpu.fork_server import ForkingCluster
         from verl_omni.trainer.startup import LOGICAL_CPUS, prepare_environment
 
         if self._cluster is None:

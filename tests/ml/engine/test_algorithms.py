@@ -150,7 +150,7 @@ class Running:
 
     def samples(self, version: int, n: int = 2) -> Any:
         """A training batch with the version of the weights."""
-        from verl_omni.trainer import sample_generation
+        from verl_omni.trainer.generation import sample_generation
 
         prompts = sample_generation.training_prompts(self.rows, n=n, step=version + 1, version=version, seed=3)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)

@@ -122,7 +122,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def started() -> Any:
     """Ray, whose workers are forks of a process that has imported the engine."""
-    from verl_omni.trainer.fork_server import ForkingCluster
+    from verl_omni.platforms.cpu.fork_server import ForkingCluster
 
     return ForkingCluster([], num_cpus=4, num_gpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
 

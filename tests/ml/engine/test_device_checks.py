@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from omni_operator.cli import device_checks, doctor, machine
+from omni_operator.cli.machine import device_checks, doctor, machine_facts
 from tests.ml.engine import forked_program
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -44,7 +44,7 @@ def test_every_check_of_a_device_passes(
 
 
 def test_a_device_that_torch_does_not_have_fails_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    if machine.find_accelerators():
+    if machine_facts.find_accelerators():
         pytest.skip("this machine has an accelerator")
     with pytest.raises(typer.Exit) as ended:
         doctor.check_device("cuda", as_json=False)

@@ -117,7 +117,7 @@ def test_qwen_image_edit_agrees_and_input_images_count(family: Any) -> None:
 
 def with_images(rows: list[dict[str, Any]], colors: list[str]) -> list[dict[str, Any]]:
     """The rows of the prompts with an input image each."""
-    from verl_omni.trainer.prompt_images import with_images
+    from verl_omni.trainer.data.prompt_images import with_images
 
     return [
         {**row, "raw_prompt": with_images(row["raw_prompt"], [Image.new("RGB", (64, 64), color)])}

@@ -75,7 +75,8 @@ def publish(running: tuple[Any, Any], version: int) -> list[dict[str, Any]]:
 def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     from verl import DataProto
 
-    from verl_omni.trainer import metrics, sample_generation
+    from verl_omni.trainer.generation import sample_generation
+    from verl_omni.trainer.metrics import step_metrics
 
     config, stack = running
     prompts = sample_generation.training_prompts(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
@@ -84,7 +85,7 @@ def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
     sampler = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 1.0, "tolerance": 1e-4}
     proto = DataProto.from_dict(tensors=batch, meta_info={"request": sampler})
-    return metrics.over_ranks(stack.workers.update_actor(proto).meta_info["metrics"])
+    return step_metrics.over_ranks(stack.workers.update_actor(proto).meta_info["metrics"])
 
 
 def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restores_the_images(
@@ -114,7 +115,7 @@ def test_an_update_in_several_buckets_reaches_both_and_a_restored_policy_restore
 
 def test_a_batch_is_spread_over_both_replicas_with_the_same_images(running: tuple[Any, Any], rows: Any) -> None:
     """Up to the last bit: the batch size affects rounding."""
-    from verl_omni.trainer import sample_generation
+    from verl_omni.trainer.generation import sample_generation
 
     config, stack = running
     made = [

@@ -55,7 +55,7 @@ def programs() -> prometheus.Programs:
 
 
 def evaluate(running: Running) -> Any:
-    from verl_omni.trainer import sample_generation
+    from verl_omni.trainer.generation import sample_generation
 
     return sample_generation.generate_scored(
         running.config, running.stack.agent_loop, sample_generation.evaluation_prompts(running.rows, seed=7)
@@ -63,7 +63,7 @@ def evaluate(running: Running) -> Any:
 
 
 def train_batch(running: Running, step: int, version: int) -> Any:
-    from verl_omni.trainer import sample_generation
+    from verl_omni.trainer.generation import sample_generation
 
     prompts = sample_generation.training_prompts(running.rows[:2], n=2, step=step, version=version, seed=3)
     return sample_generation.generate_scored(running.config, running.stack.agent_loop, prompts)
@@ -87,7 +87,7 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
 def test_a_chat_template_leaves_case_and_spacing_to_encoders_that_keep_them(running: Running, rows: Any) -> None:
     """The ids of the first tokenizer, CLIP's, lose both; T5 reads the rendered text."""
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
-    from verl_omni.trainer import sample_generation
+    from verl_omni.trainer.generation import sample_generation
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     user = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
@@ -113,7 +113,7 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
     import ray
     from ray import cloudpickle
 
-    from verl_omni.trainer import sample_generation
+    from verl_omni.trainer.generation import sample_generation
     from verl_omni.utils import sample_store
 
     loop = running.stack.agent_loop
@@ -188,7 +188,7 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
 
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
     from verl_omni.agent_loop.rows import SampleFailed
-    from verl_omni.trainer import sample_generation
+    from verl_omni.trainer.generation import sample_generation
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     config = OmegaConf.create(OmegaConf.to_container(running.config))
@@ -211,7 +211,7 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
     import ray
 
     from verl_omni.trainer.loop import DiffusionTrainer
-    from verl_omni.trainer.run_folder import RunFolder
+    from verl_omni.trainer.run.run_folder import RunFolder
     from verl_omni.utils import exported_metrics as exported
 
     trainer = DiffusionTrainer(

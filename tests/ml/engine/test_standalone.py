@@ -37,8 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Ray with one logical accelerator, whose workers are forks of a process that has imported the engine."""
+    from verl_omni.platforms.cpu.fork_server import ForkingCluster
     from verl_omni.trainer import startup
-    from verl_omni.trainer.fork_server import ForkingCluster
 
     startup.prepare_environment(has_accelerator=False)
     found = ForkingCluster([], num_cpus=8, num_gpus=1, include_dashboard=False, _node_ip_address="127.0.0.1")
@@ -108,7 +108,7 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
     """The hook of a pod and the training program, by a real Ray."""
     import ray
 
-    from verl_omni.trainer.save_requests import SaveRequests
+    from verl_omni.trainer.run.save_requests import SaveRequests
     from verl_omni.utils import save_before_stop
 
     monkeypatch.setattr(save_before_stop, "GCS_PORT", int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
@@ -177,7 +177,7 @@ def test_a_start_that_waits_for_a_node_ends_when_it_is_given_up() -> None:
     from ray.util.placement_group import placement_group_table
     from verl.workers.config import HFModelConfig, RolloutConfig
 
-    from verl_omni.trainer.replica_launcher import RayLauncher
+    from verl_omni.trainer.replicas.replica_launcher import RayLauncher
     from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
 
     def make(rank: int) -> JudgeReplica:  # no node has its resource

@@ -15,7 +15,7 @@ from verl_omni.agent_loop.sampling import row_params
 from verl_omni.pipelines.engine_requests import RequestedFields, requested_fields, sde_window
 from verl_omni.pipelines.sde_sampler import Trajectory, Window, denoise
 from verl_omni.pipelines.trajectory_recorder import TrajectoryRecorder
-from verl_omni.trainer.sample_generation import training_prompts
+from verl_omni.trainer.generation.sample_generation import training_prompts
 from verl_omni.workers.config import DiffusionPipelineConfig, DiffusionRolloutAlgoConfig, DiffusionSamplingConfig
 
 STEPS = 6

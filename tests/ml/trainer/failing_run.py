@@ -17,7 +17,7 @@ startup.prepare_environment(has_accelerator=False)
 import ray  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
-from verl_omni.trainer.operator_reporter import NullReporter  # noqa: E402
+from verl_omni.trainer.run.operator_reporter import NullReporter  # noqa: E402
 
 PROMPT = "a red circle"
 RANKS = 2

@@ -11,7 +11,7 @@ import psutil
 from verl_omni.trainer import startup
 
 startup.prepare_environment(has_accelerator=False)
-from verl_omni.trainer.fork_server import ForkingCluster, can_fork_workers  # noqa: E402
+from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers  # noqa: E402
 
 assert can_fork_workers()
 cluster = ForkingCluster(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")

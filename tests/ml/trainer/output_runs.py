@@ -11,7 +11,8 @@ from typing import Any
 
 import ray.util.metrics  # noqa: F401  as a run has before its first checkpoint: two threads must not import it at a time
 
-from verl_omni.trainer import checkpoints, main_diffusion
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.run import checkpoints
 
 
 class CountingWriter:

@@ -9,9 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from verl_omni.trainer.replica_pool import ReplicaPool, Room, StartedReplica
-from verl_omni.trainer.replica_reports import JoinTimes, ReplicaReports
-from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.trainer.replicas.replica_pool import ReplicaPool, Room, StartedReplica
+from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports
+from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 
 
 @dataclass(eq=False)

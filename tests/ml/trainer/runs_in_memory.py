@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_omni.trainer import process_counts, settings
 from verl_omni.trainer.loop import DiffusionTrainer
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.settings import configuration, process_counts
 
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
 AHEAD = "trainer.v1.separate_async.num_warmup_batches"
@@ -57,7 +57,7 @@ class Trained:
 
 
 def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionTrainer:
-    config = settings.load(
+    config = configuration.load(
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",

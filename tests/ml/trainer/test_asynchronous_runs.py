@@ -12,9 +12,9 @@ from verl import DataProto
 
 from tests.ml.trainer.runs_in_memory import AHEAD, STRATEGY, THRESHOLD, Trained, trainer
 from verl_omni.agent_loop.rows import SampleFailed
-from verl_omni.trainer import checkpoints
 from verl_omni.trainer.loop import LOSSES_OF_ALL_REPLICAS, Interrupted
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run import checkpoints
+from verl_omni.trainer.run.run_folder import RunFolder
 
 
 @pytest.mark.slow

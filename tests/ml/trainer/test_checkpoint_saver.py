@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import checkpoints
-from verl_omni.trainer.checkpoint_saver import CheckpointSaver
+from verl_omni.trainer.run import checkpoints
+from verl_omni.trainer.run.checkpoint_saver import CheckpointSaver
 
 
 class WritingWorkers:

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.trainer import collapse, metrics
-from verl_omni.trainer.collapse import IMAGES, REWARD_SPREAD, CollapseState
 from verl_omni.trainer.loop import DiffusionTrainer
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.metrics import collapse, step_metrics
+from verl_omni.trainer.metrics.collapse import IMAGES, REWARD_SPREAD, CollapseState
+from verl_omni.trainer.run.run_folder import RunFolder
 
 # Measured: `drl run examples/red-grpo.yaml`, and the same job at learning rate 0.
 MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
@@ -104,27 +104,27 @@ def test_any_numbers_give_a_verdict(values: list[float], images: bool) -> None:
 
 def test_the_spread_within_prompts_is_not_that_between_them() -> None:
     scores = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    assert metrics.reward_spread(scores, ["a", "a", "b", "b"]) == {REWARD_SPREAD: 0.0}
-    assert metrics.reward_spread(scores, ["a", "b", "a", "b"]) == {REWARD_SPREAD: 0.5}
-    assert metrics.reward_spread(scores, ["a", "b", "c", "d"]) == {}, "of one sample there is no deviation"
+    assert step_metrics.reward_spread(scores, ["a", "a", "b", "b"]) == {REWARD_SPREAD: 0.0}
+    assert step_metrics.reward_spread(scores, ["a", "b", "a", "b"]) == {REWARD_SPREAD: 0.5}
+    assert step_metrics.reward_spread(scores, ["a", "b", "c", "d"]) == {}, "of one sample there is no deviation"
 
 
 def test_the_diversity_of_pictures_is_their_mean_pixel_deviation() -> None:
     images = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     expected = (images.double() / 255).std(dim=0, correction=0).mean().item()
-    assert metrics.image_diversity(images)[IMAGES] == pytest.approx(expected)
-    assert metrics.image_diversity(images[:1].expand(4, -1, -1, -1)) == {IMAGES: pytest.approx(0, abs=1e-9)}
+    assert step_metrics.image_diversity(images)[IMAGES] == pytest.approx(expected)
+    assert step_metrics.image_diversity(images[:1].expand(4, -1, -1, -1)) == {IMAGES: pytest.approx(0, abs=1e-9)}
     extremes = torch.stack([torch.zeros(3, 4, 4), torch.full((3, 4, 4), 255.0)]).to(torch.uint8)
-    assert metrics.image_diversity(extremes) == {IMAGES: 0.5}
-    assert metrics.image_diversity(images[:1]) == {}
-    assert metrics.image_diversity(images.float()) == {}, "latents have no scale"
+    assert step_metrics.image_diversity(extremes) == {IMAGES: 0.5}
+    assert step_metrics.image_diversity(images[:1]) == {}
+    assert step_metrics.image_diversity(images.float()) == {}, "latents have no scale"
 
 
 def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
     def trainer() -> Any:
         from omegaconf import OmegaConf
 
-        from verl_omni.trainer import settings as trainer_settings
+        from verl_omni.trainer.settings import configuration as trainer_settings
 
         required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
         config = trainer_settings.load(required)

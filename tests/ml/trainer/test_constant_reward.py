@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_omni.trainer import metrics
-from verl_omni.trainer.collapse import REWARD_SPREAD
-from verl_omni.trainer.run_folder import RunFolder
-from verl_omni.trainer.run_warnings import RewardState, RunWarnings, observe_reward
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.metrics.collapse import REWARD_SPREAD
+from verl_omni.trainer.metrics.run_warnings import RewardState, RunWarnings, observe_reward
+from verl_omni.trainer.run.run_folder import RunFolder
 
 GROUPS = [f"prompt {number // 6}" for number in range(12)]
 NONE: dict[str, float | None] = {}
@@ -30,7 +30,7 @@ def warnings(lines: list[dict[str, float | None]]) -> list[tuple[int, str]]:
 def line(scores: list[float]) -> dict[str, float | None]:
     """What a step records of the rewards of two prompts with six samples each."""
     rewards = torch.tensor(scores)
-    return {**metrics.rewards(rewards, {}), **metrics.reward_spread(rewards, GROUPS)}
+    return {**step_metrics.rewards(rewards, {}), **step_metrics.reward_spread(rewards, GROUPS)}
 
 
 @pytest.mark.parametrize("rewards", [(0.0, 0.0), (0.1, 0.7), (1e6 + 0.3, -1e-8), (0.123456789,) * 2], ids=str)

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from verl_omni.trainer import data, settings
-from verl_omni.trainer.sample_generation import evaluation_prompts, training_prompts
+from verl_omni.trainer.data import prompt_dataset
+from verl_omni.trainer.generation.sample_generation import evaluation_prompts, training_prompts
+from verl_omni.trainer.settings import configuration
 
 ROW = {
     "prompt": [{"role": "system", "content": "Draw."}, {"role": "user", "content": "a cat"}],
@@ -24,7 +25,7 @@ DOG = {"prompt": [{"role": "user", "content": "a dog"}]}
 
 
 def config(folder: Path) -> Any:
-    return settings.load(
+    return configuration.load(
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1",
             f"data.cache_dir='{folder}'",
@@ -34,7 +35,7 @@ def config(folder: Path) -> Any:
 
 def load_text(path: Path, text: str) -> Any:
     path.write_text(text)
-    return data.load(str(path), config(path.parent), None)
+    return prompt_dataset.load(str(path), config(path.parent), None)
 
 
 def load(folder: Path, rows: list[dict[str, Any]]) -> Any:
@@ -79,7 +80,7 @@ def test_a_column_replaces_neither_the_prompt_nor_a_field_of_extra_info(tmp_path
     )
     chosen = config(tmp_path)
     chosen.prompt_key = "caption"
-    (item,) = data.load(str(tmp_path / "t.jsonl"), chosen, None)
+    (item,) = prompt_dataset.load(str(tmp_path / "t.jsonl"), chosen, None)
     assert item["extra_info"] == {"prompt": "a cat", "index": 9, "tag": 2}
 
 
@@ -127,7 +128,9 @@ def test_columns_of_several_files_are_joined(tmp_path: Path) -> None:
     for name, row in (("a", {"x": "s", "extra_info": {"a": 1}}), ("b", {"x": 1, "extra_info": {"b": "2"}})):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name, **row}))
     parquet.write_table(pa.table({"prompt": ["c"], "y": [2]}), tmp_path / "c.parquet")
-    rows = data.load([str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.parquet")], config(tmp_path), None)
+    rows = prompt_dataset.load(
+        [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.parquet")], config(tmp_path), None
+    )
     assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c"]
     assert [row["x"] for row in rows] == ["s", 1, None] and [row["y"] for row in rows] == [None, None, 2]
     assert rows[0]["extra_info"] == {"a": 1, "prompt": "a", "index": 0, "x": "s"} and rows[1]["extra_info"]["b"] == "2"
@@ -140,7 +143,7 @@ def test_texts_that_look_like_json_stay_texts_between_other_types(tmp_path: Path
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in [*texts, chat]))
     rows = load(tmp_path, [{"prompt": "a", "x": each, "extra_info": {"x": each}} for each in values])
     assert [row["x"] for row in rows] == [row["extra_info"]["x"] for row in rows] == values
-    rows = data.load([str(tmp_path / name) for name in ("train.jsonl", "p.jsonl")], config(tmp_path), None)
+    rows = prompt_dataset.load([str(tmp_path / name) for name in ("train.jsonl", "p.jsonl")], config(tmp_path), None)
     assert [row["extra_info"]["prompt"] for row in rows] == ["a"] * len(values) + [*texts, "b"]
 
 
@@ -156,7 +159,7 @@ def test_columns_of_parquet_files_that_differ_are_joined_where_a_type_holds_both
     for table, file in zip(tables, files, strict=True):
         parquet.write_table(table, file)
     (tmp_path / "d.jsonl").write_text('{"prompt": "e"}\n')
-    rows = data.load([*files, str(tmp_path / "d.jsonl")], config(tmp_path), None)
+    rows = prompt_dataset.load([*files, str(tmp_path / "d.jsonl")], config(tmp_path), None)
     assert [row["extra_info"]["prompt"] for row in rows] == ["a", "b", "c", "d", "e"]
     assert [row["extra_info"].get("a") for row in rows] == [1, 3, None, None, None]
     assert [row["extra_info"].get("b") for row in rows] == [None, "2", None, None, None]
@@ -174,5 +177,5 @@ def test_a_copy_of_another_file_with_the_time_of_the_first_is_read(tmp_path: Pat
         else:
             path.write_text(json.dumps({"prompt": text}))
         os.utime(path, (1e9, 1e9))
-        (row,) = data.load(str(path), config(tmp_path), None)
+        (row,) = prompt_dataset.load(str(path), config(tmp_path), None)
         assert row["extra_info"]["prompt"] == text

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from verl_omni.trainer import dataset_class, prompt_files, settings
-from verl_omni.trainer.dataset_class import SETTING, DatasetClassNotUsable
+from verl_omni.trainer.data import dataset_class, prompt_files
+from verl_omni.trainer.data.dataset_class import SETTING, DatasetClassNotUsable
+from verl_omni.trainer.settings import configuration
 
 OWN = "import json\n\n\nclass OwnPrompts:\n    pass\n\n\nOther = json.loads\n"
 
 
 def data(*given: str) -> DictConfig:
-    config: DictConfig = settings.load(
+    config: DictConfig = configuration.load(
         ["actor_rollout_ref.model.path=m", "data.train_files=t.jsonl", "trainer.total_training_steps=1", *given]
     ).data
     return config
@@ -42,7 +43,11 @@ def own(tmp_path: Path) -> Path:
         ("{folder}/own.txt", "Own", "path: {folder}/own.txt is not a Python file (.py); write the path of a Python"),
         ("{folder}/broken.py", "Own", "path: {folder}/broken.py cannot be read as Python: '(' was never closed"),
         ("pkg://no_such_module_of_prompts", "Own", "path: no module no_such_module_of_prompts; install it, or write"),
-        ("pkg://verl_omni.trainer.data", "Dataset", "name: .*trainer/data.py has no class Dataset; did you mean Dif"),
+        (
+            "pkg://verl_omni.trainer.data.prompt_dataset",
+            "Dataset",
+            "name: .*trainer/data.py has no class Dataset; did you mean Dif",
+        ),
     ],
 )
 def test_what_cannot_be_a_class_is_named_with_what_to_write(own: Path, path: str, name: str, said: str) -> None:
@@ -67,7 +72,7 @@ def test_a_class_that_its_file_defines_or_may_make_is_accepted(own: Path) -> Non
 
 
 def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
-    config = settings.load(
+    config = configuration.load(
         ["actor_rollout_ref.model.path=m", f"data.train_files={own}", "trainer.total_training_steps=1",
          f"{SETTING}.path={own}", f"{SETTING}.name=Wrong"]
     )  # fmt: skip

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import engine_memory, job_estimate, model_shapes, public_models
+from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
 SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "max_sequence_length=16")]
@@ -30,7 +31,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_estimate.JobEstimate:
     """The estimate of a job with an adapter; made once."""
     needed = ["data.train_files=x.jsonl", "trainer.total_training_steps=1", "actor_rollout_ref.model.lora_rank=4"]
-    config = settings.load([f"actor_rollout_ref.model.path={folder}", *needed, *SMALL, *overrides])
+    config = configuration.load([f"actor_rollout_ref.model.path={folder}", *needed, *SMALL, *overrides])
     startup.fit_to_machine(config, accelerator)
     return job_estimate.estimate_job(config, accelerator=accelerator)
 

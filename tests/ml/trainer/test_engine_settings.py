@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import settings
 from verl_omni.trainer.memory_estimate.advice import changes
+from verl_omni.trainer.settings import configuration
 from verl_omni.utils import engine_settings
 from verl_omni.utils.engine_settings import GROUP, SETTINGS
 from verl_omni.utils.reference_settings import rules
@@ -23,7 +23,7 @@ AWAKE = "actor_rollout_ref.rollout.enable_sleep_mode=false"
 
 
 def load(*overrides: str) -> Any:
-    return settings.load([*REQUIRED, *overrides]).actor_rollout_ref.rollout
+    return configuration.load([*REQUIRED, *overrides]).actor_rollout_ref.rollout
 
 
 def engine(*overrides: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def engine(*overrides: str) -> dict[str, Any]:
 
 
 def refusal(*overrides: str) -> str:
-    with pytest.raises(settings.SettingsError) as caught:
+    with pytest.raises(configuration.SettingsError) as caught:
         load(*overrides)
     return str(caught.value)
 
@@ -118,7 +118,7 @@ def test_a_group_is_checked_like_its_settings() -> None:
     ]  # fmt: skip
     given = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
     assert dict(load(given).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
-    assert list(settings.without_effect([given])) == [f"{GROUP}.mm_processor_cache_gb"]
+    assert list(configuration.without_effect([given])) == [f"{GROUP}.mm_processor_cache_gb"]
 
 
 def test_two_spellings_with_two_values_are_refused() -> None:
@@ -137,7 +137,7 @@ def test_two_spellings_with_two_values_are_refused() -> None:
 def test_what_recipes_set_in_vain_loads_and_is_named(name: str, value: str) -> None:
     given = [f"+{GROUP}.{name}={value}"]
     assert load(*given) == load()
-    assert list(settings.without_effect(given)) == [f"{GROUP}.{name.replace('-', '_')}"]
+    assert list(configuration.without_effect(given)) == [f"{GROUP}.{name.replace('-', '_')}"]
 
 
 def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
@@ -154,7 +154,7 @@ def test_the_batch_size_of_the_engine_is_that_of_the_rollout() -> None:
 def test_advice_changes_the_batch_size_where_it_is_set(overrides: list[str], setting: str) -> None:
     from omegaconf import OmegaConf
 
-    config = settings.load([*REQUIRED, *overrides, f"{GROUP}.distributed_executor_backend=uni"])
+    config = configuration.load([*REQUIRED, *overrides, f"{GROUP}.distributed_executor_backend=uni"])
     (change,) = (each for each in changes(config) if each.setting.endswith("max_num_seqs"))
     OmegaConf.update(config, change.setting, change.value)
     assert (change.setting, config.actor_rollout_ref.rollout.max_num_seqs) == (setting, 16)
@@ -193,9 +193,9 @@ def test_what_goes_with_other_settings_is_accepted() -> None:
 
 
 def idle(*overrides: str, architecture: str | None = None) -> dict[str, str]:
-    config = settings.load([*REQUIRED, *overrides])
+    config = configuration.load([*REQUIRED, *overrides])
     config.actor_rollout_ref.model.architecture = architecture
-    named = settings.without_effect(overrides, config)
+    named = configuration.without_effect(overrides, config)
     return {name.removeprefix(f"{GROUP}."): reason for name, reason in named.items()}
 
 
@@ -233,10 +233,10 @@ def test_what_does_nothing_for_a_family_is_named() -> None:
 
 def test_what_does_nothing_on_a_cpu_is_named() -> None:
     given = [f"{GROUP}.enable-cpu-offload=true", f"{GROUP}.fa_deterministic=false"]
-    assert settings.without_effect(given, has_accelerator=False) == {
+    assert configuration.without_effect(given, has_accelerator=False) == {
         f"{GROUP}.enable_cpu_offload": "on a CPU weights are in host memory"
     }
-    assert settings.without_effect(given) == {}
+    assert configuration.without_effect(given) == {}
 
 
 @pytest.mark.parametrize("architecture", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline"])

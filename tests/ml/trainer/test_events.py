@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_omni.trainer.event_text import format_event
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run.event_text import format_event
+from verl_omni.trainer.run.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.ml.trainer.test_loop import trainer
-from verl_omni.trainer import sample_generation
-from verl_omni.trainer.exported import TrainerMetrics
+from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.utils.exported_metrics import OF_A_JUDGE, OF_A_STORE, OF_STANDALONE_REPLICAS, TRAINER, ExportedMetric
 from verl_omni.utils.metrics_writer import MetricsWriter
 
@@ -63,7 +63,7 @@ def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(tmp_path: Path) 
 
 @pytest.mark.slow  # composes all settings
 def test_a_collapse_is_exported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_omni.trainer import collapse
+    from verl_omni.trainer.metrics import collapse
 
     recorder, made = run(tmp_path)
     assert recorder.values["omni_samples_collapsed"] == 0

@@ -19,8 +19,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from verl_omni.agent_loop.rows import SampleFailed, SampleLost
 from verl_omni.trainer import main_diffusion
-from verl_omni.trainer.operator_reporter import NullReporter
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run.operator_reporter import NullReporter
+from verl_omni.trainer.run.run_folder import RunFolder
 
 SCRIPT = Path(__file__).with_name("failing_run.py")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_omni.trainer import fork_server
+from verl_omni.platforms.cpu import fork_server
 
 pytestmark = pytest.mark.slow  # each server imports torch
 
@@ -21,7 +21,7 @@ CLIENT = str(Path(fork_server.__file__).with_name("client.py"))
 SERVER = """
 import os, socket, sys
 import numpy, torch
-from verl_omni.trainer.fork_server import server
+from verl_omni.platforms.cpu.fork_server import server
 name = f"omni-test-{os.getpid()}"
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(f"\\0{name}")
@@ -188,7 +188,7 @@ def test_ray_workers_are_forks_and_no_process_is_left(tmp_path: Path) -> None:
 
 
 def test_a_ray_that_does_not_start_is_retried_then_reported() -> None:
-    script = "from verl_omni.trainer.fork_server import ForkingCluster; ForkingCluster(no_such_option=1)"
+    script = "from verl_omni.platforms.cpu.fork_server import ForkingCluster; ForkingCluster(no_such_option=1)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert done.stderr.count("retrying") == 2

@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 
 from e2e.hub_server import READER, TOKEN, Fault, Hub, hub_server
 from tests.ml.trainer.output_runs import events, first_step, save, until
-from verl_omni.trainer import hub_destination, main_diffusion, output, startup
-from verl_omni.trainer.operator_reporter import NullReporter
+from verl_omni.trainer import main_diffusion, startup
+from verl_omni.trainer.output import hub_destination, uploads
+from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.utils import hub_commit
 
 pytestmark = pytest.mark.slow  # each commit is a program
@@ -136,8 +137,8 @@ def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(
 def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None, url: str, said: str
 ) -> None:
-    monkeypatch.setattr(output, "REFUSED_SECONDS", 0.5)
-    monkeypatch.setattr(output, "CHECK_SECONDS", 3600.0)  # so long a refusal is not repeated
+    monkeypatch.setattr(uploads, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(uploads, "CHECK_SECONDS", 3600.0)  # so long a refusal is not repeated
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -162,7 +163,7 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
 def test_a_hub_that_is_busy_gets_everything_later(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
 ) -> None:
-    monkeypatch.setattr(output, "REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "REFUSED_SECONDS", 0.0)
     hub.faults.append(Fault(text, status))
     assert run(settings(tmp_path / "a-job", hub), saves(4)) == main_diffusion.OK
     assert hub.faults[0].times == 0
@@ -174,7 +175,7 @@ def test_a_hub_that_is_busy_gets_everything_later(
 def test_a_commit_that_is_refused_leaves_the_older_results_whole(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(uploads, "REFUSED_SECONDS", 0.2)
 
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
         save(run, 2)
@@ -201,7 +202,7 @@ def test_a_commit_that_is_refused_leaves_the_older_results_whole(
 def test_a_hub_that_hangs_does_not_hold_up_a_run_that_is_stopped(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(uploads, "GRACE_SECONDS", 1.0)
     asked, released = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -225,7 +226,7 @@ def test_a_hub_that_hangs_does_not_hold_up_a_run_that_is_stopped(
 
 
 def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "CHECK_SECONDS", 3.0)
+    monkeypatch.setattr(uploads, "CHECK_SECONDS", 3.0)
     config = settings(tmp_path / "a-job", hub)
     config.trainer.store.endpoint = "http://minio:9000"  # of inputs
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

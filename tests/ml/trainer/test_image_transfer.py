@@ -11,9 +11,9 @@ import pytest
 import torch
 from verl import DataProto
 
-from verl_omni.trainer import judges, process_counts, settings
 from verl_omni.trainer.loop import DiffusionTrainer
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.settings import configuration, judge_settings, process_counts
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 ROWS = [{"raw_prompt": [{"role": "user", "content": "a"}], "extra_info": {"prompt": "a"}} for _ in range(2)]
@@ -43,7 +43,7 @@ def loop() -> Loop:
 @pytest.fixture
 def trainer(loop: Loop, tmp_path: Path) -> Any:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    config = settings.load(
+    config = configuration.load(
         [
             f"data.train_files='{tmp_path / 'prompts.jsonl'}'", "data.train_batch_size=2",
             f"actor_rollout_ref.model.path='{MODEL}'", "trainer.total_training_steps=1",
@@ -71,7 +71,7 @@ def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:
 
 def test_a_training_step_whose_samples_a_judge_scores_later_gets_no_images(trainer: Any, loop: Loop) -> None:
     trainer.config.reward.reward_model.enable = True
-    assert judges.sleeps(trainer.config), "the default on the trainer's accelerators"
+    assert judge_settings.sleeps(trainer.config), "the default on the trainer's accelerators"
     assert trainer._generate(1, 0).images is None and loop.carried == [False]
 
 

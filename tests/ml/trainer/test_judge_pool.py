@@ -13,10 +13,10 @@ from hypothesis.stateful import initialize, invariant, rule
 from omegaconf import DictConfig
 
 from tests.ml.trainer.replicas_in_memory import Nodes, NodesInAnyOrder
-from verl_omni.trainer import judges, settings
-from verl_omni.trainer.judge_members import JudgeMembers
-from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS, ReplicaPool
-from verl_omni.trainer.replica_reports import JudgeReports
+from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS, ReplicaPool
+from verl_omni.trainer.replicas.replica_reports import JudgeReports
+from verl_omni.trainer.rewards.judge_members import JudgeMembers
+from verl_omni.trainer.settings import configuration, judge_settings
 from verl_omni.utils.metrics_writer import MetricsWriter
 
 RM = "reward.reward_model"
@@ -247,7 +247,7 @@ def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_wa
 
 
 def loaded(*overrides: str) -> DictConfig:
-    return settings.load(
+    return configuration.load(
         ["actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl", "trainer.total_training_steps=1",
          "reward.scorer=genrm_ocr", f"{RM}.enable=true", f"{RM}.model_path=judge", *overrides]
     )  # fmt: skip
@@ -262,13 +262,13 @@ def loaded(*overrides: str) -> DictConfig:
     ],
 )
 def test_a_judge_is_elastic_if_its_replicas_have_nodes_of_their_own(overrides: tuple[str, ...], elastic: bool) -> None:
-    assert judges.elastic(loaded(*overrides)) is elastic
+    assert judge_settings.elastic(loaded(*overrides)) is elastic
 
 
 def test_there_is_room_on_every_node_with_the_resource_or_for_the_replicas_of_the_settings() -> None:
     own = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=2", f"{RM}.n_gpus_per_node=4")
     nodes = [{"GPU": 4.0, "judges": 1.0}, {"GPU": 3.0, "judges": 1.0}, {"GPU": 8.0}, {"judges": 1.0}]
-    assert judges.room(loaded(*own), nodes, "GPU") == 4
-    assert judges.room(loaded(*own, f"{RM}.node_resource=judges"), nodes, "GPU") == 3
+    assert judge_settings.room(loaded(*own), nodes, "GPU") == 4
+    assert judge_settings.room(loaded(*own, f"{RM}.node_resource=judges"), nodes, "GPU") == 3
     other = loaded(*own, f"{RM}.node_resource=judges", f"{RM}.ray_resource=NPU")
-    assert judges.room(other, [*nodes, {"judges": 1.0, "NPU": 4.0}], "GPU") == 2
+    assert judge_settings.room(other, [*nodes, {"judges": 1.0, "NPU": 4.0}], "GPU") == 2

@@ -10,7 +10,13 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import cpu_values, judges, pools, reward_settings, settings
+from verl_omni.trainer.settings import (
+    configuration,
+    cpu_values,
+    judge_settings,
+    pool_settings,
+    reward_settings,
+)
 from verl_omni.utils.reference_settings import find_rule
 
 RM = "reward.reward_model"
@@ -22,7 +28,7 @@ AHEAD = (
 
 
 def loaded(*overrides: str) -> DictConfig:
-    return settings.load(
+    return configuration.load(
         ["actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl", "trainer.total_training_steps=1",
          "reward.scorer=genrm_ocr", *overrides]
     )  # fmt: skip
@@ -43,7 +49,7 @@ def loaded(*overrides: str) -> DictConfig:
     ],
 )
 def test_what_does_not_work_is_refused_with_the_setting(overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(settings.SettingsError) as caught:
+    with pytest.raises(configuration.SettingsError) as caught:
         loaded(*overrides)
     assert said in str(caught.value) and RM in str(caught.value)
 
@@ -60,10 +66,10 @@ def test_accelerators_that_replicas_cannot_share_are_refused_and_a_cpu_has_repli
 ) -> None:
     config = loaded(ON, PATH, *overrides)
     with pytest.raises(ValueError, match=re.escape(said)):
-        judges.fill_in(config, has_accelerator=True)
+        judge_settings.fill_in(config, has_accelerator=True)
     cpu_values.fill_in(config)
-    judges.fill_in(config, has_accelerator=False)
-    assert judges.replicas(config) == (3 if overrides else 1)
+    judge_settings.fill_in(config, has_accelerator=False)
+    assert judge_settings.replicas(config) == (3 if overrides else 1)
 
 
 def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
@@ -71,8 +77,10 @@ def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
         "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline",
         "actor_rollout_ref.model.lora_rank=4", ON, PATH, ALONE,
     )  # fmt: skip
-    assert judges.sleeps(loaded(*offline, "data.val_files=held_out.jsonl"))
-    with pytest.raises(settings.SettingsError, match=r"enable: .* only evaluations are scored, .* no data\.val_files"):
+    assert judge_settings.sleeps(loaded(*offline, "data.val_files=held_out.jsonl"))
+    with pytest.raises(
+        configuration.SettingsError, match=r"enable: .* only evaluations are scored, .* no data\.val_files"
+    ):
         loaded(*offline)
 
 
@@ -81,31 +89,35 @@ def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its
     shared, awake = loaded(*four), loaded(*four, f"{RM}.rollout.free_cache_engine=false")
     own = loaded(ON, PATH, *OWN)
     for config in (shared, awake, own):
-        judges.fill_in(config, has_accelerator=True)
-    assert [judges.sleeps(config) for config in (shared, awake, own)] == [True, False, False]
-    assert [judges.shared(config) for config in (shared, awake, own)] == [True, True, False]
-    assert [judges.replicas(config) for config in (shared, awake, own)] == [2, 2, 1]
-    assert [judges.accelerators(config) for config in (shared, awake, own)] == [0, 0, 2]
+        judge_settings.fill_in(config, has_accelerator=True)
+    assert [judge_settings.sleeps(config) for config in (shared, awake, own)] == [True, False, False]
+    assert [judge_settings.shared(config) for config in (shared, awake, own)] == [True, True, False]
+    assert [judge_settings.replicas(config) for config in (shared, awake, own)] == [2, 2, 1]
+    assert [judge_settings.accelerators(config) for config in (shared, awake, own)] == [0, 0, 2]
     assert [config.reward.reward_model.rollout.enable_sleep_mode for config in (shared, awake, own)] == [
         True, False, False,
     ]  # fmt: skip
     assert "engine_kwargs" in own.reward.reward_model.rollout and not own.reward.reward_model.rollout.engine_kwargs
-    assert judges.replicas(loaded()) == judges.accelerators(loaded()) == 0 and not judges.sleeps(loaded())
+    assert judge_settings.replicas(loaded()) == judge_settings.accelerators(
+        loaded()
+    ) == 0 and not judge_settings.sleeps(loaded())
 
 
 def test_without_an_accelerator_its_engine_has_one_process() -> None:
     config = loaded(ON, PATH, ALONE)
-    judges.fill_in(config, has_accelerator=False)
+    judge_settings.fill_in(config, has_accelerator=False)
     rollout = config.reward.reward_model.rollout
     assert rollout.engine_kwargs == {"vllm": {"distributed_executor_backend": "uni"}} and not rollout.enable_sleep_mode
     four = loaded(ON, PATH, "trainer.n_gpus_per_node=4", f"{RM}.rollout.tensor_model_parallel_size=4")
-    assert judges.replicas(four) == 1
+    assert judge_settings.replicas(four) == 1
     cpu_values.fill_in(four)
-    assert (judges.replicas(four), judges.replica_size(four.reward.reward_model)) == (4, 1)
+    assert (judge_settings.replicas(four), judge_settings.replica_size(four.reward.reward_model)) == (4, 1)
 
 
 def test_its_nodes_are_pinned_like_those_of_other_pools() -> None:
-    assert pools.resources(loaded(ON, PATH, *OWN, f"{RM}.node_resource=judges")) == {"judges": f"{RM}.node_resource"}
+    assert pool_settings.resources(loaded(ON, PATH, *OWN, f"{RM}.node_resource=judges")) == {
+        "judges": f"{RM}.node_resource"
+    }
 
 
 def test_a_scorer_without_base_url_asks_it_and_without_it_must_name_a_server() -> None:

@@ -17,9 +17,12 @@ from tensordict import TensorDict
 from verl import DataProto
 
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.trainer import checkpoints, metrics, process_counts, sample_generation, settings
+from verl_omni.trainer.generation import sample_generation
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
-from verl_omni.trainer.run_folder import RunFolder, TakenOver
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.run import checkpoints
+from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
+from verl_omni.trainer.settings import configuration, process_counts
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -74,7 +77,7 @@ class AnsweringWorkers:
 
 
 def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> DiffusionTrainer:
-    config = settings.load(
+    config = configuration.load(
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=2",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
@@ -262,7 +265,11 @@ def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:
             "actor_rollout_ref.rollout.pipeline.output_type=latent").fit(None)  # fmt: skip
     assert RunFolder(tmp_path).metrics()[-1]["actor/ratio_max"] == 3.0
     ranks = {"rollout_corr/max_abs_diff": [1.0, 2.0], "actor/loss": [1.0, 2.0], "actor/ratio_max": [4.0, 2.0]}
-    assert metrics.over_ranks(ranks) == {"rollout_corr/max_abs_diff": 2.0, "actor/loss": 1.5, "actor/ratio_max": 4.0}
+    assert step_metrics.over_ranks(ranks) == {
+        "rollout_corr/max_abs_diff": 2.0,
+        "actor/loss": 1.5,
+        "actor/ratio_max": 4.0,
+    }
 
 
 def test_a_run_without_any_optimizer_step_ends_in_an_error(tmp_path: Path) -> None:

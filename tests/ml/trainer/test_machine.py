@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from verl_omni.trainer.machine import available_cpus, describe_machine, killed_for_memory, source_commit
+from verl_omni.trainer.run.machine import available_cpus, describe_machine, killed_for_memory, source_commit
 
 
 def test_this_machine_is_described() -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.pipelines.wan import training as wan
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
+from verl_omni.trainer.settings import configuration
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,7 +24,7 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     (folder / "tokenizer").mkdir(exist_ok=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture, **parts}))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
-    made = settings.load(
+    made = configuration.load(
         [
             f"actor_rollout_ref.model.path='{folder}'", "data.train_files=x.jsonl", "trainer.total_training_steps=1",
             "actor_rollout_ref.rollout.pipeline.max_sequence_length=100", *overrides,
@@ -317,7 +318,7 @@ def test_workers_on_other_nodes_do_not_get_the_address_of_the_drivers_node() -> 
 
 def test_numbers_of_the_data_may_be_null_as_in_scripts_for_verl(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n' * 5)
-    made = settings.load(
+    made = configuration.load(
         [
             f"actor_rollout_ref.model.path='{ROOT}/examples/shapes-sd3'", f"data.train_files='{tmp_path}/p.jsonl'",
             "trainer.total_epochs=2", "data.train_batch_size=2", "trainer.seed=7", "data.seed=null",

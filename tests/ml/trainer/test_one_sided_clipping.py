@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer.run_folder import RunFolder
-from verl_omni.trainer.run_warnings import RunWarnings, clipping_text
+from verl_omni.trainer.metrics.run_warnings import RunWarnings, clipping_text
+from verl_omni.trainer.run.run_folder import RunFolder
 
 
 def line(positive: float | None, negative: float | None, staleness: int = 0) -> dict[str, float | None]:

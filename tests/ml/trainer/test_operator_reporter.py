@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from verl_omni.trainer import operator_reporter
-from verl_omni.trainer.operator_reporter import OperatorReporter
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer.run import operator_reporter
+from verl_omni.trainer.run.operator_reporter import OperatorReporter
+from verl_omni.trainer.run.run_folder import RunFolder
 
 
 @pytest.fixture

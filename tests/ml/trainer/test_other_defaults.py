@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer import other_defaults
-from verl_omni.trainer.other_defaults import OtherDefault
+from tools import other_defaults
+from tools.other_defaults import OtherDefault
 
 ROOT = Path(__file__).parents[3]
 

@@ -17,10 +17,11 @@ from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from e2e.object_store import ObjectStore, object_store
 from tests.ml.trainer.output_runs import CountingWriter, events, files, first_step, save, until
-from verl_omni.trainer import inputs, main_diffusion, output
-from verl_omni.trainer.destinations import StoreDestination
-from verl_omni.trainer.operator_reporter import NullReporter
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.output import inputs, uploads
+from verl_omni.trainer.output.destinations import StoreDestination
+from verl_omni.trainer.run.operator_reporter import NullReporter
+from verl_omni.trainer.run.run_folder import RunFolder
 from verl_omni.utils import stores
 from verl_omni.utils.stores import Access, Store, StoreError
 
@@ -101,7 +102,7 @@ def test_a_report_that_cannot_be_written_holds_up_neither_results_nor_the_end_of
             raise error
 
     folder = RunFolder(tmp_path / "run")
-    sending = output.Output(StoreDestination(Store(f"file://{tmp_path}/out")), folder, 30, write_report=write)
+    sending = uploads.Output(StoreDestination(Store(f"file://{tmp_path}/out")), folder, 30, write_report=write)
     for step in (1, 2, 3):
         path = tmp_path / "run" / "checkpoints" / f"step_{step}" / "lora"
         path.mkdir(parents=True)
@@ -174,7 +175,7 @@ def test_a_store_that_refuses_ends_the_run_before_it_trains(
     server: ObjectStore, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, secret: str | None,
     said: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(output, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(uploads, "CHECK_SECONDS", 0.1)
     if secret:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     trained: list[int] = []
@@ -221,7 +222,7 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
             asked.set()
 
     writer = Announcing()
-    made = output.Output(
+    made = uploads.Output(
         StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))), folder, 60,
         writer=writer, pause=0.01,  # type: ignore[arg-type]
         write_report=lambda path: None,
@@ -241,7 +242,7 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
 def test_a_run_that_is_stopped_gives_up_soon_with_a_warning(
     server: ObjectStore, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(uploads, "GRACE_SECONDS", 0.2)
 
     def train(run: main_diffusion.Run, resources: contextlib.ExitStack) -> None:
         bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
@@ -259,7 +260,7 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
 ) -> None:
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
     folder, sent = RunFolder(tmp_path / "run"), CountingWriter()
-    made = output.Output(
+    made = uploads.Output(
         StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))), folder, 0.2,
         writer=sent, pause=0.01,  # type: ignore[arg-type]
         write_report=lambda path: None,

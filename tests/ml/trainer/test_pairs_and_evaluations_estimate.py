@@ -11,9 +11,10 @@ import torch
 
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.pipelines.sd3.encoding import SD3Encoder
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import evaluations, job_estimate, model_shapes, sample_tensors
+from verl_omni.trainer.settings import configuration
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "num_inference_steps=3")]
@@ -36,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = settings.load([f"{MODEL}.path={folder / 'model'}", *JOB, *overrides])
+    config = configuration.load([f"{MODEL}.path={folder / 'model'}", *JOB, *overrides])
     startup.fit_to_machine(config, accelerator)
     return config
 
@@ -130,13 +131,13 @@ def test_an_engine_needs_memory_for_the_larger_images_of_an_evaluation(tiny: Pat
 
 @pytest.mark.parametrize(("override", "same"), [("num_inference_steps=50", True), ("guidance_scale=1", False)])
 def test_more_steps_of_evaluations_need_no_more_memory(override: str, *, same: bool) -> None:
-    config = settings.load([f"{MODEL}.path=m", *JOB, f"{ROLLOUT}.val_kwargs.pipeline.{override}"])
+    config = configuration.load([f"{MODEL}.path=m", *JOB, f"{ROLLOUT}.val_kwargs.pipeline.{override}"])
     assert evaluations.have_samples_of_training(config) is same
 
 
 def test_prompts_of_evaluations_that_are_elsewhere_are_not_counted(tiny: Path) -> None:
     def count(files: str, *overrides: str) -> int | None:
-        config = settings.load([f"{MODEL}.path=m", *JOB, f"data.val_files={files}", *overrides])
+        config = configuration.load([f"{MODEL}.path=m", *JOB, f"data.val_files={files}", *overrides])
         return evaluations.count_samples(config)
 
     here = str(tiny / "held_out.jsonl")

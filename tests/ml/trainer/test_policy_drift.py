@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.trainer import policy_drift
-from verl_omni.trainer.collapse import ADVICE
-from verl_omni.trainer.policy_drift import CLIP, KLS, DriftState
+from verl_omni.trainer.metrics import policy_drift
+from verl_omni.trainer.metrics.collapse import ADVICE
+from verl_omni.trainer.metrics.policy_drift import CLIP, KLS, DriftState
+from verl_omni.trainer.metrics.run_warnings import RunWarnings
 from verl_omni.trainer.report.run_data import parse_events
 from verl_omni.trainer.report.statements import EXPLANATIONS
-from verl_omni.trainer.run_folder import RunFolder
-from verl_omni.trainer.run_warnings import RunWarnings
+from verl_omni.trainer.run.run_folder import RunFolder
 
 KL = "actor/kl"
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, job_estimate
@@ -22,6 +22,7 @@ from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, RESERVE, Estimate, Setup, estimate
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools, network_bucket
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
+from verl_omni.trainer.settings import configuration
 from verl_omni.weight_sync.network.buckets import BucketFiller
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -136,7 +137,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = settings.load(
+    config = configuration.load(
         [f"actor_rollout_ref.model.path={folder}", *measured_update.SETTINGS, "actor_rollout_ref.model.lora_rank=4",
          *overrides]
     )  # fmt: skip
@@ -193,7 +194,7 @@ def test_pools_of_different_devices_have_different_verdicts(model: Path) -> None
 
 @pytest.mark.parametrize("concerns", [advice.of_trainer, advice.of_rollout])
 def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> None:
-    config = settings.load(
+    config = configuration.load(
         ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1", *STANDALONE]
     )
     tried: list[dict[str, Any]] = []
@@ -211,7 +212,7 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
 
 
 def test_engines_of_their_own_may_be_split_and_never_sleep() -> None:
-    config = settings.load(
+    config = configuration.load(
         ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1",
          f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=2"]
     )  # fmt: skip

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import pool_nodes, pools, settings
-from verl_omni.trainer.replica_reports import ReplicaReports
-from verl_omni.trainer.replica_transport import REASON_SECONDS, RayTransport
-from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.trainer.replicas import pool_nodes
+from verl_omni.trainer.replicas.replica_reports import ReplicaReports
+from verl_omni.trainer.replicas.replica_transport import REASON_SECONDS, RayTransport
+from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
+from verl_omni.trainer.settings import configuration, pool_settings
 
 ROLLOUT = "actor_rollout_ref.rollout"
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -20,8 +21,8 @@ POOL = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
 
 
 def filled_in(*overrides: str) -> Any:
-    config = settings.load([*REQUIRED, *overrides])
-    pools.fill_in(config.actor_rollout_ref.rollout)
+    config = configuration.load([*REQUIRED, *overrides])
+    pool_settings.fill_in(config.actor_rollout_ref.rollout)
     return config.actor_rollout_ref.rollout
 
 
@@ -52,8 +53,8 @@ def filled_in(*overrides: str) -> Any:
     ],
 )
 def test_what_does_not_work_with_or_without_standalone_replicas_is_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(settings.SettingsError) as caught:
-        settings.load([*REQUIRED, *overrides])
+    with pytest.raises(configuration.SettingsError) as caught:
+        configuration.load([*REQUIRED, *overrides])
     assert said in str(caught.value)
 
 
@@ -65,13 +66,13 @@ def test_the_defaults_depend_on_the_nodes_of_the_rollout() -> None:
     assert filled_in(*POOL, f"{ROLLOUT}.min_replicas=3").min_replicas == 3
 
 
-@pytest.mark.parametrize("backend", pools.VERL_BACKENDS)
+@pytest.mark.parametrize("backend", pool_settings.VERL_BACKENDS)
 def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: str) -> None:
     given = [f"{ROLLOUT}.checkpoint_engine.backend={backend}", "actor_rollout_ref.hybrid_engine=False"]
     kwargs = f"+{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group=True"
     assert filled_in(*POOL, *given, kwargs).checkpoint_engine.backend == "omni_tcp"
     overrides = [*REQUIRED, *POOL, *given, kwargs]
-    named = settings.without_effect(overrides, settings.load(overrides))
+    named = configuration.without_effect(overrides, configuration.load(overrides))
     assert list(named) == [
         f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group", f"{ROLLOUT}.checkpoint_engine.backend",
     ]  # fmt: skip
@@ -87,7 +88,7 @@ def test_verl_has_these_backends_for_standalone_replicas() -> None:
         name for file in folder.glob("*_checkpoint_engine.py")
         for name in re.findall(r'Registry\.register\("(\w+)"\)', file.read_text(encoding="utf-8"))
     }  # fmt: skip
-    assert registered == {*pools.VERL_BACKENDS} - {"hccl"}  # on NPUs, `nccl` is hccl
+    assert registered == {*pool_settings.VERL_BACKENDS} - {"hccl"}  # on NPUs, `nccl` is hccl
 
 
 ROLLOUT_NODE = {"Alive": True, "Resources": {"rollout_pool": 1.0, "GPU": 4.0}}
@@ -103,13 +104,13 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
 ) -> None:
     import ray
 
-    config = settings.load(
+    config = configuration.load(
         [*REQUIRED, f"{ROLLOUT}.nnodes={nodes}", f"{ROLLOUT}.n_gpus_per_node={of_each}",
          f"{ROLLOUT}.tensor_model_parallel_size={size}", f"{ROLLOUT}.node_resource=rollout_pool",
          f"{ROLLOUT}.deadline_seconds=0.01"]
     )  # fmt: skip
     rollout = config.actor_rollout_ref.rollout
-    pools.fill_in(rollout)
+    pool_settings.fill_in(rollout)
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
     monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
@@ -117,7 +118,7 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
     pool_nodes.wait_for_nodes(config, said.append)
     assert said[-1] == f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later"
     assert rollout.nnodes > 0, "0 is an engine on the trainer's accelerators"
-    assert (pools.replicas(rollout), pools.replica_size(rollout)) == (found, size)
+    assert (pool_settings.replicas(rollout), pool_settings.replica_size(rollout)) == (found, size)
 
 
 def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +134,10 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     def joined() -> list[dict[str, Any]]:
         return [ROLLOUT_NODE] * next(counts, 3)
 
-    config = settings.load([*REQUIRED, f"{ROLLOUT}.nnodes=4", f"{ROLLOUT}.n_gpus_per_node=4",
+    config = configuration.load([*REQUIRED, f"{ROLLOUT}.nnodes=4", f"{ROLLOUT}.n_gpus_per_node=4",
                             f"{ROLLOUT}.node_resource=rollout_pool", f"{ROLLOUT}.min_replicas=4"])  # fmt: skip
     rollout = config.actor_rollout_ref.rollout
-    pools.fill_in(rollout)
+    pool_settings.fill_in(rollout)
     monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
     monkeypatch.setattr(ray, "nodes", joined)
@@ -150,12 +151,12 @@ def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatc
     import ray
 
     overrides = (*POOL, f"{ROLLOUT}.node_resource=rollout_pool", "trainer.node_resource=trainer_pool")
-    config = settings.load([*REQUIRED, *overrides, f"{ROLLOUT}.min_replicas=5"])
+    config = configuration.load([*REQUIRED, *overrides, f"{ROLLOUT}.min_replicas=5"])
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
     joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
     said: list[str] = []
-    pools.fill_in(config.actor_rollout_ref.rollout)
+    pool_settings.fill_in(config.actor_rollout_ref.rollout)
     nodes = iter([1, 2])
     monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE] * next(nodes))
     pool_nodes.wait_for_nodes(config, said.append)
@@ -240,7 +241,7 @@ def manager(
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
-    monkeypatch.setattr("verl_omni.trainer.replica_transport.describe_error", str)
+    monkeypatch.setattr("verl_omni.trainer.replicas.replica_transport.describe_error", str)
     made = [
         SimpleNamespace(
             replica_rank=rank, server_address=f"host:{rank}",
@@ -347,16 +348,16 @@ def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]
     from verl_omni.trainer import startup
 
     with pytest.raises(ValueError, match=r"ray_resource: NPU: this machine has accelerators of one kind; remove it"):
-        startup.start_ray(settings.load([*REQUIRED, *overrides]), lambda _: None)
+        startup.start_ray(configuration.load([*REQUIRED, *overrides]), lambda _: None)
 
 
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:
     rollout = filled_in(*POOL, f"{ROLLOUT}.node_resource=pool", f"{ROLLOUT}.tensor_model_parallel_size=2")
     nodes = [{"pool": 1.0, "GPU": 4.0}, {"pool": 1.0, "GPU": 3.0}, {"GPU": 8.0}, {"pool": 1.0}]
-    assert pools.room(rollout, nodes, "GPU") == 3
+    assert pool_settings.room(rollout, nodes, "GPU") == 3
     rollout.ray_resource = "NPU"
-    assert pools.room(rollout, [*nodes, {"pool": 1.0, "NPU": 8.0}, {"NPU": 8.0}], "GPU") == 4
-    assert pools.room(filled_in(*POOL), nodes, "GPU") == 8, "without a resource, as many as the settings say"
+    assert pool_settings.room(rollout, [*nodes, {"pool": 1.0, "NPU": 8.0}, {"NPU": 8.0}], "GPU") == 4
+    assert pool_settings.room(filled_in(*POOL), nodes, "GPU") == 8, "without a resource, as many as the settings say"
 
 
 @pytest.mark.slow  # it imports the engine

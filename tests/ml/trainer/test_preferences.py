@@ -15,8 +15,9 @@ from PIL import Image
 
 from control.cli.document_blocks import ROOT, blocks
 from verl_omni.pipelines import registry
-from verl_omni.trainer import data, prompt_files, run_length, settings
-from verl_omni.trainer.preferences import PreferencePairs
+from verl_omni.trainer.data import prompt_dataset, prompt_files, run_length
+from verl_omni.trainer.data.preferences import PreferencePairs
+from verl_omni.trainer.settings import configuration
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 OFFLINE = "algorithm.sample_source=offline"
@@ -26,8 +27,8 @@ RED, BLUE = (255, 0, 0), (0, 0, 255)
 def dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
     """The rows in a file of the trainer's."""
     (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = settings.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data
-    return data.load(str(folder / "pairs.jsonl"), config, None)
+    config = configuration.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data
+    return prompt_dataset.load(str(folder / "pairs.jsonl"), config, None)
 
 
 def test_a_request_has_the_images_in_their_order_at_the_size_of_samples(tmp_path: Path) -> None:
@@ -76,8 +77,8 @@ def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image |
     for name in ("chosen", "rejected") if feature else ():
         made = made.cast_column(name, feature)
     made.to_parquet(tmp_path / "pairs.parquet")
-    config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
-    rows = data.load(str(tmp_path / "pairs.parquet"), config, None)
+    config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    rows = prompt_dataset.load(str(tmp_path / "pairs.parquet"), config, None)
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
 
@@ -91,8 +92,8 @@ def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as there:
         there.chdir(tmp_path)  # datasets looks for files from the working directory
         datasets.Dataset.from_list([row], features=columns).to_parquet("pairs.parquet")
-    config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
-    rows = data.load(str(tmp_path / "pairs.parquet"), config, None)
+    config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    rows = prompt_dataset.load(str(tmp_path / "pairs.parquet"), config, None)
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
 
@@ -104,8 +105,8 @@ def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as there:
         there.chdir(tmp_path)
         exec(compile(program.text, "docs/algorithms.md", "exec"), {})
-    config = settings.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
-    rows = data.load(str(tmp_path / "train.parquet"), config, None)
+    config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    rows = prompt_dataset.load(str(tmp_path / "train.parquet"), config, None)
     request = PreferencePairs(rows, tmp_path / "elsewhere", height=8, width=8).update_request([0], seed=1)
     assert request.batch["pixels"][0].float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
     assert list(request.non_tensor_batch["prompts"]) == ["a red circle"]
@@ -124,8 +125,8 @@ def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 
 def test_other_algorithms_and_families_refuse_a_data_set_of_preferences() -> None:
-    with pytest.raises(settings.SettingsError, match="offline does not go with flow_grpo"):
-        settings.load([*REQUIRED, OFFLINE])
+    with pytest.raises(configuration.SettingsError, match="offline does not go with flow_grpo"):
+        configuration.load([*REQUIRED, OFFLINE])
     registry.check_encoder("StableDiffusion3Pipeline")
     with pytest.raises(ValueError, match="supported for StableDiffusion3Pipeline, not for WanPipeline"):
         registry.check_encoder("WanPipeline")
@@ -136,7 +137,7 @@ def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
     path = folder / "pairs.parquet"
     pd.DataFrame(rows).to_parquet(path)
     prompt_files.check_file(path, "prompt", pairs=folder)
-    return data.load(str(path), settings.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data, None)
+    return prompt_dataset.load(str(path), configuration.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data, None)
 
 
 def colors(pairs: PreferencePairs, rows: list[int]) -> list[list[list[float]]]:
@@ -179,7 +180,7 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
         "actor_rollout_ref.model.algorithm=dpo", "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
         "trainer.total_epochs=3",
     ]  # fmt: skip
-    assert run_length.total_steps(settings.load(given)) == 6
+    assert run_length.total_steps(configuration.load(given)) == 6
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from verl_omni.trainer import process_counts
-from verl_omni.trainer.process_counts import RunSize
+from verl_omni.trainer.settings import process_counts
+from verl_omni.trainer.settings.process_counts import RunSize
 
 SIZES = st.builds(
     RunSize,

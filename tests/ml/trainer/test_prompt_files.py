@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from verl_omni.trainer import data, prompt_files, prompt_tables, run_length, settings
+from verl_omni.trainer.data import prompt_dataset, prompt_files, prompt_tables, run_length
+from verl_omni.trainer.settings import configuration
 
 NEEDED = ["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GOOD = '{"prompt": "red"}\n'
@@ -184,15 +185,15 @@ def test_held_out_prompts_are_checked_and_files_of_other_classes_not(tmp_path: P
     (tmp_path / "good.jsonl").write_text(GOOD)
     (tmp_path / "bad.jsonl").write_text("{}\n")
     overrides = [*NEEDED, f"data.train_files='{tmp_path}/good.jsonl'"]
-    prompt_files.check(settings.load(overrides))
+    prompt_files.check(configuration.load(overrides))
     overrides.append(f"data.val_files=['{tmp_path}/good.jsonl','{tmp_path}/bad.jsonl']")
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"bad.jsonl:1: there is no column 'prompt'; .*: none"):
-        prompt_files.check(settings.load(overrides))
+        prompt_files.check(configuration.load(overrides))
     (tmp_path / "own.py").write_text("class Own: ...\n")
     own = [*overrides, f"data.custom_cls.path='{tmp_path}/own.py'", "data.custom_cls.name=Own"]
-    prompt_files.check(settings.load(own))
+    prompt_files.check(configuration.load(own))
     with pytest.raises(FileNotFoundError, match=r"no data file missing\.jsonl: correct data.train_files"):
-        prompt_files.check(settings.load([*own, "data.train_files=missing.jsonl"]))
+        prompt_files.check(configuration.load([*own, "data.train_files=missing.jsonl"]))
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
@@ -217,9 +218,9 @@ def test_files_whose_columns_have_other_types_are_named(tmp_path: Path) -> None:
     for name, value in (("a", b"s"), ("b", 1)):
         parquet.write_table(pa.table({"prompt": ["red"], "x": [value]}), tmp_path / f"{name}.parquet")
     files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
-    config = settings.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
+    config = configuration.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"a.parquet, .*b.parquet cannot be read: .*the key x of"):
-        data.load(files, config, None)
+        prompt_dataset.load(files, config, None)
 
 
 def test_columns_that_datasets_write_as_json_are_read_from_it(tmp_path: Path) -> None:
@@ -227,8 +228,8 @@ def test_columns_that_datasets_write_as_json_are_read_from_it(tmp_path: Path) ->
     path = tmp_path / "p.parquet"
     datasets.Dataset.from_dict(rows, on_mixed_types="use_json").to_parquet(path)
     prompt_files.check_file(path, "prompt")
-    config = settings.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
-    assert [row["extra_info"].get("a") for row in data.load(str(path), config, None)] == [1, "x", None]
+    config = configuration.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
+    assert [row["extra_info"].get("a") for row in prompt_dataset.load(str(path), config, None)] == [1, "x", None]
     datasets.Dataset.from_dict({"prompt": ["a", 3]}, on_mixed_types="use_json").to_parquet(path)
     assert problem(path) == f"{path}: row 1: {WRONG_PROMPT}a number"
 
@@ -299,7 +300,7 @@ def test_a_text_file_has_a_prompt_on_each_line(tmp_path: Path) -> None:
 )
 def test_a_prompt_that_is_the_json_of_messages_is_those_messages(text: str, messages: Any) -> None:
     expected = messages or [{"role": "user", "content": text}]
-    assert data.as_messages(text) == expected
+    assert prompt_dataset.as_messages(text) == expected
     assert prompt_files.row_problem({"prompt": text, "negative_prompt": text}, "prompt") is None
 
 

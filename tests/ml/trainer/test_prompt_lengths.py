@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import data, prompt_warnings, settings, startup
+from verl_omni.trainer import startup
+from verl_omni.trainer.data import prompt_dataset, prompt_warnings
+from verl_omni.trainer.settings import configuration
 
 pytestmark = pytest.mark.slow  # loads a tokenizer and verl
 
@@ -19,7 +21,7 @@ MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 def config(folder: Path, *overrides: str) -> Any:
     rows = [{"prompt": text} for text in ("red", "red " * 20, "blue", "blue " * 30)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = settings.load([
+    made = configuration.load([
         f"data.train_files='{folder / 'train.jsonl'}'", f"actor_rollout_ref.model.path='{MODEL}'",
         f"data.cache_dir='{folder}'", "trainer.total_training_steps=1", "data.max_prompt_length=8", *overrides,
     ])  # fmt: skip
@@ -28,10 +30,10 @@ def config(folder: Path, *overrides: str) -> Any:
 
 
 def test_long_prompts_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "COUNTED_AT_ONCE", 3)
+    monkeypatch.setattr(prompt_dataset, "COUNTED_AT_ONCE", 3)
     said = r"2 of 4 prompts of data.train_files have more than data.max_prompt_length=8 tokens; the first, row 1, "
     with pytest.raises(ValueError, match=said):
-        data.load_checked(config(tmp_path))
+        prompt_dataset.load_checked(config(tmp_path))
 
 
 def test_long_negative_prompts_too(tmp_path: Path) -> None:
@@ -40,8 +42,8 @@ def test_long_negative_prompts_too(tmp_path: Path) -> None:
     given = [f"data.train_files='{tmp_path / 'n.jsonl'}'"]
     said = r"1 of 3 negative prompts of data.train_files .*row 2, .*write data.truncation=right$"
     with pytest.raises(ValueError, match=said):
-        data.load_checked(config(tmp_path, *given))
-    assert len(data.load_checked(config(tmp_path, *given, "data.truncation=right"))[0]) == 3
+        prompt_dataset.load_checked(config(tmp_path, *given))
+    assert len(prompt_dataset.load_checked(config(tmp_path, *given, "data.truncation=right"))[0]) == 3
 
 
 def test_long_held_out_prompts_too(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_long_held_out_prompts_too(tmp_path: Path) -> None:
         tmp_path, f"data.val_files='{tmp_path / 'train.jsonl'}'", "data.train_max_samples=1", "data.shuffle=false"
     )
     with pytest.raises(ValueError, match=r"2 of 4 prompts of data\.val_files"):
-        data.load_checked(made)
+        prompt_dataset.load_checked(made)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_long_held_out_prompts_too(tmp_path: Path) -> None:
     [("data.truncation=right", 4), ("data.filter_overlong_prompts=true", 2), ("data.max_prompt_length=77", 4)],
 )
 def test_they_are_accepted_where_a_setting_says_what_becomes_of_them(tmp_path: Path, override: str, rows: int) -> None:
-    train, held_out = data.load_checked(config(tmp_path, override))
+    train, held_out = prompt_dataset.load_checked(config(tmp_path, override))
     assert len(train) == rows and held_out is None
 
 
@@ -67,10 +69,12 @@ TEMPLATE = "{% for message in messages %}a b c d e f g {{ message.content }}{% e
 def test_the_tokens_of_a_chat_template_count(tmp_path: Path) -> None:
     template = f"actor_rollout_ref.model.custom_chat_template='{TEMPLATE}'"
     with pytest.raises(ValueError, match=r"2 of 4 prompts .*row 1, has 27:"):
-        data.load_checked(config(tmp_path, template))
+        prompt_dataset.load_checked(config(tmp_path, template))
     with pytest.raises(ValueError, match="all of them"):
-        data.load_checked(config(tmp_path, template, "data.filter_overlong_prompts=true", "data.max_prompt_length=7"))
-    train, _ = data.load_checked(config(tmp_path, template, "data.filter_overlong_prompts=true"))
+        prompt_dataset.load_checked(
+            config(tmp_path, template, "data.filter_overlong_prompts=true", "data.max_prompt_length=7")
+        )
+    train, _ = prompt_dataset.load_checked(config(tmp_path, template, "data.filter_overlong_prompts=true"))
     assert [item["extra_info"]["prompt"] for item in (train[0], train[1])] == ["red", "blue"]
 
 
@@ -83,7 +87,7 @@ def test_prompts_that_lose_their_end_in_the_text_encoder_are_counted(tmp_path: P
         given = config(
             tmp_path, "data.max_prompt_length=77", f"data.val_files='{tmp_path / 'held_out.jsonl'}'", *overrides
         )
-        return list(prompt_warnings.describe_truncated(given, *data.load_checked(given)))
+        return list(prompt_warnings.describe_truncated(given, *prompt_dataset.load_checked(given)))
 
     (train,) = texts(length.format("", 16))
     assert re.match(r"data.train_files: 2 of 4 prompts, such as row 1 with \d+ tokens, have more than ", train)
@@ -110,5 +114,5 @@ def test_negative_prompts_without_guidance_are_said_to_have_no_effect(
     (tmp_path / "n.jsonl").write_text(json.dumps({"prompt": "red", "negative_prompt": negative}) + "\n")
     files = [f"data.{name}_files='{tmp_path / 'n.jsonl'}'" for name in ("train", "val")]
     given = config(tmp_path, *files, *(f"actor_rollout_ref.rollout.{name}" for name in overrides))
-    found = prompt_warnings.describe_unread(given, *data.load_checked(given))
+    found = prompt_warnings.describe_unread(given, *prompt_dataset.load_checked(given))
     assert [text.partition(":")[0] for text in found] == unread

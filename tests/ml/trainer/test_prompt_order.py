@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.trainer.data import PromptOrder, epoch_order
+from verl_omni.trainer.data.prompt_dataset import PromptOrder, epoch_order
 
 SIZES, BATCHES, SEEDS = st.integers(1, 30), st.integers(1, 70), st.integers(0, 1000)
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_omni.trainer import rank_rows, settings
+from verl_omni.trainer.generation import rank_rows
+from verl_omni.trainer.settings import configuration
 
 ACTOR = "actor_rollout_ref.actor"
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -40,5 +41,5 @@ def test_the_mini_batches_of_all_ranks_together_are_those_of_one_process(
 )
 def test_a_run_has_the_order_of_its_ranks(overrides: tuple[str, ...], expected: list[int]) -> None:
     """Four prompts with two rows each, and two mini-batches unless said otherwise."""
-    config = settings.load([*REQUIRED, "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=2", *overrides])
+    config = configuration.load([*REQUIRED, "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=2", *overrides])
     assert rank_rows.order_of_run(config, 8, 2).tolist() == expected

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import cpu_values, main_diffusion, reward_settings, settings, settings_page
+from tools import settings_page
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.settings import configuration, cpu_values, reward_settings
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction", "reward.reward_model"
@@ -73,8 +75,8 @@ def overrides(name: str, value: str) -> list[str]:
 
 def refusal(name: str, value: str) -> str | None:
     try:
-        settings.load(overrides(name, value))
-    except settings.SettingsError as error:
+        configuration.load(overrides(name, value))
+    except configuration.SettingsError as error:
         return str(error)
     return None
 
@@ -124,7 +126,7 @@ def test_every_value_loads_unless_it_is_out_of_scope() -> None:
 )  # fmt: skip
 def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str], named: str) -> None:
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
-    found = settings.without_effect(given, settings.load(given))
+    found = configuration.without_effect(given, configuration.load(given))
     assert list(found) == [named] and found[named]
 
 
@@ -140,7 +142,7 @@ def test_a_value_that_changes_nothing_is_named_with_the_reason(given: list[str],
 )  # fmt: skip
 def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
-    assert settings.without_effect(given, settings.load(given)) == {}
+    assert configuration.without_effect(given, configuration.load(given)) == {}
 
 
 @pytest.mark.parametrize(
@@ -155,18 +157,18 @@ def test_a_guidance_that_samples_have_is_not_named(given: list[str]) -> None:
 )  # fmt: skip
 def test_a_value_that_changes_nothing_on_a_cpu_is_named_there(given: str) -> None:
     name, value = given.split("=")
-    (named,) = settings.without_effect([given], has_accelerator=False).items()
+    (named,) = configuration.without_effect([given], has_accelerator=False).items()
     assert named[0] == name and named[1].startswith("on a CPU ")
-    assert settings.without_effect([given], has_accelerator=True) == {}
+    assert configuration.without_effect([given], has_accelerator=True) == {}
     default = cpu_values.REPLACED.get(name) or cpu_values.IGNORED[name]
     plain = str(default[0]).lower() if isinstance(default[0], bool) else default[0]
-    assert settings.without_effect([f"{name}={plain}"], has_accelerator=False) == {} and str(plain) != value
+    assert configuration.without_effect([f"{name}={plain}"], has_accelerator=False) == {} and str(plain) != value
 
 
 @pytest.mark.parametrize("kernel", ["_native_npu", "_flash_3_varlen_hub"])
 def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
     """Otherwise a recipe as it is published, on a CPU, ends when its model is loaded."""
-    config = settings.load([*REQUIRED, f"{MODEL}.path=m", f"{MODEL}.attn_backend={kernel}"])
+    config = configuration.load([*REQUIRED, f"{MODEL}.path=m", f"{MODEL}.attn_backend={kernel}"])
     assert config.actor_rollout_ref.model.attn_backend == kernel
     cpu_values.fill_in(config)
     assert config.actor_rollout_ref.model.attn_backend == "native"
@@ -188,7 +190,7 @@ def test_a_kernel_of_accelerators_is_replaced_on_a_cpu(kernel: str) -> None:
 def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason: str) -> None:
     """A recipe that forgets `lora_rank`, or has another algorithm's sampler, trains something else than it says."""
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
-    found = settings.without_effect(given, settings.load(given))
+    found = configuration.without_effect(given, configuration.load(given))
     named = {each.partition("=")[0] for each in given[len(REQUIRED) + 1 :]}
     read = {f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path"}
     assert set(found) == named - read
@@ -208,7 +210,7 @@ def test_settings_of_what_a_run_does_not_have_are_named(given: list[str], reason
 )  # fmt: skip
 def test_settings_of_what_a_run_has_are_not_named(given: list[str]) -> None:
     given = [*REQUIRED, f"{MODEL}.path=m", *given]
-    assert settings.without_effect(given, settings.load(given)) == {}
+    assert configuration.without_effect(given, configuration.load(given)) == {}
 
 
 def test_a_run_on_a_cpu_names_them_once_at_its_start(
@@ -233,27 +235,27 @@ def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_o
     algorithm: list[str], value: str
 ) -> None:
     given = [*REQUIRED, f"{MODEL}.path=m", *algorithm]
-    assert settings.load([*given, f"{ROLLOUT}.calculate_log_probs={value}"]) == settings.load(given)
+    assert configuration.load([*given, f"{ROLLOUT}.calculate_log_probs={value}"]) == configuration.load(given)
 
 
 @pytest.mark.parametrize("path", ["verl_omni/utils/reward_score/{}.py", "pkg://verl_omni.utils.reward_score.{}"])
 def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) -> None:
     several, reward = "reward.reward_functions", "reward.custom_reward_function"
     given = [*REQUIRED, f"{MODEL}.path=m"]
-    one = settings.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
+    one = configuration.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
     assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)
     url = f"+{reward}.reward_kwargs.server_url=http://localhost:1"
-    with_settings = settings.load([*given, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
+    with_settings = configuration.load([*given, f"{reward}.path={path.format('http_scorer_client')}", url]).reward
     assert (with_settings.scorer, with_settings.custom_reward_function.reward_kwargs) == ("http", {})
     assert with_settings.scorer_kwargs == {"url": "http://localhost:1", "protocol": "pickle"}
-    parts = settings.load(
+    parts = configuration.load(
         [*given, f"{several}.a.path={path.format('http_scorer_client')}", f"{several}.a.name=compute_score",
          f"{several}.a.server_url=http://localhost:1", f"{several}.b.path={path.format('pickscore_reward')}"]
     ).reward.reward_functions  # fmt: skip
     assert (parts.a.name, parts.a.path, parts.a.url) == ("http", None, "http://localhost:1")
     assert parts.a.protocol == "pickle"
     assert (parts.b.name, parts.b.path) == ("pickscore", None)
-    own = settings.load([*given, f"{reward}.path={path.format('mine')}"]).reward
+    own = configuration.load([*given, f"{reward}.path={path.format('mine')}"]).reward
     assert (own.scorer, own.custom_reward_function.path) == (None, path.format("mine"))
 
 
@@ -277,11 +279,11 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
     file.write_text(f"def {function}(data_source, solution_image, ground_truth, extra_info):\n    return 0.25\n")
     group = "reward.reward_functions.own" if several else FUNCTION
     given = [*REQUIRED, f"{MODEL}.path=m", f"{group}.path={file}", f"{group}.name={function}"]
-    config = settings.load(given)
+    config = configuration.load(given)
     part = config.reward.reward_functions.own if several else config.reward.custom_reward_function
     assert part.path == (None if scorer else str(file))
     assert (part.name if several else config.reward.scorer) == (scorer or (function if several else None))
-    named = settings.without_effect(given, config)
+    named = configuration.without_effect(given, config)
     assert named == ({} if scorer is None else {
         f"{group}.path": f"the built-in scorer {scorer} runs instead of {file}; to run a file, give it another name"
     })  # fmt: skip
@@ -291,7 +293,7 @@ def test_a_file_of_the_users_runs_and_a_replaced_one_is_named(
 def test_several_scorers_in_one_override_are_named_where_they_are_replaced() -> None:
     parts = "{a: {path: pkg://verl_omni.utils.reward_score.jpeg_compressibility}, b: {name: jpeg}}"
     given = [*REQUIRED, f"{MODEL}.path=m", f"reward.reward_functions={parts}"]
-    (named,) = settings.without_effect(given, settings.load(given))
+    (named,) = configuration.without_effect(given, configuration.load(given))
     assert named == "reward.reward_functions.a.path"
 
 
@@ -312,7 +314,7 @@ def test_the_options_of_the_published_scorers_are_those_of_the_built_in_ones(
     group, inside = ("reward.reward_functions.a", "") if several else (FUNCTION, "reward_kwargs.")
     options = [f"+{group}.{inside}{name}={value}" for name, value in given.items()]
     path = f"{group}.path=pkg://verl_omni.utils.reward_score.{module}"
-    reward = settings.load([*REQUIRED, f"{MODEL}.path=m", path, *options]).reward
+    reward = configuration.load([*REQUIRED, f"{MODEL}.path=m", path, *options]).reward
     found = reward.reward_functions.a if several else reward.scorer_kwargs
     assert {name: value for name, value in found.items() if name not in ("path", "name")} == expected
     assert not [each for each in reward_settings.find_problems(reward) if "setting" in each]
@@ -322,4 +324,6 @@ def test_the_data_set_of_pairs_of_the_reference_is_that_of_this_project() -> Non
     custom = "data.custom_cls"
     given = [*REQUIRED, f"{MODEL}.path=m", DPO, "algorithm.sample_source=offline"]
     theirs = [f"{custom}.path=pkg://verl_omni.utils.dataset.offline_dpo_dataset", f"{custom}.name=OfflineDPODataset"]
-    assert settings.load([*given, *theirs, f"{custom}.collate_fn=offline_dpo_collate_fn"]) == settings.load(given)
+    assert configuration.load([*given, *theirs, f"{custom}.collate_fn=offline_dpo_collate_fn"]) == configuration.load(
+        given
+    )

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer import data, settings, startup
+from verl_omni.trainer import startup
+from verl_omni.trainer.data import prompt_dataset
+from verl_omni.trainer.settings import configuration
 
 pytestmark = pytest.mark.slow  # loads a tokenizer and verl
 
@@ -43,7 +45,7 @@ def check(folder: Path, model: Path, rows: list[dict[str, Any]], *overrides: str
         kept = [{key: value for key, value in row.items() if value is not None} for row in written]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     files = {"train": "right" if held_out else "rows", "val": "rows" if held_out else "right"}
-    made = settings.load([
+    made = configuration.load([
         *(f"data.{name}_files='{folder / file}.jsonl'" for name, file in files.items()),
         f"actor_rollout_ref.model.path='{model}'", f"data.cache_dir='{folder}'", "data.max_prompt_length=900",
         "data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.total_training_steps=1",
@@ -51,7 +53,7 @@ def check(folder: Path, model: Path, rows: list[dict[str, Any]], *overrides: str
         *overrides,
     ])  # fmt: skip
     startup.fit_to_machine(made, has_accelerator=False)
-    data.load_checked(made)
+    prompt_dataset.load_checked(made)
 
 
 RIGHT: dict[str, Any] = {"prompt": "a red circle"}

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer import main_omni, settings
+from verl_omni.trainer import main_omni
+from verl_omni.trainer.settings import configuration
 
 MODEL, AGENT = "actor_rollout_ref.model", "actor_rollout_ref.rollout.agent"
 NEEDED = ["data.train_files=t", "trainer.total_training_steps=1"]
 
 
 def problem(*given: str) -> str:
-    with pytest.raises(settings.SettingsError) as refused:
-        settings.load([*NEEDED, *given])
+    with pytest.raises(configuration.SettingsError) as refused:
+        configuration.load([*NEEDED, *given])
     return str(refused.value)
 
 
@@ -44,7 +45,7 @@ def test_a_missing_family_is_named_before_its_settings(named: str, own: str) -> 
 
 def test_a_folder_may_be_called_like_a_missing_family(tmp_path: Path) -> None:
     (tmp_path / "LTX-like").mkdir()
-    settings.load([*NEEDED, f"{MODEL}.path={tmp_path}/LTX-like"])
+    configuration.load([*NEEDED, f"{MODEL}.path={tmp_path}/LTX-like"])
 
 
 def test_an_unknown_loop_is_refused_unless_a_file_or_a_module_may_have_it(
@@ -52,12 +53,12 @@ def test_an_unknown_loop_is_refused_unless_a_file_or_a_module_may_have_it(
 ) -> None:
     named = [*NEEDED, f"{MODEL}.path=m", f"{AGENT}.default_agent_loop=loop_of_a_test"]
     assert problem(*named).startswith(f"{AGENT}.default_agent_loop: loop_of_a_test is not a supported agent loop; ")
-    settings.load([*named, f"{AGENT}.agent_loop_config_path=loops.yaml"])
+    configuration.load([*named, f"{AGENT}.agent_loop_config_path=loops.yaml"])
     decorated = '@register("loop_of_a_test")\nclass Loop: ...\n'
     text = f"from verl.experimental.agent_loop.agent_loop import register\n\n\n{decorated}"
     (tmp_path / "module_of_a_test.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    settings.load([*named, f"{MODEL}.external_lib=module_of_a_test"])
+    configuration.load([*named, f"{MODEL}.external_lib=module_of_a_test"])
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     del _agent_loop_registry["loop_of_a_test"], sys.modules["module_of_a_test"]

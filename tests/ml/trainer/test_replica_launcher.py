@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_omni.trainer import replica_launcher
+from verl_omni.trainer.replicas import replica_launcher
 
 
 @pytest.mark.parametrize(("pinned", "hosts"), [(True, {"10.0.0.7": 3, "10.0.0.8": 1, "10.0.0.9": 0}), (False, {})])

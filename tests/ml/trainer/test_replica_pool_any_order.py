@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from tests.ml.trainer.replicas_in_memory import Memory, NodesInAnyOrder, pool_of
-from verl_omni.trainer.replica_pool import RETRY_MOST_SECONDS
+from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 

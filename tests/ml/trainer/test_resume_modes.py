@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import checkpoint_origin, checkpoints, main_diffusion
-from verl_omni.trainer.checkpoint_saver import CheckpointSaver
-from verl_omni.trainer.operator_reporter import NullReporter
-from verl_omni.trainer.resumed_settings import describe_changes
-from verl_omni.trainer.run_folder import RunFolder
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.run import checkpoint_origin, checkpoints
+from verl_omni.trainer.run.checkpoint_saver import CheckpointSaver
+from verl_omni.trainer.run.operator_reporter import NullReporter
+from verl_omni.trainer.run.resumed_settings import describe_changes
+from verl_omni.trainer.run.run_folder import RunFolder
 
 
 def checkpoint(folder: Path, step: int) -> Path:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.trainer import reward_settings, sample_generation, settings
+from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.loop import DiffusionTrainer
-from verl_omni.trainer.sample_generation import ScoredSamples
+from verl_omni.trainer.settings import configuration, reward_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
@@ -25,7 +26,7 @@ SAMPLES = ScoredSamples(
 
 
 def load(*overrides: str) -> Any:
-    return settings.load(
+    return configuration.load(
         ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *overrides]
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer import reward_settings, settings
+from verl_omni.trainer.settings import configuration, reward_settings
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
@@ -27,7 +27,7 @@ def user_file(tmp_path: Path) -> Path:
 
 
 def problems(*overrides: str) -> list[str]:
-    return reward_settings.find_problems(settings.load([*REQUIRED, *overrides]).reward)
+    return reward_settings.find_problems(configuration.load([*REQUIRED, *overrides]).reward)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
 def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[str]) -> None:
     """As in the reference (verl-omni#109); `drl convert` takes such a recipe too."""
     given = [*REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
-    reward = settings.load(given).reward
+    reward = configuration.load(given).reward
     assert reward.reward_manager.name == "MultiVisualRewardManager"
     assert reward_settings.find_problems(reward) == []
 
@@ -158,7 +158,7 @@ def test_a_reward_that_would_fail_is_refused_by_the_name_of_its_setting(override
     ],
 )
 def test_numbers_and_parts_of_the_reward_are_checked_when_they_are_loaded(override: str, said: str) -> None:
-    with pytest.raises(settings.SettingsError) as caught:
+    with pytest.raises(configuration.SettingsError) as caught:
         problems(override)
     assert str(caught.value).startswith(said)
 
@@ -240,7 +240,7 @@ def test_a_scorer_is_for_models_that_generate_what_it_takes(
     from verl_omni.pipelines.registry import FAMILIES, Family
 
     monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": Family("mine:Pipeline", "mine:Training")})
-    config = settings.load([*REQUIRED, f"actor_rollout_ref.model.architecture={architecture}", *overrides])
+    config = configuration.load([*REQUIRED, f"actor_rollout_ref.model.architecture={architecture}", *overrides])
     found = list(reward_settings.sample_problems(config))
     assert len(found) == (wrong is not None) and all(each.startswith(str(wrong)) for each in found)
 

@@ -16,8 +16,8 @@ from verl import DataProto
 from verl_omni.agent_loop.rows import SampleFailed
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
 from verl_omni.reward_loop.scorer_results import FAILURE, ScorerFailed, ScoringFailure, unscored
-from verl_omni.trainer import reward_workers
-from verl_omni.trainer.reward_workers import RewardWorker, RewardWorkers
+from verl_omni.trainer.rewards import reward_workers
+from verl_omni.trainer.rewards.reward_workers import RewardWorker, RewardWorkers
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 

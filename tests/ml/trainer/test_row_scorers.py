@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from verl_omni.trainer import main_diffusion, prompt_files, settings
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.data import prompt_files
+from verl_omni.trainer.settings import configuration
 
 GOOD = {"prompt": "red", "data_source": "jpeg"}
 OFFLINE = (
@@ -28,7 +30,7 @@ def checked(folder: Path, held_out: dict[str, Any], *given: str, train: dict[str
     for name, row in (("train", train), ("test", held_out)):
         (folder / f"{name}.jsonl").write_text(json.dumps(row))
     files = [f"data.train_files={folder}/train.jsonl", f"data.val_files={folder}/test.jsonl"]
-    config = settings.load(["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *files, *given])
+    config = configuration.load(["actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *files, *given])
     config.actor_rollout_ref.model.architecture = "StableDiffusion3Pipeline"
     return config, main_diffusion._check_files(config)
 

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_omni.trainer import run_length, settings
+from verl_omni.trainer.data import run_length
+from verl_omni.trainer.settings import configuration
 
 
 def load(files: object, *overrides: str) -> int:
     text = json.dumps([str(file) for file in files] if isinstance(files, list) else str(files))
-    config = settings.load([
+    config = configuration.load([
         f"data.train_files={text}", "actor_rollout_ref.model.path=m", "data.train_batch_size=4", *overrides,
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     ])  # fmt: skip
@@ -82,6 +83,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
     ],
 )
 def test_a_length_that_cannot_be_is_refused(overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(settings.SettingsError) as caught:
+    with pytest.raises(configuration.SettingsError) as caught:
         load("t", *overrides)
     assert str(caught.value).startswith(said)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
+from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
 STEPS = {
@@ -30,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(folder: Path, model: Path, *overrides: str) -> Any:
     (folder / "rows.jsonl").write_text('{"prompt": "red"}\n' * 32)
     overrides = tuple(f"{ROLLOUT}.{each}" for each in overrides)
-    made = settings.load([
+    made = configuration.load([
         f"data.train_files='{folder / 'rows.jsonl'}'", f"actor_rollout_ref.model.path='{model}'",
         "trainer.total_training_steps=1", *overrides,
     ])  # fmt: skip
@@ -127,7 +128,7 @@ def test_a_shift_of_videos_is_named_where_samples_are_images(
 ) -> None:
     given = [f"{ROLLOUT}.{setting}=5.0"]
     config = load(tmp_path, models[name], f"{setting}=5.0")
-    assert (given[0].partition("=")[0] in settings.without_effect(given, config)) == unused
+    assert (given[0].partition("=")[0] in configuration.without_effect(given, config)) == unused
 
 
 def test_a_shift_is_positive() -> None:
@@ -136,8 +137,8 @@ def test_a_shift_is_positive() -> None:
         "val_kwargs.pipeline.video_flow_shift",
         "engine_kwargs.vllm_omni.flow_shift",
     ):
-        with pytest.raises(settings.SettingsError, match=rf"{name}: must be positive: 0"):
-            settings.load(["data.train_files=a", "actor_rollout_ref.model.path=b", f"{ROLLOUT}.{name}=0"])
+        with pytest.raises(configuration.SettingsError, match=rf"{name}: must be positive: 0"):
+            configuration.load(["data.train_files=a", "actor_rollout_ref.model.path=b", f"{ROLLOUT}.{name}=0"])
 
 
 def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:
@@ -145,11 +146,11 @@ def test_the_rank_of_an_adapter_is_at_most_the_engines() -> None:
 
     from vllm.config.lora import MaxLoRARanks
 
-    from verl_omni.trainer.number_ranges import AT_MOST
+    from verl_omni.trainer.settings.number_ranges import AT_MOST
 
     rank = "actor_rollout_ref.model.lora_rank"
     assert AT_MOST[rank][0] == max(get_args(MaxLoRARanks))
     given = ["data.train_files=a", "actor_rollout_ref.model.path=b", "trainer.total_training_steps=1"]
-    with pytest.raises(settings.SettingsError, match=rf"{rank}: must be at most 512: 513"):
-        settings.load([*given, f"{rank}=513"])
-    settings.load([*given, f"{rank}=512"])
+    with pytest.raises(configuration.SettingsError, match=rf"{rank}: must be at most 512: 513"):
+        configuration.load([*given, f"{rank}=513"])
+    configuration.load([*given, f"{rank}=512"])

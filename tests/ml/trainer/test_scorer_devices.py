@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from verl_omni.reward_loop.rewards import SCORERS, get_scorer
 from verl_omni.reward_loop.scorer_signature import signature_of
-from verl_omni.trainer import process_counts, reward_settings, scorer_devices, settings
+from verl_omni.trainer.settings import configuration, process_counts, reward_settings, scorer_devices
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 REQUIRED = ["data.train_files=t", f"actor_rollout_ref.model.path={MODEL}", "trainer.total_training_steps=1"]
@@ -37,7 +37,7 @@ SHARED = "reward.scorer_kwargs.device=trainer"
 
 
 def load(*overrides: str) -> Any:
-    return settings.load([*REQUIRED, "reward.num_workers=2", *overrides])
+    return configuration.load([*REQUIRED, "reward.num_workers=2", *overrides])
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -83,7 +83,7 @@ def test_a_run_says_where_its_scorers_run(overrides: list[str], where: str | Non
     ],
 )
 def test_accelerators_that_scorers_cannot_share_are_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(settings.SettingsError, match=re.escape(said)):
+    with pytest.raises(configuration.SettingsError, match=re.escape(said)):
         load(*overrides)
 
 
@@ -217,7 +217,7 @@ def with_function(folder: Path, device: str) -> Any:
 def test_each_reward_worker_sees_an_accelerator_of_its_own(tmp_path: Path) -> None:
     import ray
 
-    from verl_omni.trainer.reward_workers import RewardWorkers
+    from verl_omni.trainer.rewards.reward_workers import RewardWorkers
 
     workers = RewardWorkers(with_function(tmp_path, "cuda:0"), None).reward_loop_workers
     replies = ray.get([worker.compute_score.remote(samples(1)) for worker in workers], timeout=120)
@@ -233,7 +233,7 @@ def test_reward_workers_that_share_see_the_accelerators_of_the_trainer(tmp_path:
     """A function stands in for a scorer with a model; the trainer's device is the CPU, and Ray's GPUs are logical."""
     import ray
 
-    from verl_omni.trainer.reward_workers import RewardWorkers
+    from verl_omni.trainer.rewards.reward_workers import RewardWorkers
 
     workers = RewardWorkers(with_function(tmp_path, "trainer"), None, pool_of_two)
     assert workers.reward_loop_worker_handles is None, "agent loops do not score"

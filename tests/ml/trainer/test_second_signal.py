@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_omni.trainer.stop_signal import describe_loss
+from verl_omni.trainer.run.stop_signal import describe_loss
 
 # A run that gets signals after its third step.
 PROGRAM = """
@@ -17,8 +17,8 @@ import contextlib, os, signal, sys
 from pathlib import Path
 from omegaconf import OmegaConf
 from verl_omni.trainer import checkpoints, main_diffusion
-from verl_omni.trainer.operator_reporter import NullReporter
-from verl_omni.trainer.stop_signal import StopOnSignal
+from verl_omni.trainer.run.operator_reporter import NullReporter
+from verl_omni.trainer.run.stop_signal import StopOnSignal
 
 folder, saved, signals = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 stop = StopOnSignal()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from verl_omni.trainer import supported_values
+from verl_omni.trainer.settings import supported_values
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "verl_omni" / "trainer" / "config"

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.trainer import settings, supported_values, trackers
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run import trackers
+from verl_omni.trainer.run.run_folder import RunFolder, Sample
+from verl_omni.trainer.settings import configuration, supported_values
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 
@@ -23,7 +24,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     for variable in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(variable, "")  # so that what the trainer sets is undone
         monkeypatch.delenv(variable)
-    return settings.load([*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"])
+    return configuration.load([*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"])
 
 
 def test_the_console_and_tensorboard_get_every_metric(
@@ -77,7 +78,7 @@ def test_files_of_an_earlier_attempt_keep_the_steps_that_are_not_repeated(
 
 
 def test_no_tracker_is_opened_unless_one_is_named(tmp_path: Path) -> None:
-    assert trackers.open_trackers(settings.load(REQUIRED), tmp_path) is None
+    assert trackers.open_trackers(configuration.load(REQUIRED), tmp_path) is None
 
 
 def held_out(count: int) -> list[Sample]:
@@ -147,14 +148,14 @@ def test_pictures_without_a_tracker_that_shows_them_have_no_effect(logger: str) 
     """A recipe asks for them, and another tracker is chosen for a run; verl shows none then."""
     given = [*REQUIRED, f"trainer.logger={logger}", "trainer.log_val_generations=2"]
     reason = "trainer.logger shows no pictures; wandb, tensorboard, mlflow do"
-    assert settings.without_effect(given, settings.load(given)) == {"trainer.log_val_generations": reason}
+    assert configuration.without_effect(given, configuration.load(given)) == {"trainer.log_val_generations": reason}
     none = [*given, "trainer.log_val_generations=0"]
-    assert settings.without_effect(none, settings.load(none)) == {}
+    assert configuration.without_effect(none, configuration.load(none)) == {}
 
 
 def test_pictures_in_a_tracker_that_shows_them_have_an_effect(config: Any) -> None:
     given = [*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"]
-    assert settings.without_effect(given, config) == {}
+    assert configuration.without_effect(given, config) == {}
 
 
 def test_a_tracker_that_did_not_start_is_an_error(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

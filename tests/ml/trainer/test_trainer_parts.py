@@ -12,9 +12,10 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from verl_omni.trainer import checkpoints, metrics
-from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
-from verl_omni.trainer.shown_samples import choose
+from verl_omni.trainer.generation.shown_samples import choose
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.run import checkpoints
+from verl_omni.trainer.run.run_folder import RunFolder, Sample, write_samples
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
@@ -145,36 +146,36 @@ def test_a_run_that_is_killed_while_it_replaces_a_checkpoint_loses_neither(
 
 def test_a_stale_sample_stops_the_run() -> None:
     """Fault 4."""
-    metrics.check_versions([3, 3], 3)
-    with pytest.raises(metrics.StaleSample, match="1 of 2 samples carry weight version"):
-        metrics.check_versions([3, None], 3)
+    step_metrics.check_versions([3, 3], 3)
+    with pytest.raises(step_metrics.StaleSample, match="1 of 2 samples carry weight version"):
+        step_metrics.check_versions([3, None], 3)
 
 
 def test_a_replica_with_another_weight_version_stops_the_run() -> None:
-    assert metrics.replica_versions([3, 3], 3) == {
+    assert step_metrics.replica_versions([3, 3], 3) == {
         "weights/min_replica_version": 3, "weights/max_replica_version": 3,
     }  # fmt: skip
-    assert metrics.replica_versions([], 3) == {}, "standalone replicas may all be lost after an update"
+    assert step_metrics.replica_versions([], 3) == {}, "standalone replicas may all be lost after an update"
     for served in ([3, 2], [None, 3]):
-        with pytest.raises(metrics.StaleReplica, match="published weight version 3, but the replicas serve"):
-            metrics.replica_versions(served, 3)
+        with pytest.raises(step_metrics.StaleReplica, match="published weight version 3, but the replicas serve"):
+            step_metrics.replica_versions(served, 3)
 
 
 def test_rewards_are_measured_from_two_samples_on_with_the_numbers_of_scorers() -> None:
-    found = metrics.rewards(torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]})
+    found = step_metrics.rewards(torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]})
     assert found == {
         "reward/mean": 2.0, "reward/std": pytest.approx(2**0.5), "reward/size/mean": 3.5, "reward/right/mean": 0.5,
     }  # fmt: skip
-    assert metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}
-    assert metrics.evaluation(torch.tensor([1.0, 3.0]), {"size": [2, 5]}) == {
+    assert step_metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}
+    assert step_metrics.evaluation(torch.tensor([1.0, 3.0]), {"size": [2, 5]}) == {
         "val/reward/mean": 2.0, "val/reward/stderr": pytest.approx(1.0), "val/size/mean": 3.5, "val/n": 2,
     }  # fmt: skip
 
 
 def test_the_remaining_time_is_that_of_the_median_of_the_last_ten_steps() -> None:
-    assert metrics.eta([9.0, *[1.0] * 5, *[3.0] * 5], 4) == 8.0
-    assert metrics.eta([2.0], 0) == 0
-    assert metrics.eta([], 4) is None
+    assert step_metrics.eta([9.0, *[1.0] * 5, *[3.0] * 5], 4) == 8.0
+    assert step_metrics.eta([2.0], 0) == 0
+    assert step_metrics.eta([], 4) is None
 
 
 def test_a_resumed_run_drops_the_steps_it_repeats(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
 
 
 def test_evaluations_have_a_standard_error() -> None:
-    found = metrics.evaluation(torch.tensor([0.0, 1.0, 0.0, 1.0]), {"correct": [0, 1, 0, 1], "note": ["x"] * 4})
+    found = step_metrics.evaluation(torch.tensor([0.0, 1.0, 0.0, 1.0]), {"correct": [0, 1, 0, 1], "note": ["x"] * 4})
     assert found["val/reward/mean"] == 0.5 and found["val/n"] == 4 and found["val/correct/mean"] == 0.5
     assert found["val/reward/stderr"] == pytest.approx(0.5773 / 2, rel=1e-3)
     assert "val/note/mean" not in found

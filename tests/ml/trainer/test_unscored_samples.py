@@ -14,10 +14,11 @@ from verl import DataProto
 
 from tests.ml.trainer.runs_in_memory import AHEAD, Trained, trainer
 from verl_omni.reward_loop.scorer_results import FAILURE, ScoringFailure, TooManyUnscored
-from verl_omni.trainer import metrics, settings
-from verl_omni.trainer.checkpoints import path_of
-from verl_omni.trainer.run_folder import RunFolder, Sample, write_samples
-from verl_omni.trainer.run_warnings import RunWarnings
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.metrics.run_warnings import RunWarnings
+from verl_omni.trainer.run.checkpoints import path_of
+from verl_omni.trainer.run.run_folder import RunFolder, Sample, write_samples
+from verl_omni.trainer.settings import configuration
 from verl_omni.utils.columns import objects
 
 NAN = math.nan
@@ -125,14 +126,14 @@ def test_a_batch_without_any_reward_stops_the_run_also_for_an_optional_scorer(tm
 
 @pytest.mark.slow
 def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(settings.SettingsError, match=r"reward\.max_failed_share: must be from 0 to 1: 1\.5"):
-        settings.load(["data.train_files=t", "actor_rollout_ref.model.path=m", f"{SHARE}=1.5"])
+    with pytest.raises(configuration.SettingsError, match=r"reward\.max_failed_share: must be from 0 to 1: 1\.5"):
+        configuration.load(["data.train_files=t", "actor_rollout_ref.model.path=m", f"{SHARE}=1.5"])
 
 
 def test_metrics_are_over_the_samples_that_have_them() -> None:
     scores = torch.tensor([-1.0, NAN, -3.0, NAN])
     extras = {"bonus": [None, None, 1.0, 3.0], "acc": [1, True, NAN, math.inf], "note": ["x", 1, None, None]}
-    assert metrics.rewards(scores, {**extras, "none": [None] * 4, "all": [1, 2, 3, 4]}) == {
+    assert step_metrics.rewards(scores, {**extras, "none": [None] * 4, "all": [1, 2, 3, 4]}) == {
         "reward/mean": -2.0,
         "reward/std": pytest.approx(2**0.5),
         "reward/unscored": 2,
@@ -142,7 +143,7 @@ def test_metrics_are_over_the_samples_that_have_them() -> None:
         "reward/acc/n": 2,
         "reward/all/mean": 2.5,
     }
-    assert metrics.evaluation(scores, extras) == {
+    assert step_metrics.evaluation(scores, extras) == {
         "val/reward/mean": -2.0,
         "val/reward/stderr": pytest.approx(1.0),
         "val/reward/unscored": 2,
@@ -152,7 +153,7 @@ def test_metrics_are_over_the_samples_that_have_them() -> None:
         "val/acc/mean": 1.0,
         "val/acc/n": 2,
     }
-    spread = metrics.reward_spread(torch.tensor([0.0, 2.0, NAN, 9.0]), ["a", "a", "b", "b"])
+    spread = step_metrics.reward_spread(torch.tensor([0.0, 2.0, NAN, 9.0]), ["a", "a", "b", "b"])
     assert list(spread.values()) == [1.0], "prompt b has one reward"
 
 

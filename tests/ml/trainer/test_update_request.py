@@ -10,8 +10,8 @@ import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import settings
-from verl_omni.trainer.sample_generation import SAMPLE, ScoredSamples, update_request
+from verl_omni.trainer.generation.sample_generation import SAMPLE, ScoredSamples, update_request
+from verl_omni.trainer.settings import configuration
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.registry import ALGORITHMS
@@ -37,7 +37,7 @@ def samples() -> ScoredSamples:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
-    config = settings.load(
+    config = configuration.load(
         [*REQUIRED, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"]
     )
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from verl_omni.trainer import settings, value_types
+from verl_omni.trainer.settings import configuration, value_types
 from verl_omni.workers.algorithms.registry import DEFAULT
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -15,8 +15,8 @@ EMPTY = "; a variable of the script may be empty"
 
 
 def problem(*given: str) -> str:
-    with pytest.raises(settings.SettingsError) as refused:
-        settings.load([*NEEDED, *given])
+    with pytest.raises(configuration.SettingsError) as refused:
+        configuration.load([*NEEDED, *given])
     return str(refused.value)
 
 
@@ -55,15 +55,15 @@ def test_a_setting_of_a_group_that_is_given_as_a_whole_is_checked() -> None:
 @pytest.mark.parametrize("value", ["", "text", "null"])
 def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
     """Every setting whose values are checked; those that may be null load."""
-    config = settings.defaults(DEFAULT)
-    known = value_types.kinds(config, settings._names(config))
+    config = configuration.defaults(DEFAULT)
+    known = value_types.kinds(config, configuration._names(config))
     assert len(known) > 120
     for name, kind in known.items():
         if value == "null" and (kind is tuple or name in value_types.NUMBERS or name.startswith(value_types.NULLABLE)):
             continue
         if (kind in (str, list) and value == "text") or (name == "data.val_files" and value != "text"):
             continue
-        OmegaConf.update(config := settings.defaults(DEFAULT), name, {"text": "text", "": "", "null": None}[value])
+        OmegaConf.update(config := configuration.defaults(DEFAULT), name, {"text": "text", "": "", "null": None}[value])
         (said,) = value_types.find_problems(config, {name: kind}, [name])
         assert said.startswith(f"{name}: ") and "; write " in said
 
@@ -79,4 +79,4 @@ def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
     ],
 )  # fmt: skip
 def test_usual_values_are_accepted(given: str) -> None:
-    settings.load([*NEEDED, given])
+    configuration.load([*NEEDED, given])

@@ -16,11 +16,12 @@ from verl import DataProto
 from tests.ml.trainer.replicas_in_memory import Memory, Recorded, Replica
 from tests.ml.trainer.runs_in_memory import Trained, trainer
 from tests.ml.trainer.test_exported import Recorder
-from verl_omni.trainer import checkpoints, replica_updates, watched_call
-from verl_omni.trainer.exported import TrainerMetrics
 from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
-from verl_omni.trainer.replica_reports import JoinTimes
-from verl_omni.trainer.replica_updates import ReplicaUpdates
+from verl_omni.trainer.metrics.exported import TrainerMetrics
+from verl_omni.trainer.replicas import replica_updates
+from verl_omni.trainer.replicas.replica_reports import JoinTimes
+from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
+from verl_omni.trainer.run import checkpoints, watched_call
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 pytestmark = pytest.mark.slow  # composes all settings for each

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_omni.agent_loop.sampling import maybe_per_rollout_seeds
-from verl_omni.trainer.sample_generation import training_prompts
+from verl_omni.trainer.generation.sample_generation import training_prompts
 from verl_omni.utils.seeds import hashed_seed, row_seed, sample_seeds
 
 ROWS: list[dict[str, Any]] = [{"raw_prompt": "a"}, {"raw_prompt": "b"}]

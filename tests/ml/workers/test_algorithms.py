@@ -12,8 +12,8 @@ import torch
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer import settings
-from verl_omni.trainer.sample_generation import ScoredSamples
+from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.registry import ACTOR, ALGORITHMS, optimizer_steps
@@ -32,7 +32,7 @@ NFT, DPO, GUARD, DPPO = (
 
 
 def load(*overrides: str) -> Any:
-    return settings.load([*REQUIRED, *overrides])
+    return configuration.load([*REQUIRED, *overrides])
 
 
 def loss_of(config: Any) -> Any:
@@ -49,7 +49,7 @@ def test_the_settings_file_of_an_algorithm_has_the_defaults_of_its_type(name: st
 
 
 def test_each_settings_file_belongs_to_a_registered_algorithm() -> None:
-    files = (Path(settings.__file__).parent / "config" / "loss").glob("*.yaml")
+    files = (Path(configuration.__file__).parents[1] / "config" / "loss").glob("*.yaml")
     assert {file.stem for file in files} == set(ALGORITHMS)
 
 
@@ -69,21 +69,23 @@ def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
     }  # fmt: skip
     given = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
     written = [*given, *(f"{name}={value}" for name, value in of_others.items())]
-    config = settings.load(written)
+    config = configuration.load(written)
     names = [name.lstrip("+") for name in of_others]
     unread = [name for name in names if OmegaConf.select(config, name, default="absent") == "absent"]
     assert 0 < len(unread) < len(names)
-    assert settings.without_effect(written, config) == dict.fromkeys(unread, f"loss_mode={loss} does not read it")
-    assert settings.without_effect(given, config) == {}
+    assert configuration.without_effect(written, config) == dict.fromkeys(unread, f"loss_mode={loss} does not read it")
+    assert configuration.without_effect(given, config) == {}
 
 
 def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
-    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting; did you mean .*mix_beta\?"):
+    with pytest.raises(
+        configuration.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting; did you mean .*mix_beta\?"
+    ):
         load(NFT, f"{LOSS}.mix_bta=0.1")
-    with pytest.raises(settings.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting"):
+    with pytest.raises(configuration.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting"):
         load(f"{LOSS}.mix_bta=0.1")
     with pytest.raises(
-        settings.SettingsError, match="no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo"
+        configuration.SettingsError, match="no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo"
     ):
         load(f"{LOSS}.loss_mode=ppo")
 
@@ -144,7 +146,7 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], said: str) -> None:
-    with pytest.raises(settings.SettingsError, match=said):
+    with pytest.raises(configuration.SettingsError, match=said):
         load(*overrides)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from verl_omni.algos import flow_matching
-from verl_omni.trainer import metrics
+from verl_omni.trainer.metrics import step_metrics
 from verl_omni.utils.sample_store import SharedRows
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -228,7 +228,7 @@ def test_dpo_measures_the_pairs_with_a_preference_only(model_folder: Path) -> No
     found = algorithm.metrics(actor.update(compared() | one))
     assert found["actor/accuracy"] == 1 and found["actor/preferred_fraction"] == 0.5
     ranks = [actor.update(compared() | given) for given in (none, one)]
-    over_ranks = algorithm.metrics(metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
+    over_ranks = algorithm.metrics(step_metrics.over_ranks({name: [each[name] for each in ranks] for name in ranks[0]}))
     assert over_ranks["actor/accuracy"] == 1 and over_ranks["actor/preferred_fraction"] == 0.25
     alone = algorithm.metrics(ranks[1])
     assert over_ranks["actor/margin"] == pytest.approx(alone["actor/margin"])

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from verl_omni.models.tiny import make_tiny_sd3, make_tiny_wan
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.trainer import metrics, rank_rows
+from verl_omni.trainer.generation import rank_rows
+from verl_omni.trainer.metrics import step_metrics
 from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms import reference_loss
@@ -311,8 +312,8 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
     algorithm = training_algorithm(case.loss_mode)
     for step, alone in enumerate(one):
         assert [rank[step].keys() for rank in ranks] == [alone.keys()] * len(ranks)
-        found = metrics.over_ranks({name: [rank[step][name] for rank in ranks] for name in alone})
-        wanted = algorithm.metrics(metrics.over_ranks({name: [value] for name, value in alone.items()}))
+        found = step_metrics.over_ranks({name: [rank[step][name] for rank in ranks] for name in alone})
+        wanted = algorithm.metrics(step_metrics.over_ranks({name: [value] for name, value in alone.items()}))
         assert algorithm.metrics(found) == pytest.approx(wanted, rel=5e-3, abs=1e-7, nan_ok=True), step
 
 

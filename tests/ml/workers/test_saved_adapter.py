@@ -17,8 +17,8 @@ from omegaconf import open_dict
 from safetensors.torch import load_file, save_file
 
 from ml.workers.tiny_actor import model_settings
-from verl_omni.trainer import model_settings as driver
-from verl_omni.trainer import number_ranges, settings
+from verl_omni.trainer.settings import configuration, number_ranges
+from verl_omni.trainer.settings import model_settings as driver
 from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, PEFT_FILE, PEFT_SETTINGS
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
@@ -113,7 +113,7 @@ LAYOUTS: dict[str, Callable[[Any, Path], Path]] = {
 
 def filled(base: Path, adapter: Path, *overrides: str) -> Any:
     """The settings of the model after the trainer's first check."""
-    config = settings.load(
+    config = configuration.load(
         [
             f"{MODEL}.path='{base}'", f"{MODEL}.lora_adapter_path='{adapter}'", "data.train_files=x.jsonl",
             "trainer.total_training_steps=1", *overrides,

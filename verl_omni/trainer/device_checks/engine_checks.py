@@ -68,13 +68,14 @@ class EngineChecks:
     def start_and_generate(self) -> str:
         """Ray, engine and trainer start, and the engine generates an image of each prompt with the first weights."""
         from verl_omni.models.tiny import make_tiny_sd3
-        from verl_omni.trainer import settings, startup
+        from verl_omni.trainer import startup
+        from verl_omni.trainer.settings import configuration
 
         model, prompts = self._folder / "model", self._folder / "prompts.jsonl"
         make_tiny_sd3(model)
         prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
         own = (f"data.train_files='{prompts}'", f"trainer.default_local_dir='{self._folder / 'run'}'")
-        self.config = settings.load([f"actor_rollout_ref.model.path='{model}'", *own, *SETTINGS])
+        self.config = configuration.load([f"actor_rollout_ref.model.path='{model}'", *own, *SETTINGS])
         startup.fit_to_machine(self.config, self.device != "cpu")
         phases: list[str] = []
         self._stack = startup.start(self.config, phases.append)
@@ -90,20 +91,21 @@ class EngineChecks:
         """A step on new samples: engine and trainer agree about them, and the gradient is finite and not 0."""
         from verl.utils.config import omega_conf_to_dataclass
 
-        from verl_omni.trainer import metrics, sample_generation
+        from verl_omni.trainer.generation import sample_generation
+        from verl_omni.trainer.metrics import step_metrics
         from verl_omni.workers.algorithms.base import training_algorithm
 
         rollout, step = self.config.actor_rollout_ref.rollout, self._version + 1
         prompts = sample_generation.training_prompts(ROWS, n=SAMPLES, step=step, version=self._version, seed=SEED)
         samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, prompts)
-        metrics.check_versions(samples.versions, self._version)
+        step_metrics.check_versions(samples.versions, self._version)
         if rollout.free_cache_engine:
             self._stack.weights.sleep_replicas()
         loss = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor.diffusion_loss)
         algorithm = training_algorithm(loss.loss_mode)
         batch = algorithm.training_batch(samples, loss, self.config, SEED)
         request = sample_generation.update_request(batch, samples.stored, algorithm.update_arguments(self.config, step))
-        found = metrics.over_ranks(self._stack.workers.update_actor(request).meta_info["metrics"])
+        found = step_metrics.over_ranks(self._stack.workers.update_actor(request).meta_info["metrics"])
         norm = found.get("actor/grad_norm", math.nan)
         require(math.isfinite(norm) and norm > 0, f"the norm of the gradient is {norm}")
         return (
@@ -126,7 +128,7 @@ class EngineChecks:
 
     def _generate(self) -> Any:
         """An image of each prompt, with the same noise every time, uint8 [B, 3, H, W]."""
-        from verl_omni.trainer import sample_generation
+        from verl_omni.trainer.generation import sample_generation
 
         prompts = sample_generation.evaluation_prompts(ROWS, seed=SEED, version=self._version)
         samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, prompts)

@@ -77,9 +77,10 @@ def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = No
 
 def load_settings(folder: Path, overrides: Sequence[str], device: str = "cpu") -> Any:
     """The trainer's settings for a model folder, on a device of this type."""
-    from verl_omni.trainer import settings, startup
+    from verl_omni.trainer import startup
+    from verl_omni.trainer.settings import configuration
 
-    config = settings.load([f"actor_rollout_ref.model.path={folder}", *SETTINGS, *overrides])
+    config = configuration.load([f"actor_rollout_ref.model.path={folder}", *SETTINGS, *overrides])
     if config.trainer.max_log_prob_difference is not None:
         config.trainer.max_log_prob_difference = math.inf  # the random batch has log-probabilities of no policy,
         config.trainer.max_velocity_difference = math.inf  # and velocities of none

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_omni.trainer import inputs, settings, startup
+from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import public_models
+from verl_omni.trainer.output import inputs
+from verl_omni.trainer.settings import configuration
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -54,7 +56,7 @@ def load_settings(overrides: Sequence[str], folder: Path, *, accelerator: bool) 
         FileNotFoundError, ValueError: the model is neither a folder in diffusers' layout nor a known model id, or its
             family is not supported.
     """
-    config = settings.load(overrides)
+    config = configuration.load(overrides)
     path = config.actor_rollout_ref.model.path
     if path in public_models.MODELS:
         public_models.write(path, folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import pools, scorer_devices
+from verl_omni.trainer.settings import pool_settings, scorer_devices
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -220,7 +220,7 @@ def _engines(config: DictConfig, accelerators: int, times: int = 1) -> str:
     rollout = config.actor_rollout_ref.rollout
     if rollout.nnodes > 0:
         return ""
-    engines = config.trainer.nnodes * accelerators // (times * pools.replica_size(rollout))
+    engines = config.trainer.nnodes * accelerators // (times * pool_settings.replica_size(rollout))
     return f"{ENGINES}{engines}"
 
 
@@ -229,7 +229,7 @@ def _can_be_split(config: DictConfig, divisible: int) -> bool:
     rollout = config.actor_rollout_ref.rollout
     count = rollout.n_gpus_per_node if rollout.nnodes > 0 else config.trainer.n_gpus_per_node
     whole = divisible % (2 * rollout.tensor_model_parallel_size) == 0
-    return bool(_on_accelerators(rollout) and whole and count % (2 * pools.replica_size(rollout)) == 0)
+    return bool(_on_accelerators(rollout) and whole and count % (2 * pool_settings.replica_size(rollout)) == 0)
 
 
 def _divides_batch(config: DictConfig, ranks: int) -> bool:

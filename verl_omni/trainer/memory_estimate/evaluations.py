@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer import run_length
+from verl_omni.trainer.data import run_length
 
 STEPS = "num_inference_steps"
 

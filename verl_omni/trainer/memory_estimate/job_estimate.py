@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from verl_omni.trainer import generation_ahead, pools, scorer_devices, tensor_split
+from verl_omni.trainer.generation import generation_ahead
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, reward_memory, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
@@ -26,7 +26,8 @@ from verl_omni.trainer.memory_estimate.sample_tensors import (
 )
 from verl_omni.trainer.memory_estimate.sharding import FLOAT32
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
-from verl_omni.trainer.process_counts import BATCHES_IN_FLIGHT
+from verl_omni.trainer.settings import pool_settings, scorer_devices, tensor_split
+from verl_omni.trainer.settings.process_counts import BATCHES_IN_FLIGHT
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -98,7 +99,9 @@ class JobEstimator:
             return JobEstimate(setup, trainer, engine, estimate(setup, trainer, engine), divisible=divisible)
         in_flight = min(BATCHES_IN_FLIGHT * engine.batch, samples)
         each = stored.total(1, 1) + setup.pixels
-        pool = RolloutPool(rollout.nnodes, rollout.n_gpus_per_node, pools.replica_size(rollout), in_flight * each)
+        pool = RolloutPool(
+            rollout.nnodes, rollout.n_gpus_per_node, pool_settings.replica_size(rollout), in_flight * each
+        )
         own, standalone = estimate_pools(setup, pool, trainer, engine)
         return JobEstimate(setup, trainer, engine, own, pool, standalone, divisible)
 
@@ -122,7 +125,7 @@ def _engine(
 ) -> tuple[EngineMemory, int]:  # fmt: skip
     """Memory of an engine, and the samples that it generates, in training or in an evaluation, whichever are more."""
     rollout = config.actor_rollout_ref.rollout
-    replicas = pools.replicas(rollout) or max(1, setup.ranks // pools.replica_size(rollout))
+    replicas = pool_settings.replicas(rollout) or max(1, setup.ranks // pool_settings.replica_size(rollout))
     training, evaluated = math.ceil(setup.samples / replicas), 0
     if setup.evaluates:
         count = evaluations.count_samples(config)

@@ -10,7 +10,7 @@ from typing import Any
 from verl_omni.trainer.report import page, plots, statements
 from verl_omni.trainer.report.description import text
 from verl_omni.trainer.report.run_data import Run, load
-from verl_omni.trainer.run_folder import atomic_write
+from verl_omni.trainer.run.run_folder import atomic_write
 
 MOST_RUNS = len(plots.RUN_COLORS)
 # Settings that name a run and say nothing about it.

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 from verl_omni.trainer.report import plots, statements
 from verl_omni.trainer.report.description import describe, describe_evaluations
 from verl_omni.trainer.report.run_data import Image, Line, Run, load
-from verl_omni.trainer.run_folder import atomic_write
+from verl_omni.trainer.run.run_folder import atomic_write
 
 SMALL = 128  # pixels; narrower images are enlarged without smoothing
 MOST_ROWS = 12  # a longer table is folded

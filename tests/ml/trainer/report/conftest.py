@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, Sample
 
 PROMPTS = ("a <b>cat</b>", 'a "dog" & a cat')
 SETTINGS = {

@@ -16,7 +16,7 @@ import torch
 
 from verl_omni.trainer import report
 from verl_omni.trainer.report import comparison
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, Sample
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-port=0",

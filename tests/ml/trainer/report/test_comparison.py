@@ -12,7 +12,7 @@ import torch
 from verl_omni.trainer.report import comparison, plots
 from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.run_data import Event, Image, Line, Run, load
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, Sample
 
 
 def image(prompt: str, seed: int = 0) -> Image:

@@ -17,7 +17,7 @@ from verl_omni.trainer.report.__main__ import main
 from verl_omni.trainer.report.page import image_rows, image_size, render
 from verl_omni.trainer.report.plots import MOST_BARS
 from verl_omni.trainer.report.run_data import Event, Image, Run, load
-from verl_omni.trainer.run_folder import RunFolder, Sample
+from verl_omni.trainer.run.run_folder import RunFolder, Sample
 
 pytestmark = pytest.mark.slow  # renders a page for each test
 PLOTS = 8

@@ -1,0 +1,127 @@
+"""PURE: joins the rules of each object of a schema into one, which costs the API server less.
+
+The API server evaluates every rule of a job at each write of it, also of its status. What costs there is not a rule's
+logic: to look up a field copies the schema of the object around it, and to evaluate a rule at all takes as long as a
+few of those. So the rules of an object become one, which looks up what several of them read only once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_operator.api.base import VALIDATIONS
+
+Schema = dict[str, Any]
+Rule = Mapping[str, str]
+# A field that a rule reads, or whose presence it tests.
+PATH = re.compile(r"(?P<test>has\()?(?P<path>\bself(?:\.\w+)+)")
+# The test for an optional field, after which a rule is evaluated for few jobs only.
+TEST = re.compile(r"!has\([^)]*\) \|\| ")
+OLD = "oldSelf"
+# What a name costs, in copied fields: a list of one value, and a loop over it.
+NAME_COSTS = 20
+# A joined rule has each condition twice, the second time for its message; of a longer rule that would be too much.
+LONGEST = 1000
+
+
+def join_rules(schema: Schema, at: str = "") -> Schema:
+    """The schema with at most one rule for each object that is about its present state and not very long.
+
+    A joined rule accepts what all of its rules accept. Its message has those of all rules that are broken, each with
+    the path of its field.
+
+    Args:
+        at: path of the schema's object, as `spec.rollout`.
+    """
+    made = dict(schema)
+    if "properties" in made:
+        made["properties"] = {
+            name: join_rules(inner, f"{at}.{name}".strip(".")) for name, inner in made["properties"].items()
+        }
+    for name in ("items", "additionalProperties"):
+        if isinstance(made.get(name), dict):
+            made[name] = join_rules(made[name], f"{at}[]" if name == "items" else f"{at}.*")
+    rules = made.get(VALIDATIONS, ())
+    # A rule about a change is not evaluated at a creation: it cannot be joined with others.
+    parts = [rule for rule in rules if OLD not in rule["rule"] and len(rule["rule"]) <= LONGEST]
+    if len(parts) > 1:
+        made[VALIDATIONS] = [_joined(parts, schema, at), *(rule for rule in rules if rule not in parts)]
+    return made
+
+
+def _joined(rules: Sequence[Rule], schema: Schema, at: str) -> Rule:
+    # By concatenation, because the API server cannot bound the cost of `join`.
+    said = " + ".join(f"(({rule['rule']}) ? '' : {_quoted(_text(rule, at))})" for rule in rules)
+    return {
+        "rule": _with_names([rule["rule"] for rule in rules], schema),
+        # For the case that the expression fails, as the rule then does.
+        "message": f"rules of {at or 'the job'} are broken; `drl validate` names them",
+        "messageExpression": said,
+    }
+
+
+def _quoted(text: str) -> str:
+    """The text as a literal of CEL, whose strings in double quotes are those of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _text(rule: Rule, at: str) -> str:
+    """The message as a sentence that begins with the path of the field, and the space that separates it from others."""
+    field = rule.get("fieldPath", "")
+    # Of an item or a value of a map only the API server knows the whole path, and it shows that of the object.
+    path = field.strip(".") if {"[", "*"} & set(at) else f"{at}{field}"
+    return f"{path}: {rule['message']}. " if field else f"{rule['message']}. "
+
+
+def _with_names(rules: Sequence[str], schema: Schema) -> str:
+    """All of the rules, with a name for each field that they look up several times and every object has."""
+    parts = [_split(rule) for rule in rules]
+    counted = Counter(path for first, _ in parts for found in PATH.finditer(first) for path in _reads(found))
+    # The outer fields first: the others are looked up in them.
+    names = {
+        path: "_".join(path.split(".")[1:])
+        for path in sorted(counted, key=lambda path: path.count("."))
+        if (counted[path] - 1) * _copied_fields(path, schema) > NAME_COSTS
+    }
+    made = " && ".join(f"({PATH.sub(lambda found: _renamed(found, names), first)}{rest})" for first, rest in parts)
+    for path, name in reversed(names.items()):
+        around, _, field = path.rpartition(".")
+        made = f"[{names.get(around, around)}.{field}].all({name}, {made})"
+    return made
+
+
+def _split(rule: str) -> tuple[str, str]:
+    """What is evaluated of a rule for most jobs, and the rest.
+
+    The rest has no names, also because the API server bounds the cost of text only if its path begins with `self`.
+    """
+    found = TEST.search(rule)
+    return (rule[: found.end()], rule[found.end() :]) if found else (rule, "")
+
+
+def _reads(found: re.Match[str]) -> list[str]:
+    """The fields that a path leads through, the outermost first, and its last one unless its presence is tested."""
+    steps = found["path"].split(".")
+    return [".".join(steps[:count]) for count in range(2, len(steps) + (found["test"] is None))]
+
+
+def _renamed(found: re.Match[str], names: Mapping[str, str]) -> str:
+    """What was found, with the name of the last field on the way that has one."""
+    for path in reversed(_reads(found)):
+        if path in names:
+            return f"{found['test'] or ''}{names[path]}{found['path'].removeprefix(path)}"
+    return found[0]
+
+
+def _copied_fields(path: str, schema: Schema) -> int:
+    """The fields of schemas that the last step of a path copies; 0 if there are objects without that field."""
+    around = schema
+    for name in path.split(".")[1:]:
+        around, schema = schema, schema.get("properties", {}).get(name, {})
+        if name not in around.get("required", ()) and "default" not in schema:
+            return 0
+    return 2 * len(around["properties"]) + len(schema.get("properties", ()))

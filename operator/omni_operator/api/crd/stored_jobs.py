@@ -1,0 +1,57 @@
+"""PURE: rules of a spec that a stored job may break, which was valid before a newer definition (CRD) had them.
+
+The API server evaluates the rules of an object at each change of it, so such a job could not even be suspended.
+`optionalOldSelf`, which Kubernetes has for this, needs version 1.30. So each rule of the spec becomes two:
+
+- a job that is created obeys it. It is the one that has no status: the API server drops that of a new job;
+- a spec that obeyed it still does after a change.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from omni_operator.api.base import VALIDATIONS
+
+from .joined_rules import OLD, Rule, Schema
+
+STORED = "has(self.status)"
+_SELF, _NAMED = re.compile(r"\bself\b"), re.compile(r"\[self\.")
+
+
+def spare_stored(schema: Schema) -> Schema:
+    """The schema of jobs, whose rules are joined already, with the rules of the spec as rules of creations and changes.
+
+    Those of the job itself, about its name, which never changes, become rules of creations.
+    """
+    spec = schema["properties"]["spec"]
+    rules = spec.get(VALIDATIONS, ())
+    kept = {**spec, VALIDATIONS: [_for_changes(rule) if is_present(rule) else rule for rule in rules]}
+    own = [_for_creations(rule, rule["rule"]) if is_present(rule) else rule for rule in schema.get(VALIDATIONS, ())]
+    moved = [_for_creations(_moved(rule), _in_spec(rule["rule"])) for rule in rules if is_present(rule)]
+    return {**schema, "properties": {**schema["properties"], "spec": kept}, VALIDATIONS: [*own, *moved]}
+
+
+def is_present(rule: Rule) -> bool:
+    """Whether a rule is about the present state, and not about a change."""
+    return OLD not in rule["rule"]
+
+
+def _for_changes(rule: Rule) -> dict[str, str]:
+    return {**rule, "rule": f"({rule['rule']}) || !({_SELF.sub(OLD, rule['rule'])})"}
+
+
+def _for_creations(rule: Rule, condition: str) -> dict[str, str]:
+    return {**rule, "rule": f"{STORED} || ({condition})"}
+
+
+def _in_spec(condition: str) -> str:
+    """A condition of the spec as one of the job. What has names is looked up in the spec, which is looked up once."""
+    return f"[self.spec].all(spec, {_SELF.sub('self.spec', _NAMED.sub('[spec.', condition))})"
+
+
+def _moved(rule: Rule) -> dict[str, Any]:
+    """The messages of a rule of the spec as those of a rule of the job."""
+    made = {**rule, "fieldPath": f".spec{rule.get('fieldPath', '')}"}
+    return {name: _SELF.sub("self.spec", text) if name == "messageExpression" else text for name, text in made.items()}

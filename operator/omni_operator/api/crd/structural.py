@@ -1,0 +1,101 @@
+"""PURE: conversion of pydantic's JSON schema to a structural schema for a CRD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.api.base import VALIDATIONS, Cel
+
+Schema = dict[str, Any]
+# Keywords that a CRD may contain. Others are converted to these, dropped, or an error.
+KEPT = {
+    "type", "description", "default", "enum", "format", "pattern", "required", "properties", "items",
+    "additionalProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+}  # fmt: skip
+DROPPED = {"title", "$defs", "examples"}
+KEYS = {"patternProperties", "propertyNames"}
+EXTENSION = "x-kubernetes-"
+
+
+class NotStructural(ValueError):
+    """A model uses something that a CRD cannot express."""
+
+
+def structural(schema: Schema) -> Schema:
+    """Return the schema without references, unions with null, titles and other keywords that a CRD may not contain.
+
+    A nullable field becomes an optional field: the API server drops nulls of such fields, and so do our models.
+
+    Raises:
+        NotStructural: a CRD cannot express the schema.
+    """
+    return _node(schema, schema.get("$defs", {}), "")
+
+
+def _node(given: Schema, definitions: Schema, at: str) -> Schema:
+    node = _merged(given, definitions, at)
+    made: Schema = {}
+    for key, value in node.items():
+        if key in KEPT or key.startswith(EXTENSION):
+            made[key] = value
+        elif key == "const":
+            made["enum"] = [value]
+        elif key not in DROPPED | KEYS:
+            raise NotStructural(f"{at or 'the root'}: {key}")
+    _keys_of_a_map(node, made)
+    for limit, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        # In a CRD these are flags next to the limit, as in draft 4 of JSON schema.
+        if strict in made and not isinstance(made[strict], bool):
+            made[limit], made[strict] = made[strict], True
+    if "properties" in made:
+        made["properties"] = {
+            name: _node(inner, definitions, f"{at}.{name}") for name, inner in made["properties"].items()
+        }
+        made.pop("additionalProperties", None)
+        if made.get("default") is not None:
+            # Complete, because rules are evaluated on defaults before the fields' own defaults are filled in.
+            fields = made["properties"].items()
+            made["default"] = {name: inner["default"] for name, inner in fields if "default" in inner}
+    elif isinstance(made.get("additionalProperties"), dict):
+        made["additionalProperties"] = _node(made["additionalProperties"], definitions, f"{at}.*")
+    if "items" in made:
+        made["items"] = _node(made["items"], definitions, f"{at}[]")
+    if made.get("default", "") is None:
+        del made["default"]
+    return _named(made)
+
+
+def _keys_of_a_map(node: Schema, made: Schema) -> None:
+    """A pattern for keys becomes a rule, because a CRD has none."""
+    for pattern, values in node.get("patternProperties", {}).items():
+        made["additionalProperties"] = values
+        rule = f"self.all(key, key.matches(r'{pattern}'))"
+        made[VALIDATIONS] = [*made.get(VALIDATIONS, []), Cel(rule, f"keys must match `{pattern}`").entry()]
+
+
+def _merged(node: Schema, definitions: Schema, at: str) -> Schema:
+    """A node merged with its reference, or with its one type besides null; the node's own keywords win."""
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        rest = {key: value for key, value in node.items() if key != "$ref"}
+        return _joined(_merged(definitions[name], definitions, at), rest)
+    if "anyOf" in node:
+        kinds = [kind for kind in node["anyOf"] if kind != {"type": "null"}]
+        if len(kinds) != 1:
+            raise NotStructural(f"{at}: one of {len(kinds)} kinds")
+        rest = {key: value for key, value in node.items() if key != "anyOf"}
+        return _joined(_merged(kinds[0], definitions, at), rest)
+    return node
+
+
+def _joined(inner: Schema, outer: Schema) -> Schema:
+    both = [*inner.get(VALIDATIONS, []), *outer.get(VALIDATIONS, [])]
+    return {**inner, **outer, **({VALIDATIONS: both} if both else {})}
+
+
+def _named(node: Schema) -> Schema:
+    """Lists are atomic unless they have keys: server-side apply replaces them as a whole."""
+    if node.get("type") == "array":
+        node.setdefault("x-kubernetes-list-type", "atomic")
+    return node

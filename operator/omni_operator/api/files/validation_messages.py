@@ -1,0 +1,156 @@
+"""PURE: pydantic's validation errors as messages that name the field and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from omni_operator.api.base import RULE
+from omni_operator.api.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from .yaml_document import Path
+
+KINDS = {
+    "string_type": "a string", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
+    "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
+    "tuple_type": "a list", "list_type": "a list", "int_from_float": "a whole number",
+    "finite_number": "a finite number",
+}  # fmt: skip
+BOUNDS = {
+    "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"), "less_than": ("lt", "less than"),
+    "multiple_of": ("multiple_of", "a multiple of"),
+}  # fmt: skip
+PARSED = {
+    "int_parsing": "a whole number", "int_parsing_size": "a whole number with fewer digits", "float_parsing": "a number"
+}  # fmt: skip
+NAMES = 8
+
+
+def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Path, str]]:
+    """The path and the message of every error."""
+    details = error.errors()
+    for detail in details:
+        path: Path = tuple(detail["loc"])
+        if detail["type"] == "too_short" and any(_below(other["loc"], path) for other in details):
+            continue  # pydantic does not count items that failed; their own errors are listed
+        if detail["type"] == RULE:
+            for violation in detail["ctx"]["violations"]:
+                yield path + violation.at, violation.text
+        else:
+            yield path, _message(dict(detail), path, root)
+
+
+def _below(inner: Path, outer: Path) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
+
+
+def format_path(path: Path) -> str:
+    """`("spec", "reward", "scorers", 0)` -> `spec.reward.scorers[0]`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".") or "the job"
+
+
+def _message(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
+    if kind == "extra_forbidden":
+        return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
+    if kind == "missing":
+        return "must be given" + _description(root, path)
+    if kind == "literal_error":
+        choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        one_of = f"{given!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
+        return one_of + (did_you_mean(str(given), choices) if len(choices) > 1 else f", not {given!r}")
+    if kind in BOUNDS:
+        return f"{given!r} must be {_bound(kind, context)}"
+    if kind in KINDS:
+        return f"must be {KINDS[kind]}, not {_shown(given)}"
+    if kind == "string_pattern_mismatch":
+        return f"{given!r} has the wrong format" + _description(root, path)
+    if kind in ("string_too_long", "too_long"):
+        return f"is too long: at most {context['max_length']}"
+    if kind in ("string_too_short", "too_short"):
+        return f"is too short: at least {context['min_length']}"
+    return _own_words(detail)
+
+
+def describe_value(detail: Mapping[str, Any]) -> str:
+    """The message of an error in a value that was given as text, such as that of an option.
+
+    Args:
+        detail: an error of pydantic.
+    """
+    kind, given = detail["type"], detail["input"]
+    if kind in BOUNDS:
+        return f"{given} must be {_bound(kind, detail['ctx'])}"
+    if kind in PARSED:
+        return f"{given!r} is not {PARSED[kind]}"
+    return _own_words(detail)
+
+
+def _bound(kind: str, context: Mapping[str, Any]) -> str:
+    key, words = BOUNDS[kind]
+    bound = context[key]
+    return f"{words} {bound}" if isinstance(bound, int) else f"{words} {bound:g}"
+
+
+def _own_words(detail: Mapping[str, Any]) -> str:
+    return str(detail["msg"]).removeprefix("Value error, ")
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case bool():
+            return str(value).lower()
+        case _:
+            return repr(value)
+
+
+def _nearest_or_all(name: str, valid: list[str]) -> str:
+    if not valid:
+        return ""
+    more = ", ..." if len(valid) > NAMES else ""
+    return did_you_mean(name, valid) or f"; valid fields: {', '.join(valid[:NAMES])}{more}"
+
+
+def fields_at(root: type[BaseModel], path: Path) -> list[str]:
+    """YAML names of the fields that the mapping at `path` may have."""
+    model = _model_at(root, path)
+    return [info.alias or name for name, info in model.model_fields.items()] if model else []
+
+
+def _description(root: type[BaseModel], path: Path) -> str:
+    model = _model_at(root, path[:-1])
+    for name, info in model.model_fields.items() if model else ():
+        if path and path[-1] in (name, info.alias) and info.description:
+            text = info.description.rstrip(".")
+            return f": {text}" if text[:2].isupper() else f": {text[0].lower()}{text[1:]}"  # not "aPI version"
+    return ""
+
+
+def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = root
+    for step in path:
+        if isinstance(step, int):
+            continue  # the annotation of a list names the model of its items
+        found = [
+            info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)
+        ] if model else []  # fmt: skip
+        model = next(_models_in(found[0]), None) if found else None
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

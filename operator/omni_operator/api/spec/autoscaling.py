@@ -1,0 +1,95 @@
+"""`autoscaling` of rollout and reward pods: how many of them an attempt has, by what waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import Field
+from typing_extensions import override
+
+from omni_operator.api.base import Cel, StrictModel, Violation
+
+NO_RANGE = "must not be less than minReplicas"
+
+
+class Autoscaling(StrictModel):
+    """Limits of the number of pods, and how long fewer must have been enough."""
+
+    min_replicas: int = Field(default=1, ge=1, le=1024, description="Minimum number of pods.")
+    max_replicas: int = Field(ge=1, le=1024, description="Maximum number of pods.")
+    stabilization_seconds: int = Field(
+        default=300,
+        ge=1,
+        le=3600,
+        description="Pods are removed when fewer have been enough for so long. Longer than a training step, or each "
+        "update removes them.",
+    )
+
+    cel = (Cel("self.minReplicas <= self.maxReplicas", NO_RANGE, ".maxReplicas"),)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.min_replicas > self.max_replicas:
+            yield Violation(("maxReplicas",), f"is {self.max_replicas}: {NO_RANGE}, which is {self.min_replicas}")
+
+
+class RolloutAutoscaling(Autoscaling):
+    """How many rollout pods an attempt has, by the samples that wait for generation. Separate and cluster only."""
+
+    samples_per_replica: int = Field(
+        ge=1,
+        le=1_000_000,
+        description="Samples for one rollout pod, of those that are not generated yet: with more for each, pods are "
+        "added.",
+    )
+
+
+class JudgeAutoscaling(Autoscaling):
+    """How many reward pods an attempt has, by the requests that wait for the judge. Separate and cluster only."""
+
+    requests_per_replica: int = Field(
+        ge=1,
+        le=1_000_000,
+        description="Requests for one reward pod, of those that the judge has not answered yet: with more for each, "
+        "pods are added.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalingRules:
+    """Rules of a model with the fields `placement`, `replicas` and `autoscaling`, which is for Separate only.
+
+    Attributes:
+        field: of the model, as `spec.rollout`.
+        instead: how to change `replicas` without autoscaling.
+    """
+
+    field: str
+    instead: str
+
+    @property
+    def out_of_range(self) -> str:
+        """What is wrong with `replicas` at the start of an attempt."""
+        return f"must be from {self.field}.autoscaling.minReplicas to {self.field}.autoscaling.maxReplicas"
+
+    def cel(self) -> Iterator[Cel]:
+        """The rules for the API server."""
+        yield Cel(
+            "self.placement != 'Separate' || !has(self.autoscaling) || "
+            "(self.replicas >= self.autoscaling.minReplicas && self.replicas <= self.autoscaling.maxReplicas)",
+            self.out_of_range,
+            ".replicas",
+        )
+        # The scale subresource changes replicas too, so an autoscaler of Kubernetes is refused with this message.
+        yield Cel(
+            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+            f"cannot change while {self.field}.autoscaling does: remove it to scale with {self.instead}",
+            ".replicas",
+        )
+
+    def violations(self, replicas: int, given: Autoscaling | None) -> Iterator[Violation]:
+        """What is wrong with these values of the fields."""
+        if given is not None and not given.min_replicas <= replicas <= given.max_replicas:
+            text = f"is {replicas}: {self.out_of_range}, {given.min_replicas} to {given.max_replicas}"
+            yield Violation(("replicas",), text)

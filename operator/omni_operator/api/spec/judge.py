@@ -1,0 +1,107 @@
+"""`spec.reward.model`: a vision-language judge that the job serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from omni_operator.api.base import Cel, Line, SeparateOnly, StrictModel, Violation, remote_scheme
+
+from .autoscaling import AutoscalingRules, JudgeAutoscaling
+from .model import MODEL_ID, NO_HOME, NO_URL
+from .platform import PoolScheduling
+from .pod_template import PodTemplate
+from .pods import Accelerator, PodReplacement, Resources, SharedMemory
+
+OF_OWN_PODS = SeparateOnly(
+    ("autoscaling", "updateStrategy", "accelerator", "resources", "sharedMemory", "scheduling", "podTemplate"),
+    "must not be given with placement Colocated: the judge runs in the trainer's pods; write Separate",
+)
+ALL_PODS = "must be 1 with placement Colocated: the judge uses all accelerators of the trainer; write Separate"
+AUTOSCALED = AutoscalingRules("spec.reward.model", "kubectl edit")
+
+
+class JudgeModel(StrictModel):
+    """A vision-language model, served by vLLM, that scorers without a base_url ask."""
+
+    base: Line = Field(
+        description="The model: a folder, relative to the folder of this file, or a Hugging Face model id, "
+        "'owner/name'. Every pod downloads an id, into spec.model.cache if given; a local run reads it from the hub "
+        "cache."
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="Accelerators of one replica; each pod or machine has as many as fit."
+    )
+    placement: Literal["Colocated", "Separate"] = Field(
+        default="Colocated",
+        description="Colocated: on the trainer's accelerators, where it sleeps but for the scoring of a batch. "
+        "Separate: in reward pods, on accelerators of its own, where it scores while samples are generated.",
+    )
+    replicas: int = Field(
+        default=1, ge=1, le=1024, description="Number of reward pods, which may change while the job runs. In a local "
+        "run, all accelerators are of one machine. Separate only.",
+    )  # fmt: skip
+    autoscaling: JudgeAutoscaling | None = Field(
+        default=None,
+        description="Changes the number of reward pods of the running attempt, which starts with replicas. Separate "
+        "and cluster only.",
+    )
+    update_strategy: PodReplacement | None = Field(
+        default=None,
+        description="How reward pods are replaced when resources, sharedMemory, scheduling or podTemplate change while "
+        "an attempt runs. Default: one at a time. Separate and cluster only.",
+    )
+    accelerator: Accelerator | None = Field(
+        default=None,
+        description="Accelerators of one reward pod. Default: those of the trainer. Separate only.",
+    )
+    resources: Resources | None = Field(
+        default=None,
+        description="Requests and limits of a reward pod; accelerators and sharedMemory are added. Default: requests "
+        "of 1 CPU and 4Gi, no limits. Separate and cluster only.",
+    )
+    shared_memory: SharedMemory | None = Field(
+        default=None, description="/dev/shm of a reward pod. Default: sizeLimit 2Gi. Separate and cluster only."
+    )
+    scheduling: PoolScheduling | None = Field(
+        default=None, description="Scheduling of the reward pods. Separate and cluster only."
+    )
+    pod_template: PodTemplate | None = Field(
+        default=None,
+        description="Strategic merge patch for the template of the reward pods, such as the volume with the model. "
+        "Separate and cluster only.",
+    )
+
+    cel = (
+        Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
+        Cel("!self.base.contains('://')", NO_URL, ".base"),
+        Cel("self.replicas == 1 || self.placement == 'Separate'", ALL_PODS, ".replicas"),
+        *AUTOSCALED.cel(),
+        *OF_OWN_PODS.cel(),
+    )
+
+    @property
+    def separate(self) -> bool:
+        """Whether the judge has pods of its own."""
+        return self.placement == "Separate"
+
+    @property
+    def base_is_folder(self) -> bool:
+        """Whether `base` names a folder and not a model id."""
+        return MODEL_ID.match(self.base) is None
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.base.startswith("~"):
+            yield Violation(("base",), NO_HOME)
+        if scheme := remote_scheme(self.base):
+            yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")
+        yield from AUTOSCALED.violations(self.replicas, self.autoscaling)
+        if self.separate:
+            return
+        if self.replicas != 1:
+            yield Violation(("replicas",), f"is {self.replicas}: {ALL_PODS}")
+        yield from OF_OWN_PODS.violations(self)

@@ -1,0 +1,139 @@
+"""`spec.model`: the model to train."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+from typing_extensions import override
+
+from omni_operator.api.base import S3_URL, Cel, Line, StrictModel, Violation, immutable, is_in_store, remote_scheme
+
+from .pods import ClaimReference, KeyReference
+
+NO_URL = "write a folder, a model id 'owner/name' or s3://BUCKET/FOLDER"
+# Two names with one slash between them. A path of that form needs a dot in front.
+MODEL_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+NOT_FETCHED = "has no effect: spec.model.base is not a model id like 'owner/name'; remove this field"
+NOT_CACHED = "has no effect: spec.model.base is a folder, which is not downloaded; remove this field"
+ALL_LINEAR = "all-linear"
+NOT_ALONE = f"{ALL_LINEAR} is all layers; write it alone, or list suffixes"
+NO_ADAPTER = "has no effect: spec.model.lora.enabled is false; remove this field"
+NO_ADAPTER_URL = "write the path of a folder or file"
+NO_HOME = "write the whole path: '~' is a different folder on another machine"
+
+
+class Lora(StrictModel):
+    """LoRA adapter."""
+
+    enabled: bool = Field(
+        default=True, description="true: train a LoRA adapter. false: train all weights of the transformer."
+    )
+    start_from: Line | None = Field(
+        default=None,
+        description="Adapter that training starts from, of peft, diffusers or an earlier run (checkpoints/step_NNNNNN/"
+        "lora): its folder or safetensors file, relative to the folder of this file. It gives rank, alpha and "
+        "targetModules; the base stays the reference of a KL loss. Default: a new adapter.",
+    )
+    rank: int | None = Field(
+        default=None, ge=1, le=512, description="Rank of the adapter. Default: 32, or that of startFrom."
+    )
+    alpha: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Scale of the adapter: its output x alpha / rank. Default: 64, or that of startFrom.",
+    )
+    target_modules: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
+        default=(),
+        max_length=64,
+        description="Suffixes of the linear layers to adapt, e.g. attn.to_q, or all-linear alone: all that the engine "
+        "can adapt. Default: the attention layers of the model's family, or those of startFrom.",
+    )
+
+    cel = (
+        Cel(f"!('{ALL_LINEAR}' in self.targetModules) || size(self.targetModules) == 1", NOT_ALONE, ".targetModules"),
+        Cel("!has(self.startFrom) || self.enabled", NO_ADAPTER, ".startFrom"),
+        Cel("!has(self.startFrom) || !self.startFrom.startsWith('~')", NO_HOME, ".startFrom"),
+        Cel("!has(self.startFrom) || !self.startFrom.contains('://')", NO_ADAPTER_URL, ".startFrom"),
+    )
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
+            yield Violation(("targetModules",), NOT_ALONE)
+        if self.start_from is None:
+            return
+        if not self.enabled:
+            yield Violation(("startFrom",), NO_ADAPTER)
+        if self.start_from.startswith("~"):
+            yield Violation(("startFrom",), NO_HOME)
+        if scheme := remote_scheme(self.start_from):
+            yield Violation(("startFrom",), f"{scheme}:// is not supported: {NO_ADAPTER_URL}")
+
+
+class Model(StrictModel):
+    """A diffusion model in diffusers' folder layout."""
+
+    base: Line = Field(
+        description="Base model: a folder, relative to the folder of this file, a Hugging Face model id, "
+        "'owner/name', or a folder in an S3-compatible store, s3://BUCKET/FOLDER. Write "
+        "'./folder/name' for a folder inside a folder.",
+        json_schema_extra=immutable("base"),
+    )
+    revision: Annotated[str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = (
+        Field(default=None, description="Branch, tag or commit of the model id. Default: main. Cluster only.")
+    )
+    token_secret_ref: KeyReference | None = Field(
+        default=None, description="Key of a Secret with the Hugging Face token, for a gated model id. Cluster only."
+    )
+    cache: ClaimReference | None = Field(
+        default=None,
+        description="PersistentVolumeClaim that keeps downloaded models for later pods. Default: every pod downloads. "
+        "Cluster only.",
+    )
+    lora: Lora = Field(default=Lora(), description="LoRA adapter.")
+
+    cel = (
+        *(
+            Cel(f"!has(self.{field}) || self.base.matches(r'{MODEL_ID.pattern}')", NOT_FETCHED, f".{field}")
+            for field in ("revision", "tokenSecretRef")
+        ),
+        Cel(
+            f"!has(self.cache) || self.base.matches(r'{MODEL_ID.pattern}') || self.base.matches(r'{S3_URL.pattern}')",
+            NOT_CACHED,
+            ".cache",
+        ),
+        Cel("!self.base.startsWith('~')", NO_HOME, ".base"),
+        Cel(f"!self.base.contains('://') || self.base.matches(r'{S3_URL.pattern}')", NO_URL, ".base"),
+    )
+
+    @property
+    def base_is_folder(self) -> bool:
+        """Whether `base` names a folder, which needs no download."""
+        return not self.base_is_id and not self.base_in_store
+
+    @property
+    def base_is_id(self) -> bool:
+        """Whether `base` is a model id of the Hugging Face hub."""
+        return MODEL_ID.match(self.base) is not None
+
+    @property
+    def base_in_store(self) -> bool:
+        """Whether `base` is a folder in an S3-compatible store."""
+        return is_in_store(self.base)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        for field, value in (("revision", self.revision), ("tokenSecretRef", self.token_secret_ref)):
+            if value is not None and not self.base_is_id:
+                yield Violation((field,), NOT_FETCHED)
+        if self.cache and self.base_is_folder:
+            yield Violation(("cache",), NOT_CACHED)
+        if self.base.startswith("~"):
+            yield Violation(("base",), NO_HOME)
+        if (scheme := remote_scheme(self.base)) and not self.base_in_store:
+            yield Violation(("base",), f"{scheme}:// is not supported: {NO_URL}")

@@ -1,0 +1,131 @@
+"""`spec.storage`, `spec.output`: access to object stores and the hub, and where results are sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+from typing_extensions import override
+
+from omni_operator.api.base import Cel, ObjectName, StrictModel, Violation
+
+FOLDER_URL, HUB_URL, S3_PREFIX = "file://", "hf://", "s3://"
+# The hub refuses names with two dots or hyphens in a row.
+_HUB_NAME = r"[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*"
+OUTPUT_URL = re.compile(
+    r"^(s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?|file:///[^/].*|"
+    rf"hf://{_HUB_NAME}/{_HUB_NAME}(/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?)$"
+)
+BAD_OUTPUT = (
+    "write s3://BUCKET/PREFIX, hf://OWNER/NAME for a model repository of the Hugging Face hub, or file:///FOLDER for "
+    "a folder"
+)
+NO_MODEL_REPOSITORY = re.compile(r"^hf://(buckets|datasets|kernels|models|spaces)/")
+ONLY_MODELS = "results are sent to model repositories only: write hf://OWNER/NAME"
+CLAIM_NEEDS_FOLDER = "has no effect unless spec.output.url is file:///FOLDER, where the claim is mounted"
+Endpoint = Annotated[
+    str, StringConstraints(max_length=1024, pattern=r"^https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?$")
+]
+
+
+UNUSED_STORE = (
+    "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url, and no hf:// one; remove it"
+)
+NO_REGION = "has no effect: only S3-compatible stores have regions, and there is no s3:// URL; remove it"
+_USES_S3 = (
+    "(self.model.base.startsWith('s3://') || (has(self.output) && self.output.url.startsWith('s3://')) || "
+    "self.data.train.exists(p, p.startsWith('s3://')) || "
+    "(has(self.data.validation) && self.data.validation.exists(p, p.startsWith('s3://'))))"
+)
+_USES_HUB = "(has(self.output) && self.output.url.startsWith('hf://'))"
+STORAGE_RULES = (  # of the spec
+    Cel(
+        "!has(self.storage.endpoint) && !has(self.storage.region) && !has(self.storage.secretName) || "
+        f"{_USES_S3} || {_USES_HUB}",
+        UNUSED_STORE,
+        ".storage",
+    ),
+    Cel(f"!has(self.storage.region) || {_USES_S3} || !{_USES_HUB}", NO_REGION, ".storage.region"),
+)
+
+
+class Storage(StrictModel):
+    """Access to S3-compatible stores, for the s3:// URLs of data, model and output, and to the Hugging Face hub, for
+    an output of hf://.
+    """
+
+    endpoint: Endpoint | None = Field(
+        default=None,
+        description="URL of an S3-compatible server, e.g. http://minio.store:9000, or with an output of hf://, of a "
+        "hub. Default: AWS, or https://huggingface.co.",
+    )
+    region: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9-]+$")] | None = Field(
+        default=None, description="Region. Default: AWS_REGION of the pod, else us-east-1."
+    )
+    secret_name: ObjectName | None = Field(
+        default=None,
+        description="Secret with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN if "
+        "needed; with an output of hf://, with the key HF_TOKEN, and then required. Default: none; the pods' identity, "
+        "e.g. of their service account. Cluster only: a local run takes the variables of these names.",
+    )
+
+    def find_problems(self, *, s3: bool, hub: bool) -> Iterator[Violation]:
+        """What is given and not used; relative to this model.
+
+        Args:
+            s3, hub: whether the job uses an S3-compatible store, and sends results to the hub.
+        """
+        if not s3 and not hub and (self.endpoint or self.region or self.secret_name):
+            yield Violation((), UNUSED_STORE)
+        if hub and not s3 and self.region:
+            yield Violation(("region",), NO_REGION)
+
+
+class Output(StrictModel):
+    """Where the trainer sends adapter, report and samples, after each checkpoint and at the end."""
+
+    url: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f?#]+$")] = Field(
+        description="s3://BUCKET/PREFIX, hf://OWNER/NAME for a model repository of the Hugging Face hub, which is "
+        "created if it is missing, and then private, or file:///FOLDER. Results are in a folder with the name of the "
+        "job there."
+    )
+    claim_name: ObjectName | None = Field(
+        default=None, description="PersistentVolumeClaim that is mounted at the folder of a file:// URL. Cluster only."
+    )
+    deadline_seconds: Annotated[int, Field(ge=10, le=86_400)] = Field(
+        default=600,
+        description="Seconds that sending may take, with retries. After it, a checkpoint's results give a warning, and "
+        "those of the end fail the attempt; they stay in the run folder.",
+    )
+
+    cel = (
+        Cel(f"self.url.matches(r'{OUTPUT_URL.pattern}')", BAD_OUTPUT, ".url"),
+        Cel(f"!self.url.matches(r'{NO_MODEL_REPOSITORY.pattern}')", ONLY_MODELS, ".url"),
+        Cel(f"!has(self.claimName) || self.url.startsWith('{FOLDER_URL}')", CLAIM_NEEDS_FOLDER, ".claimName"),
+    )
+
+    @property
+    def folder(self) -> str | None:
+        """The path of a file:// URL."""
+        return self.url.removeprefix(FOLDER_URL).rstrip("/") if self.url.startswith(FOLDER_URL) else None
+
+    @property
+    def in_s3(self) -> bool:
+        """Whether results are sent to an S3-compatible store."""
+        return self.url.startswith(S3_PREFIX)
+
+    @property
+    def in_hub(self) -> bool:
+        """Whether results are sent to a repository of the Hugging Face hub."""
+        return self.url.startswith(HUB_URL)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if not OUTPUT_URL.search(self.url):
+            yield Violation(("url",), BAD_OUTPUT)
+        if NO_MODEL_REPOSITORY.search(self.url):
+            yield Violation(("url",), ONLY_MODELS)
+        if self.claim_name and self.folder is None:
+            yield Violation(("claimName",), CLAIM_NEEDS_FOLDER)

@@ -1,0 +1,253 @@
+"""`spec.reward`: how images are scored."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, ValidationError, WithJsonSchema
+from typing_extensions import override
+
+from omni_operator.api.base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
+from omni_operator.api.files.validation_messages import describe_errors
+from omni_operator.api.suggestions import did_you_mean
+
+from .judge import JudgeModel
+from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, BrightnessSettings, JudgeSettings
+
+# A scorer's name is a key of the trainer's settings and a part of a metric's name.
+Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
+COMBINED = "combined"  # the trainer's name of the reward of several scorers
+RESERVED_SETTINGS = frozenset({"name", "path", "weight", "required", "url", "timeout", "attempts"})
+NO_JUDGE = "must be given: the judge's URL up to and with /v1; or give spec.reward.model, a judge that the job serves"
+NO_URL = "write the path of a Python file, or pkg://module"
+
+
+def _check_setting(value: JsonValue) -> JsonValue:
+    """Refuse values that the trainer's settings cannot hold: mappings, and strings of several lines."""
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if isinstance(item, (list, dict)):
+            raise ValueError("a setting is a string, a number, true or false, or a list of those")
+        if isinstance(item, str) and any(unicodedata.category(letter) == "Cc" for letter in item):
+            raise ValueError("a string here must be one line")
+    return value
+
+
+Setting = Annotated[JsonValue, AfterValidator(_check_setting)]
+# A CRD has no schema for values of several types: the operator checks them.
+_SETTINGS = {
+    "type": "object",
+    "maxProperties": 64,
+    "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True},
+}
+
+
+class Function(StrictModel):
+    """A Python function `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`.
+
+    With `data_sources, solution_images, ground_truths, extra_infos` it gets lists and returns a list of results.
+    """
+
+    path: Line = Field(description="A Python file (relative paths start at this file's folder), or pkg://module.")
+    name: Annotated[str, StringConstraints(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
+        default="compute_score", description="Name of the function."
+    )
+
+    cel = (Cel("self.path.startsWith('pkg://') || !self.path.contains('://')", NO_URL, ".path"),)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if (scheme := remote_scheme(self.path)) not in (None, "pkg"):
+            yield Violation(("path",), f"{scheme}:// is not supported: {NO_URL}")
+
+
+class Http(StrictModel):
+    """A reward server: it receives an image and its prompt by POST and answers with a score."""
+
+    url: Annotated[str, StringConstraints(max_length=2048, pattern=SERVER_URL)] = Field(
+        description="The server's URL: http:// or https://, host, optional port and path, without user and password."
+    )
+    timeout_seconds: float = Field(default=60.0, gt=0, le=3600, description="Timeout of one attempt, in seconds.")
+    attempts: int = Field(default=3, ge=1, le=100, description="Attempts while the server is unreachable or busy.")
+    retry_backoff_seconds: float = Field(
+        default=1.0, ge=0, le=3600, description="Pause before the second attempt; later ones are longer, up to 10 s."
+    )
+    batched: bool = Field(
+        default=False,
+        description="true: a request has a list `samples` of images and prompts, and its answer a list `scores`.",
+    )
+    protocol: Literal["JSON", "Pickle"] = Field(
+        default="JSON",
+        description="JSON; or Pickle, that of the reference's HTTP scorer and of deepgen_rl, for images only. "
+        "Unpickling can run code, so an answer that has more than plain values and numpy's arrays is refused.",
+    )
+
+
+def _settings_of_each() -> str:
+    return ". ".join(
+        f"{name}: {', '.join(model.model_fields)}" for name, model in BUILTIN.items() if model.model_fields
+    )
+
+
+class Scorer(StrictModel):
+    """One scorer: a built-in one by name, a Python function, or a reward server."""
+
+    name: Key = Field(
+        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set: "
+        f"{', '.join(BUILTIN)}."
+    )
+    builtin: Key | None = Field(default=None, description="Name of a built-in scorer. Default: the value of name.")
+    function: Function | None = Field(
+        default=None,
+        description="A Python function of data_source, solution_image, ground_truth, extra_info and its settings; or, "
+        "to score several samples in a call, of lists: data_sources, solution_images, ground_truths, extra_infos.",
+    )
+    http: Http | None = Field(default=None, description="A reward server.")
+    weight: float = Field(default=1.0, ge=0, le=1e6, description="The reward is sum(weight * score) / sum(weight).")
+    required: bool = Field(
+        default=True,
+        description="false: samples that this scorer fails for do not count in maxFailedShare. They have no reward "
+        "either, unless weight is 0.",
+    )
+    settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
+        default_factory=dict,
+        max_length=64,
+        description=f"Further arguments of the scorer. {_settings_of_each()}. A function: its own.",
+    )
+
+    cel = (
+        Cel(
+            "has(self.http) ? !has(self.function) && !has(self.builtin) : !has(self.function) || !has(self.builtin)",
+            "a scorer has only one of builtin, function and http",
+        ),
+        Cel(
+            "has(self.function) || has(self.http) || "
+            f"(has(self.builtin) ? self.builtin : self.name) in {list(BUILTIN)}",
+            f"name must be one of {', '.join(BUILTIN)}, unless builtin, function or http is set",
+        ),
+    )
+
+    @property
+    def scorer(self) -> str:
+        """The trainer's name of the scorer, unless it is a function."""
+        if self.http:
+            return "http_batch" if self.http.batched else "http"
+        return self.builtin or self.name
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Settings of a built-in scorer that are paths."""
+        return {} if self.function or self.http else BUILTIN[self.scorer].paths(self.settings)
+
+    @property
+    def server_url(self) -> str | None:
+        """URL of the server that it calls; None if it calls none."""
+        if self.http:
+            return self.http.url
+        url = self.settings.get("base_url") if self.asks_judge else None
+        return None if url is None else str(url)
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether it is a built-in scorer that asks a vision-language model."""
+        builtin = self.function is None and self.http is None
+        return builtin and issubclass(BUILTIN.get(self.scorer, BrightnessSettings), JudgeSettings)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.name == COMBINED:
+            yield Violation(("name",), "the reward of all scorers has this name; choose another one")
+        given = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
+        if len(given) > 1:
+            yield Violation((given[1],), f"a scorer is one thing: remove all but one of {', '.join(given)}")
+        elif given in ([], ["builtin"]):
+            yield from self._builtin_violations("builtin" if given else "name")
+        elif self.http:
+            for name in self.settings:
+                yield Violation(("settings", name), "a reward server takes no settings; put parameters into http.url")
+        elif taken := sorted(RESERVED_SETTINGS & self.settings.keys()):
+            yield Violation(("settings", taken[0]), "is a field of the scorer itself; give the argument another name")
+
+    def _builtin_violations(self, named_by: str) -> Iterator[Violation]:
+        model = BUILTIN.get(self.scorer)
+        if why := UNAVAILABLE.get(self.scorer):
+            yield Violation(
+                (named_by,),
+                f"the scorer {self.scorer} is not available: {why}; serve it yourself and add http, or add a function "
+                "of your own",
+            )
+            return
+        if model is None:
+            yield Violation(
+                (named_by,),
+                f"unknown scorer {self.scorer!r}; write one of {', '.join(BUILTIN)}, or add function or http"
+                f"{did_you_mean(self.scorer, BUILTIN)}",
+            )
+            return
+        known = list(model.model_fields)
+        for name in sorted(self.settings.keys() - set(known)):
+            takes = f"has only {', '.join(known)}" if known else "has no settings"
+            yield Violation(
+                ("settings", name), f"unknown setting; the scorer {self.scorer!r} {takes}{did_you_mean(name, known)}"
+            )
+        try:
+            model.model_validate({name: value for name, value in self.settings.items() if name in known})
+        except ValidationError as error:
+            for at, text in describe_errors(error, model):
+                yield Violation(("settings", *at), text)
+
+
+class Reward(StrictModel):
+    """Scorers and the number of processes that run them."""
+
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Number of scoring processes, spread over the pods; each has all scorers. Default: one for each "
+        "engine, on at most half of the CPUs.",
+    )
+    max_failed_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
+        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/rewards.md.",
+    )
+    model: JudgeModel | None = Field(
+        default=None, description="A vision-language judge that the job serves. Default: none. See docs/rewards.md."
+    )
+    scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
+        min_length=1,
+        max_length=32,
+        description="With several, the reward is the weighted mean.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+    cel = (
+        Cel("self.scorers.exists(scorer, scorer.weight > 0.0)", "all weights are 0, so there is no reward", ".scorers"),
+    )
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        for name, count in Counter(scorer.name for scorer in self.scorers).items():
+            if count > 1:
+                yield Violation(("scorers",), f"{count} scorers are called {name!r}; names must differ")
+        if not sum(scorer.weight for scorer in self.scorers):
+            yield Violation(("scorers",), "all weights are 0, so there is no reward; give one scorer a weight above 0")
+        for place, scorer in enumerate(self.scorers):
+            yield from (Violation(("scorers", place, *at), text) for at, text in self._judge_problems(scorer))
+
+    def _judge_problems(self, scorer: Scorer) -> Iterator[tuple[tuple[str, ...], str]]:
+        url, model = scorer.settings.get("base_url"), scorer.settings.get("model")
+        if not scorer.asks_judge:
+            return
+        if not url and self.model is None:
+            yield ("settings", "base_url"), NO_JUDGE
+        elif url and not model:
+            yield ("settings", "model"), "must be given: the name that the server at base_url serves the model under"
+        elif model and not url:
+            yield ("settings", "model"), "has no effect without base_url: spec.reward.model is asked; remove it"

@@ -1,0 +1,227 @@
+"""`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: training algorithm, trainer and checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
+from omni_operator.api.rules.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.rules.reserved import OF_THE_ALGORITHM, RESERVED
+
+from .pod_template import PodTemplate
+from .pods import Accelerator, Resources, SharedMemory
+
+ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
+# Algorithm -> the trainer's `loss_mode`, which selects its settings.
+LOSSES = {
+    "FlowGRPO": "flow_grpo",
+    "DanceGRPO": "flow_grpo",
+    "MixGRPO": "flow_grpo",
+    "GRPOGuard": "grpo_guard",
+    "FlowDPPO": "flow_dppo",
+    "DiffusionNFT": "diffusion_nft",
+    "DiffusionDPO": "diffusion_dpo",
+}
+# Algorithm that trains on recorded steps -> the trainer's estimator of advantages.
+ESTIMATORS = {
+    "FlowGRPO": "flow_grpo",
+    "DanceGRPO": "dance_grpo",
+    "MixGRPO": "mix_grpo",
+    "GRPOGuard": "flow_grpo",
+    "FlowDPPO": "flow_grpo",
+}
+LOSS_GROUP = "actor_rollout_ref.actor.diffusion_loss."
+SOURCE = "algorithm.sample_source"
+OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
+_RESERVED_MESSAGE = (
+    "an override must not set what a field of the job sets; `drl validate` names the override and the field"
+)
+
+
+def _no_reserved() -> str:
+    """CEL rule: no override sets a reserved setting, a setting inside one, or a group around one."""
+    around = {name.rpartition(".")[0] for name in RESERVED} - {""}
+    around |= {parent.rpartition(".")[0] for parent in around} - {""}
+    always = {f"{name}{end}" for name in RESERVED if name not in OF_THE_ALGORITHM for end in "=."}
+    algorithm = _none_begins({f"{name}{end}" for name in OF_THE_ALGORITHM for end in "=."})
+    return f"{_none_begins(always | {f'{name}=' for name in around})} && (self.name == 'Custom' || {algorithm})"
+
+
+def _none_begins(stems: set[str]) -> str:
+    """CEL: no override begins with one of `stems`, whatever its mark."""
+    listed = ", ".join(f"'{stem}'" for stem in sorted(stems))
+    begins = " || ".join(f"o.startsWith({plus}s)" for plus in ("", "'+' + ", "'++' + "))
+    # In this order most jobs, which have no overrides, cost the API server nothing.
+    return f"self.overrides.all(o, ![{listed}].exists(s, {begins}))"
+
+
+class Algorithm(StrictModel):
+    """Training algorithm, and overrides of trainer settings that have no field."""
+
+    not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
+
+    name: Literal[
+        "FlowGRPO", "DanceGRPO", "MixGRPO", "GRPOGuard", "FlowDPPO", "DiffusionNFT", "DiffusionDPO", "Custom"
+    ] = Field(
+        default="FlowGRPO",
+        description="FlowGRPO (arXiv:2505.05470), DanceGRPO (arXiv:2505.07818), MixGRPO (arXiv:2507.21802), "
+        "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
+        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides, such as one of docs/extensions.md. See "
+        "docs/algorithms.md.",
+    )
+    entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
+        default=ENTRYPOINT,
+        min_length=1,
+        max_length=64,
+        description="Command that starts the trainer; the overrides are appended as arguments.",
+    )
+    overrides: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
+        default=(),
+        max_length=256,
+        description="Trainer settings without a field here, each as name=value in Hydra's syntax. Names of the "
+        "project's trainer are checked.",
+    )
+
+    cel = (
+        Cel(
+            r"self.overrides.all(o, o.matches('^[+]{0,2}[A-Za-z_][A-Za-z0-9_.$-]*='))",
+            "write each override as name=value",
+            ".overrides",
+        ),
+        Cel(_no_reserved(), _RESERVED_MESSAGE, ".overrides"),
+    )
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether training reads pairs of images of the data set, and generates no samples."""
+        return any(line.lstrip("+") == f"{SOURCE}=offline" for line in self.overrides)
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        for place, line in enumerate(self.overrides):
+            match = OVERRIDE.match(line)
+            if match is None:
+                yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
+            elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
+                continue  # a module of the user's may register it (docs/extensions.md)
+            elif text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
+                yield Violation(("overrides", place), text)
+
+    def _unsupported(self, name: str, value: str) -> str | None:
+        """For the project's trainer only, not for another entry point."""
+        if self.entrypoint != ENTRYPOINT:
+            return None
+        return describe_unsupported(name, value, LOSSES.get(self.name))
+
+
+class Batch(StrictModel):
+    """Size of a training step and how it is split."""
+
+    prompts: int = Field(
+        default=8,
+        ge=1,
+        le=65536,
+        description="Prompts in one training step; each is sampled rollout.samplesPerPrompt times.",
+    )
+    mini_batch_prompts: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Prompts in one optimizer step; must divide prompts. Default: all prompts of the step.",
+    )
+    micro_batch_samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Samples in one forward and backward pass; smaller values need less memory. Default: the "
+        "mini-batch.",
+    )
+
+    cel = (
+        Cel(
+            "!has(self.miniBatchPrompts) || self.prompts % self.miniBatchPrompts == 0",
+            "must divide spec.trainer.batch.prompts",
+            ".miniBatchPrompts",
+        ),
+    )
+
+    @override
+    def violations(self) -> Iterator[Violation]:
+        if self.mini_batch_prompts and self.prompts % self.mini_batch_prompts:
+            yield Violation(
+                ("miniBatchPrompts",),
+                f"is {self.mini_batch_prompts}: must divide spec.trainer.batch.prompts, which is {self.prompts}",
+            )
+
+
+class Trainer(StrictModel):
+    """Trainer: pods, accelerators, training steps, learning rate."""
+
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of trainer pods, each with the accelerators below. In a local run, all accelerators are "
+        "of one "
+        "machine.",
+    )
+    accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
+    total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
+    batch: Batch = Field(default=Batch(), description="Size of a training step and how it is split.")
+    precision: Literal["bfloat16", "float32"] | None = Field(
+        default=None,
+        description="Dtype that the model computes in, and of its frozen weights. Trained weights, sums of gradients "
+        "and the optimizer state are always float32. Default: bfloat16 with accelerators, float32 without.",
+    )
+    learning_rate: float = Field(default=1e-4, ge=0, le=1, description="Learning rate of AdamW.")
+    eval_every_steps: int = Field(
+        default=20,
+        ge=0,
+        le=10_000_000,
+        description="Training steps between evaluations on data.validation. 0: only before and after training.",
+    )
+    resources: Resources = Field(
+        default=Resources(),
+        description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
+        "of 1 "
+        "CPU and 4Gi, no limits. Cluster only.",
+    )
+    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a trainer pod. Cluster only.")
+    pod_template: PodTemplate = Field(
+        default_factory=dict,
+        description="Strategic merge patch for the trainer's pod template: lists of containers, volumes and variables "
+        "merge by name. Cluster only.",
+    )
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of all replicas."""
+        return self.replicas * self.accelerator.count
+
+
+class Checkpoint(StrictModel):
+    """Checkpoints of a run, and where they are kept."""
+
+    every_steps: int = Field(
+        default=20, ge=0, le=10_000_000, description="Training steps between checkpoints. 0: only at the end."
+    )
+    keep: int = Field(default=3, ge=0, le=1000, description="Number of newest checkpoints to keep. 0: all.")
+    resume: Literal["Auto", "Never"] = Field(
+        default="Auto", description="Auto: resume from the newest checkpoint. Never: start over."
+    )
+    claim_name: ObjectName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim for checkpoints and results. Without it they are deleted with the pods. "
+        "Several "
+        "trainer pods need ReadWriteMany. Cluster only.",
+    )
+    path: AbsolutePath = Field(
+        default="/runs",
+        description="Mount path of the claim; the run folder is <path>/<name of the job>. Cluster only.",
+    )

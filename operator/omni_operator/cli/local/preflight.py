@@ -1,0 +1,225 @@
+"""Checks before a local run: what would make it fail minutes later."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.base import is_in_store
+from omni_operator.api.files.validation_messages import format_path
+from omni_operator.api.files.yaml_document import Document, Problem
+from omni_operator.api.files.yaml_document import Path as Field
+from omni_operator.api.spec.model import ALL_LINEAR
+from omni_operator.api.spec.training import ENTRYPOINT
+from omni_operator.cli import console, sample_size
+from omni_operator.cli.machine.machine_facts import Accelerators
+from omni_operator.cli.machine.training_stack import missing_stack, missing_text, run_module
+from omni_operator.plan.overrides import PYTHONS, render_overrides
+from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
+from omni_operator.plan.run_layout import local_layout
+
+from . import prompt_rows
+
+PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+CUSTOM_DATASET = "data.custom_cls."
+SIDES = ("height", "width")
+EVALUATED_SIDES = tuple(f"actor_rollout_ref.rollout.val_kwargs.pipeline.{side}" for side in SIDES)
+PROMPT_KEY = "data.prompt_key"
+EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+INPUT_CHECK = "verl_omni.trainer.data.input_check"
+
+
+def file_problems(job: DiffusionRLJob, document: Document) -> Iterator[Problem]:
+    """Files and programs that a job names and this machine does not have.
+
+    Args:
+        job: with absolute paths.
+    """
+    for at, text in (*_program(job), *_model(job), *_sizes(job), *_prompts(job), *_functions(job)):
+        yield Problem(document.where(at), text, format_path(at))
+
+
+def variable_problems(job: DiffusionRLJob, document: Document, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Environment variables that keep a local run from what the job asks for."""
+    if job.spec.sends_to_hub and is_offline(environment.get(HUB_OFFLINE)):
+        at = ("spec", "output", "url")
+        text = (
+            f"is on the Hugging Face hub, and this shell sets {HUB_OFFLINE}={environment[HUB_OFFLINE]}: unset it, and "
+            "only the results reach the hub; to check the job for a cluster, add --cluster to drl validate"
+        )
+        yield Problem(document.where(at), text, format_path(at))
+    if problem := endpoint_problem(job, environment.get(HUB_ENDPOINT)):
+        at = ("spec", "storage", "endpoint")
+        yield Problem(document.where(at), problem, format_path(at))
+
+
+def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
+    """What the trainer's first check finds in the files of a job: model, adapter and rows of prompts.
+
+    Nothing without the training stack, for another program or another class of data sets.
+
+    Args:
+        job: with absolute paths, which exist.
+    """
+    overrides = _overrides(job)
+    custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
+    if job.spec.algorithm.entrypoint != ENTRYPOINT or missing_stack():
+        return []
+    model, data = job.spec.model, job.spec.data
+    lora = model.lora
+    targets = ALL_LINEAR if lora.target_modules == (ALL_LINEAR,) else list(lora.target_modules) or None
+    settings = {
+        "lora_adapter_path": lora.start_from,
+        "lora_rank": lora.rank or 0,
+        "lora_alpha": lora.alpha,
+        "target_modules": targets,
+    }
+    paths = (*data.train, *data.validation)
+    files = {
+        name: {str(place): path for place, path in enumerate(given) if not is_in_store(path) and not custom}
+        for name, given in (("train", data.train), ("validation", data.validation))
+    }
+    request = {
+        "model": model.base if model.base_is_folder else None,
+        "extended": EXTERNAL_LIB in overrides,
+        "adapter": settings if lora.start_from is not None else None,
+        **files,
+        "prompt_key": overrides.get(PROMPT_KEY, "prompt"),
+        "pairs": job.spec.algorithm.reads_pairs,
+        "settings": [] if any(map(is_in_store, paths)) or custom else render_overrides(job, local_layout(job, "runs")),
+    }
+    result = run_module(INPUT_CHECK, [json.dumps(request)])
+    if result.returncode:
+        return [Problem("this machine", f"the check of model and prompts failed: {result.stderr.strip()[-2000:]}")]
+    at: dict[str, Field] = {
+        "model": ("spec", "model", "base"),
+        "adapter": ("spec", "model", "lora", "startFrom"),
+        **{f"{name}/{place}": ("spec", "data", name, int(place)) for name in files for place in files[name]},
+    }
+    return [
+        Problem(document.where(at[name]), text, format_path(at[name]))
+        for name, text in json.loads(result.stdout.splitlines()[-1])
+    ]
+
+
+def _overrides(job: DiffusionRLJob) -> dict[str, str]:
+    """The job's overrides, values by name."""
+    assignments = (text.lstrip("+").partition("=") for text in job.spec.algorithm.overrides)
+    return {name: value.strip("'\"") for name, _, value in assignments}
+
+
+def machine_problems(
+    job: DiffusionRLJob, document: Document, accelerators: Sequence[Accelerators], missing: Sequence[str]
+) -> Iterator[Problem]:
+    """Accelerators and packages that a job needs and this machine does not have."""
+    for at, text in _accelerators(job, accelerators):
+        yield Problem(document.where(at), text, format_path(at))
+    if missing and job.spec.algorithm.entrypoint == ENTRYPOINT:
+        yield Problem("this machine", missing_text(missing))
+
+
+def _program(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    program = job.spec.algorithm.entrypoint[0]
+    if program not in PYTHONS and shutil.which(program) is None:
+        yield ("spec", "algorithm", "entrypoint"), f"no program {program!r} on this machine"
+
+
+def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    model, at = job.spec.model, ("spec", "model", "base")
+    adapter = model.lora.start_from
+    if adapter is not None and not Path(adapter).exists():
+        yield ("spec", "model", "lora", "startFrom"), f"no file or folder {console.short_path(Path(adapter))}"
+    if model.base_in_store:
+        return  # the trainer downloads it
+    if not model.base_is_folder:
+        yield (
+            at,
+            f"{model.base!r} is a model id, which only the operator downloads; for a run on this machine download it "
+            f"(hf download {model.base} --local-dir FOLDER) and write ./FOLDER; to check the job for a cluster, "
+            "add --cluster to drl validate",
+        )
+    elif not (Path(model.base) / "model_index.json").is_file():
+        folder = console.short_path(Path(model.base))
+        word = shlex.quote(folder)
+        yield (
+            at,
+            f"no model in {folder} (no model_index.json); to create one offline: `drl model tiny sd3 {word}` "
+            f"(random weights) or `drl model shapes {word}` (trained, takes minutes)",
+        )
+
+
+def _sizes(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    """Heights and widths that no sample of the model has, for training and in overrides for evaluations."""
+    model, pipeline, algorithm = job.spec.model, job.spec.rollout.pipeline, job.spec.algorithm
+    if not model.base_is_folder or algorithm.entrypoint != ENTRYPOINT:
+        return
+    sides: list[tuple[Field, str, int]] = [
+        (("spec", "rollout", "pipeline", side), "", getattr(pipeline, side)) for side in SIDES
+    ]
+    for place, text in enumerate(algorithm.overrides):
+        name, _, value = text.lstrip("+").partition("=")
+        if name in EVALUATED_SIDES and value.strip().isdecimal():
+            sides.append((("spec", "algorithm", "overrides", place), f"{name}: ", int(value)))
+    for at, name, pixels in sides:
+        if problem := sample_size.find_problem(Path(model.base), pixels):
+            yield at, f"{name}{problem}"
+
+
+def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    data = job.spec.data
+    overrides = _overrides(job)
+    custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
+    own = job.spec.algorithm.entrypoint == ENTRYPOINT and not custom
+    for name, files in (("train", data.train), ("validation", data.validation)):
+        for place, path in enumerate(files):
+            at = ("spec", "data", name, place)
+            if is_in_store(path):
+                continue  # the trainer downloads it
+            if not os.access(path, os.R_OK) or not Path(path).is_file():
+                yield at, f"no readable file {console.short_path(Path(path))}"
+            elif not custom and not path.endswith(PROMPT_SUFFIXES):
+                yield at, f"{Path(path).name!r} must end in {', '.join(PROMPT_SUFFIXES)}"
+            elif own and (problem := prompt_rows.find_problem(Path(path), overrides.get(PROMPT_KEY, "prompt"))):
+                yield at, f"{console.short_path(Path(path))}: {problem}"
+
+
+def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+    for place, scorer in enumerate(job.spec.reward.scorers):
+        function = scorer.function
+        if function and not function.path.startswith("pkg://") and not Path(function.path).is_file():
+            at = ("spec", "reward", "scorers", place, "function", "path")
+            yield at, f"no file {console.short_path(Path(function.path))}"
+        for setting, path in scorer.paths.items():
+            if not Path(path).exists():
+                at = ("spec", "reward", "scorers", place, "settings", setting)
+                yield at, f"no file or folder {console.short_path(Path(path))}"
+
+
+def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
+    spec, vendor = job.spec, job.spec.trainer.accelerator.vendor
+    pools: dict[Field, str | None] = {
+        ("rollout",): spec.rollout_accelerator.vendor, ("reward", "model"): spec.judge_accelerator.vendor,
+    }  # fmt: skip
+    for pool, other in pools.items():
+        if other != vendor:
+            yield (
+                ("spec", *pool, "accelerator", "vendor"),
+                f"is {other}: a local run uses accelerators of one vendor, and the trainer's are {vendor}",
+            )
+    wanted = spec.trainer.accelerators + spec.rollout_accelerators + spec.judge_accelerators
+    available = {found.vendor: found.count for found in accelerators}
+    at = ("spec", "trainer", "accelerator", "vendor")
+    if vendor in (None, "CPU"):
+        if vendor is None and accelerators and wanted > accelerators[0].count:
+            first = accelerators[0]
+            at = ("spec", "trainer", "accelerator", "count")
+            yield at, f"the job needs {wanted} accelerators; this machine has {first.count} ({first.vendor})"
+    elif vendor not in available:
+        yield at, f"this machine has no {vendor} accelerator; to run on the CPU, write vendor: CPU"
+    elif wanted > available[vendor]:
+        yield at, f"the job needs {wanted} {vendor} accelerators; this machine has {available[vendor]}"

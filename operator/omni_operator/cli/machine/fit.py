@@ -1,0 +1,191 @@
+"""`drl fit`: estimate the memory that a job needs, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from omni_operator import plan
+from omni_operator.api import DiffusionRLJob
+from omni_operator.api.spec.pods import Resources, SharedMemory
+from omni_operator.api.spec.training import ENTRYPOINT
+from omni_operator.cli import console
+from omni_operator.cli.options import Assignments, JobFile, Json, job_folder
+from omni_operator.plan.pods.quantity import whole
+
+from . import devices, fit_text, machine_facts, training_stack
+from .devices import Device
+
+PROGRAM = "verl_omni.trainer.memory_estimate"
+ANY_DEVICE = (None, "CPU", "Mock")  # vendors of jobs that compute on the CPU, or anywhere: any device may be checked
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a job, or one of its pools, is to fit.
+
+    Attributes:
+        name: for the output. vendor: of the accelerators; None without any.
+        capacity: bytes of each, or without accelerators of the host; None if unknown.
+    """
+
+    name: str
+    vendor: str | None
+    capacity: int | None
+
+
+def fit(
+    job_file: JobFile,
+    device: Annotated[
+        Device | None,
+        typer.Option(
+            "--device",
+            help="Accelerator to check for. Default: that of this machine; without any, this machine's memory.",
+        ),
+    ] = None,
+    rollout_device: Annotated[
+        Device | None,
+        typer.Option(
+            "--rollout-device",
+            help="Accelerator of the rollout pods, with spec.rollout.placement: Separate. Default: like the trainer's.",
+        ),
+    ] = None,
+    assignments: Assignments = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate a job's peak memory, without running it.
+
+    The estimate is for each accelerator and host. Reads only the configuration files of the model. Exit code 1: the
+    job does not fit.
+    """
+    loaded = console.load_or_refuse(job_file, assignments or ())
+    job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))
+    if job.spec.algorithm.entrypoint != ENTRYPOINT:
+        console.refuse("spec.algorithm.entrypoint: drl fit can only estimate the project's own trainer")
+    target = _target(job, device)
+    rollout = _rollout_target(job, target, rollout_device)
+    if missing := training_stack.missing_stack():
+        console.refuse(training_stack.missing_text(missing))
+    found = _estimate(job, target, rollout)
+    found |= {"job": job.metadata.name, **_verdicts(job, found, target, rollout)}
+    judge = job.spec.reward.model
+    found["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
+    if as_json:
+        console.say(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        console.say(fit_text.render(found, *_pods(job)))
+    if found["fits"] is False or found["host_fits"] is False:
+        raise typer.Exit(console.FAILED)
+
+
+def _target(job: DiffusionRLJob, device: Device | None) -> Target:
+    """The named device, or what `drl run` would use here."""
+    vendor = job.spec.trainer.accelerator.vendor
+    if device is not None:
+        _check_vendor("--device", device, "spec.trainer.accelerator.vendor", vendor)
+        return Target(device.value, devices.vendor(device), devices.memory(device))
+    here = () if vendor in ("CPU", "Mock") else machine_facts.find_accelerators()
+    mine = next((found for found in here if vendor in (None, found.vendor)), None)
+    if mine is None and vendor not in ANY_DEVICE:
+        known = _devices_of(vendor)
+        console.refuse(f"this machine has no {vendor} accelerator: name the one to check for with --device ({known})")
+    if mine is None:
+        return Target("this machine", None, machine_facts.inspect_machine(Path()).memory)
+    return Target(mine.vendor, mine.vendor, devices.reported_memory(mine.names))
+
+
+def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None) -> Target:
+    """The named device for rollout pods, or that of the trainer."""
+    own = job.spec.rollout_accelerator.vendor
+    if device is None:
+        if job.spec.rollout.separate and trainer.vendor and own not in (*ANY_DEVICE, trainer.vendor):
+            console.refuse(
+                f"the rollout pods have accelerators of {own}: name the one to check for with --rollout-device "
+                f"({_devices_of(own)})"
+            )
+        return trainer
+    if not job.spec.rollout.separate:
+        console.refuse(
+            "--rollout-device: with spec.rollout.placement: Colocated, engines run on the trainer's accelerators; "
+            "remove it, or write placement: Separate"
+        )
+    if trainer.vendor is None:
+        console.refuse("--rollout-device: name the accelerator of the trainer too, with --device")
+    _check_vendor("--rollout-device", device, "spec.rollout.accelerator.vendor", own)
+    return Target(device.value, devices.vendor(device), devices.memory(device))
+
+
+def _devices_of(vendor: str | None) -> str:
+    """Devices of a vendor, for a message."""
+    return ", ".join(each.value for each in Device if devices.vendor(each) == vendor)
+
+
+def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -> None:
+    """Refuse a device of another vendor than that of the job's pods."""
+    vendor = devices.vendor(device)
+    if wanted not in (*ANY_DEVICE, vendor):
+        console.refuse(
+            f"{option}: {device.value} is of {vendor}, and {field} is {wanted}: name one of "
+            f"{_devices_of(wanted)}, or change the job (--set {field}={vendor})"
+        )
+
+
+def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str, Any]:
+    """Run the estimate in a process of its own, because this package does not import the training stack."""
+    options = [] if target.vendor else ["--cpu"]
+    if target.capacity is not None:
+        options += ["--capacity", str(target.capacity)]
+    if job.spec.rollout.separate and rollout.vendor and rollout.capacity is not None:
+        options += ["--rollout-capacity", str(rollout.capacity)]
+    overrides = plan.render_overrides(job, plan.pod_layout(job, "runs"))
+    result = training_stack.run_module(PROGRAM, [*options, "--", *overrides])
+    if result.returncode:
+        console.refuse(result.stderr.strip(), console.USAGE if result.returncode == console.USAGE else console.FAILED)
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def _verdicts(job: DiffusionRLJob, found: dict[str, Any], target: Target, rollout: Target) -> dict[str, Any]:
+    """Where the job is to fit, and whether hosts and devices do; with two pools, of each of them and of both."""
+    spec = job.spec.trainer
+    trainer = (spec.resources, spec.shared_memory)
+    if "pools" not in found:
+        return {"target": target.name, **_host_verdict(*trainer, found["host"])}
+    engines = (job.spec.rollout.resources or Resources(), job.spec.rollout.shared_memory or SharedMemory())
+    pools = {name: dict(pool) for name, pool in found["pools"].items()}
+    for name, where, pod in (("trainer", target, trainer), ("rollout", rollout, engines)):
+        pools[name] |= {**({"target": where.name} if where.vendor else {}), **_host_verdict(*pod, pools[name]["host"])}
+    hosts = _all_fit(pool["host_fits"] for pool in pools.values())
+    if target.vendor is None:
+        return {"target": target.name, "pools": pools, "host_fits": hosts}
+    return {"pools": pools, "fits": _all_fit(pool["fits"] for pool in pools.values()), "host_fits": hosts}
+
+
+def _all_fit(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if one does not fit; otherwise None if that is unknown of one."""
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Whether the host's peak is within the memory limit of a pod; None without a limit."""
+    limit = resources.limits.get("memory")
+    if limit is None:
+        return {"host_capacity": None, "host_fits": None}
+    # The size of shared memory is added to the pod's limit (docs/job.md).
+    capacity = whole(limit) + whole(shared_memory.size_limit)
+    return {"host_capacity": capacity, "host_fits": max(phase["bytes"] for phase in host) <= capacity}
+
+
+def _pods(job: DiffusionRLJob) -> tuple[fit_text.Pods, fit_text.Pods]:
+    """Pods of the trainer, and those of the engines, if these have some."""
+    trainer, rollout = job.spec.trainer, job.spec.rollout
+    return (
+        fit_text.Pods(trainer.replicas, trainer.accelerator.count),
+        fit_text.Pods(rollout.replicas, job.spec.rollout_accelerator.count),
+    )

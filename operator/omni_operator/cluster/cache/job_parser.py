@@ -1,0 +1,177 @@
+"""Parser of job objects: JSON of the API server -> the facts that decisions use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+from pydantic import ValidationError
+
+from omni_operator.api.job import Spec
+from omni_operator.api.names import FINALIZER, PAUSE_ANNOTATION, REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
+from omni_operator.api.spec.autoscaling import Autoscaling as AutoscalingSpec
+from omni_operator.api.spec.judge import JudgeModel
+from omni_operator.api.spec.pods import PodReplacement
+from omni_operator.api.spec.rollout import Rollout
+from omni_operator.api.status import RECONCILE_ERROR, Status
+from omni_operator.cluster.kinds import Body
+from omni_operator.plan.pools import follows_judges, follows_replicas
+from omni_operator.plan.rolled_fields import digest_rolled
+from omni_operator.status.observed.evidence import shorten
+from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts, RollingUpdate, Rule
+from omni_operator.status.observed.timestamps import parse_timestamp
+from omni_operator.status.reasons.names import Action
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+log = logging.getLogger(__name__)
+
+
+def parse_metadata_facts(body: Body) -> JobFacts:
+    """Facts from a job's metadata alone, for a job with an invalid spec."""
+    meta = body["metadata"]
+    return JobFacts(
+        uid=str(meta.get("uid") or ""),
+        generation=int(meta.get("generation") or 0),
+        created=parse_timestamp(meta.get("creationTimestamp")) or _EPOCH,
+        deleting=parse_timestamp(meta.get("deletionTimestamp")),
+        has_finalizer=FINALIZER in (meta.get("finalizers") or ()),
+    )
+
+
+def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
+    """Facts from a job's metadata and spec."""
+    bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
+    rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
+    trainer, rollouts, judges = _pools(spec, body["metadata"].get("labels") or {})
+    return JobFacts(
+        uid=bare.uid,
+        generation=bare.generation,
+        created=bare.created,
+        deleting=bare.deleting,
+        has_finalizer=bare.has_finalizer,
+        suspend=spec.suspend,
+        grace=timedelta(seconds=spec.suspend_policy.grace_seconds) if patient else None,
+        active_deadline=_span(spec.active_deadline_seconds),
+        running_deadline=_span(spec.pre_running_deadline_seconds),
+        backoff_limit=spec.backoff_limit,
+        disruption_limit=spec.disruption_limit,
+        rules=tuple(rules),
+        ttl=_span(spec.ttl_seconds_after_finished),
+        retain=spec.cleanup_policy == "Retain",
+        trainer=trainer,
+        rollouts=rollouts,
+        judges=judges,
+        least_rollout_pods=min(spec.rollout.min_replicas or 1, rollouts.pods),
+        fewest_at_start=_fewest_at_start(spec),
+        rolling=tuple(_rolling(spec, rollouts, judges, body["metadata"].get("annotations") or {})),
+        total_steps=spec.trainer.total_steps,
+        max_lag=spec.rollout.staleness.max_versions,
+        max_age=timedelta(seconds=spec.rollout.staleness.max_seconds),
+        keeps_results=spec.keeps_results,
+        sends_output=spec.output is not None,
+        vendor=spec.trainer.accelerator.vendor,
+    )
+
+
+def _fewest_at_start(spec: Spec) -> int:
+    """With how many rollout pods an attempt may start; 0 if the job does not say it."""
+    least, autoscaling = spec.rollout.min_replicas, spec.rollout.autoscaling
+    if not spec.rollout.separate or least is None:
+        return 0
+    return max(least, autoscaling.min_replicas) if autoscaling else least
+
+
+def _pools(spec: Spec, labels: Mapping[str, str]) -> tuple[PoolFacts, PoolFacts, PoolFacts]:
+    """The trainer's, the rollout and the reward pods."""
+    rollout, judge, accelerated = spec.rollout, spec.reward.model, spec.uses_accelerators
+    samples, requests = rollout.autoscaling, judge.autoscaling if judge else None
+    trainer = PoolFacts(
+        group=TRAINER_GROUP,
+        pods=spec.trainer.replicas,
+        accelerators=spec.trainer.accelerator.count if accelerated else 0,
+    )
+    rollouts = PoolFacts(
+        group=ROLLOUT_GROUP,
+        pods=rollout.replicas if rollout.separate else 0,
+        accelerators=spec.rollout_accelerator.count if accelerated else 0,
+        live=follows_replicas(rollout, labels),
+        autoscaling=_autoscaling(samples, samples.samples_per_replica) if samples else None,
+    )
+    judges = PoolFacts(
+        group=REWARD_GROUP,
+        pods=spec.judge_pods,
+        accelerators=spec.judge_accelerator.count if accelerated else 0,
+        live=follows_judges(judge, labels),
+        autoscaling=_autoscaling(requests, requests.requests_per_replica) if requests else None,
+    )
+    return trainer, rollouts, judges
+
+
+def _autoscaling(given: AutoscalingSpec, share: int) -> Autoscaling:
+    return Autoscaling(given.min_replicas, given.max_replicas, share, timedelta(seconds=given.stabilization_seconds))
+
+
+def _rolling(
+    spec: Spec, rollouts: PoolFacts, judges: PoolFacts, annotations: Mapping[str, str]
+) -> Iterator[RollingUpdate]:
+    paused = PAUSE_ANNOTATION if annotations.get(PAUSE_ANNOTATION, "false") != "false" else ""
+    if rollouts.live:
+        yield _rolling_update(ROLLOUT_GROUP, spec.rollout, paused)
+    if judges.live and spec.reward.model is not None:
+        yield _rolling_update(REWARD_GROUP, spec.reward.model, paused)
+
+
+def _rolling_update(group: str, given: Rollout | JudgeModel, paused: str) -> RollingUpdate:
+    strategy = given.update_strategy or PodReplacement()
+    return RollingUpdate(
+        group=group,
+        template=digest_rolled(group, given),
+        most_unavailable=strategy.max_unavailable,
+        deadline=timedelta(seconds=strategy.progress_deadline_seconds),
+        paused=paused,
+    )
+
+
+def parse_status(body: Body) -> Status:
+    """The written status, without the condition `ReconcileError`, which is written separately."""
+    given = body.get("status")
+    values = dict(given) if isinstance(given, dict) else {}
+    if isinstance(values.get("conditions"), list):
+        values["conditions"] = [found for found in values["conditions"] if not is_reconcile_error(found)]
+    name = body["metadata"]["name"]
+    return keep_valid_status(
+        values, lambda error: log.warning("%s: invalid parts of the status are ignored: %s", name, error)
+    )
+
+
+def keep_valid_status(given: object, report: Callable[[str], None] = lambda _: None) -> Status:
+    """A status without its invalid fields and list items, so that one of them does not hide that a job has ended.
+
+    Args:
+        report: called with what is invalid.
+    """
+    values = dict(given) if isinstance(given, dict) else {}
+    try:
+        return Status.model_validate(values)
+    except ValidationError as error:
+        report(shorten(str(error)))
+        invalid = {at["loc"][:2] if len(at["loc"]) > 1 else at["loc"] for at in error.errors(include_input=False)}
+    for name in list(values):
+        if isinstance(values[name], list):
+            values[name] = [item for place, item in enumerate(values[name]) if (name, place) not in invalid]
+        elif any(at[0] == name for at in invalid):
+            del values[name]
+    try:
+        return Status.model_validate(values)
+    except ValidationError:
+        return Status()
+
+
+def is_reconcile_error(condition: object) -> bool:
+    """Whether an item of `status.conditions` is the condition `ReconcileError`."""
+    return isinstance(condition, dict) and condition.get("type") == RECONCILE_ERROR
+
+
+def _span(seconds: int | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

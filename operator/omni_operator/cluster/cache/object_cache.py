@@ -1,0 +1,341 @@
+"""Cache of observed objects: jobs, and their children by job. Watches, lists and answers to writes fill it.
+
+Invariants:
+- the newer of two versions of an object stays: an older watch event does not overwrite the answer to a write;
+- an object that was deleted and created again under its name is a different object: events of the old one are ignored,
+  and so are answers to a pass about it that arrive after the event of its deletion;
+- a child belongs to a job through its controllers, up to the job's uid. The controller's name tells where to look;
+  labels, which any user can edit, do so only for a child without a controller. A child whose controllers are deleted is
+  recognized by their uids, which the job's status records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from omni_operator.api.names import JOB_LABEL, REWARD_GROUP, ROLLOUT_GROUP, Names, job_of_raycluster, job_of_rayjob
+from omni_operator.cluster.kinds import ATTEMPT_KINDS, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Body, Key, Kind, Meta
+from omni_operator.status.observed import evidence
+from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
+
+from . import object_parser
+from .cached_job import AWAKE, CachedJob, Child, Families, Family, Seen
+from .job_summary import JobSummary, summarize
+from .object_packer import ObjectPacker
+from .object_parser import Owner, owner_of
+
+NONE_DELETED: Mapping[str, int] = {}
+EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
+
+
+class ObjectCache:
+    """Jobs and their children as last observed.
+
+    Args:
+        awake: number of jobs whose children are not packed.
+    """
+
+    def __init__(self, awake: int = AWAKE) -> None:
+        self._jobs: dict[Key, CachedJob] = {}
+        self._changes, self._packer, self._families = itertools.count(1), ObjectPacker(), Families(awake)
+        self._deleted: dict[Key, dict[str, int]] = {}
+
+    @contextmanager
+    def pass_over(self, key: Key) -> Iterator[None]:
+        """Remember what is deleted of a job, during a pass over it, for answers that come after such an event."""
+        self._deleted[key] = {}
+        try:
+            yield
+        finally:
+            del self._deleted[key]
+
+    def put(self, kind: Kind, body: Body) -> Key | None:
+        """Add or update an object. Return its job, or None if nothing changed or it belongs to no job."""
+        key = self._key(kind, body)
+        if key is None:
+            return None
+        meta = body["metadata"]
+        uid, version = str(meta.get("uid", "")), _version(meta)
+        if version < self._deleted.get(key, NONE_DELETED).get(uid, 0):  # one that only lost its labels is newer
+            return None
+        entry = self._jobs.get(key)
+        if entry is None:
+            key = sys.intern(key[0]), key[1]
+            entry = self._jobs[key] = CachedJob(key)
+        family = self._families.of(entry)
+        if kind == JOBS:
+            if entry.raw is not None and version <= entry.version:
+                return None
+            if entry.uid != uid:
+                family.evidence = ()
+                family.lineage.clear()
+            entry.uid, entry.version, entry.summary = uid, version, summarize(body)
+            entry.raw = self._packer.pack(kind, body)
+            family.lineage |= _recorded(body)
+            _trace(entry, family)
+            return entry.key
+        old = family.children.get((kind, meta["name"]))
+        if old and version <= old.version:
+            return None
+        child = Child(uid, version, family.same_owner(owner_of(body)), self._seen(kind, body))
+        family.children[kind, meta["name"]] = child
+        if kind not in ATTEMPT_KINDS:
+            entry.shared = next(self._changes)
+        if kind in (RAYJOBS, RAYCLUSTERS) and (old is None or old.uid != uid or old.owner != child.owner):
+            _trace(entry, family)
+        if isinstance(child.seen, ObservedPod):
+            _add_evidence(family, child)
+        if old and _started(old.seen, child.seen):
+            _forget_replaced_pods(family, child)
+        return entry.key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
+
+    def remove(self, kind: Kind, body: Body) -> Key | None:
+        """Remove a deleted object. Return its job, or None if it was not cached."""
+        key = self._key(kind, body)
+        uid, name = str(body["metadata"].get("uid", "")), body["metadata"]["name"]
+        if key in self._deleted:
+            self._deleted[key][uid] = _version(body["metadata"])
+        entry = self._jobs.get(key) if key else None
+        if key is None or entry is None:
+            return None
+        family = self._families.of(entry)
+        if kind == JOBS:
+            if entry.uid != uid:
+                return None
+            entry.raw, entry.summary, entry.uid = None, None, ""
+        else:
+            child = family.children.get((kind, name))
+            if child is None or child.uid != uid:
+                return None
+            if kind == PODS and "status" in body:
+                _add_evidence(family, replace(child, seen=object_parser.parse_pod(body)))
+            del family.children[kind, name]
+            if kind not in ATTEMPT_KINDS:
+                entry.shared = next(self._changes)
+        if entry.raw is None and not family.children:
+            del self._jobs[key]
+            self._families.forget(entry)
+        return entry.key
+
+    def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
+        """Remove an object of a job for which no deletion event arrived."""
+        meta: Meta = {"namespace": key[0], "name": name, "uid": uid, "labels": {JOB_LABEL: key[1]}}
+        return self.remove(kind, {"metadata": meta})
+
+    def prune(self, kind: Kind, alive: Iterable[Meta], listed: int, namespace: str | None = None) -> set[Key]:
+        """Remove objects that are missing from a list, which is given by the metadata of its objects."""
+        return self.remove_missing(kind, {str(meta["uid"]) for meta in alive}, listed, namespace)
+
+    def remove_missing(self, kind: Kind, alive: Collection[str], listed: int, namespace: str | None = None) -> set[Key]:
+        """Remove objects that are missing from a list at version `listed`. Return the jobs that changed.
+
+        An interrupted watch may miss deletions, for which no event follows.
+
+        Args:
+            alive: uids of the objects in the list.
+            namespace: the listed namespace; None: all.
+        """
+        touched = set()
+        for key, entry in list(self._jobs.items()):
+            if namespace not in (None, key[0]):
+                continue
+            for name, uid, version in list(self._cached(entry, kind)):
+                if uid not in alive and version <= listed:
+                    self.forget(kind, key, name, uid)
+                    touched.add(key)
+        return touched
+
+    def is_newer(self, kind: Kind, alive: Mapping[str, int], listed: int, namespace: str | None = None) -> bool:
+        """Whether an object is newer than in a list that contains everything up to version `listed`.
+
+        That happens only if etcd was restored from an older snapshot meanwhile.
+
+        Args:
+            alive: versions of the listed objects by uid.
+            namespace: the listed namespace; None: all.
+        """
+        return any(
+            alive.get(uid, version) < version <= listed
+            for key, entry in self._jobs.items() if namespace in (None, key[0])
+            for _, uid, version in self._cached(entry, kind)
+        )  # fmt: skip
+
+    def job(self, key: Key) -> Body | None:
+        """The job's object, or None."""
+        entry = self._jobs.get(key)
+        return self.unpack_job(entry.raw) if entry and entry.raw is not None else None
+
+    def uid(self, key: Key) -> str | None:
+        """The job's uid; None if there is no job of that name."""
+        entry = self._jobs.get(key)
+        return entry.uid if entry and entry.raw is not None else None
+
+    def jobs(self) -> list[Key]:
+        """All jobs."""
+        return [key for key, entry in self._jobs.items() if entry.raw is not None]
+
+    def summary(self, key: Key) -> JobSummary | None:
+        """The job's summary, or None."""
+        entry = self._jobs.get(key)
+        return entry.summary if entry else None
+
+    def packed_jobs(self) -> list[tuple[Key, JobSummary, bytes]]:
+        """All jobs with their summaries and packed objects (`unpack_job`), none of which changes afterwards."""
+        return [(key, job.summary, job.raw) for key, job in self._jobs.items() if job.summary and job.raw]
+
+    def unpack_job(self, packed: bytes) -> Body:
+        """A job's object; other threads may call this."""
+        return self._packer.unpack(JOBS, packed)
+
+    def observed(self, key: Key, uid: str) -> Observation:
+        """Children of the job with this uid, without the trainer's report and refusals."""
+        entry = self._jobs.get(key)
+        family = self._families.of(entry) if entry else Family()
+        attempts = [(kind, child) for (kind, _), child in family.children.items() if kind in ATTEMPT_KINDS]
+        mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
+        leftovers, alive = 0, {child.uid for _, child in attempts}
+        for kind, child in attempts:
+            number = _attempt(family, kind, child) if entry and entry.uid == uid else None
+            if number is not None and isinstance(child.seen, ObservedRayJob):
+                mine.append(replace(child.seen, attempt=number, orphaned=not child.owner or child.owner.uid != uid))
+            elif number is not None and not isinstance(child.seen, bytes):
+                mine.append(replace(child.seen, attempt=number))
+            elif child.owner and child.owner.uid not in {*alive, uid} and _is_left(kind, child.owner, key):
+                leftovers += 1
+        return Observation(
+            rayjobs=tuple(seen for seen in mine if isinstance(seen, ObservedRayJob)),
+            clusters=tuple(seen for seen in mine if isinstance(seen, ObservedRayCluster)),
+            pods=tuple(seen for seen in mine if isinstance(seen, ObservedPod)),
+            leftovers=leftovers,
+            last=max(family.lineage.values(), default=0) if entry and entry.uid == uid else 0,
+            evidence=family.evidence,
+        )
+
+    def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
+        """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None."""
+        entry = self._jobs.get(key)
+        child = self._families.of(entry).children.get((kind, name)) if entry else None
+        return self._packer.unpack(kind, child.seen) if child and isinstance(child.seen, bytes) else None
+
+    def shared_change(self, key: Key) -> int:
+        """Number of the last change of an object that all attempts of a job share."""
+        entry = self._jobs.get(key)
+        return entry.shared if entry else 0
+
+    def _key(self, kind: Kind, body: Body) -> Key | None:
+        meta = body["metadata"]
+        namespace = str(meta.get("namespace") or "")
+        if kind == JOBS:
+            return namespace, str(meta["name"])
+        if job := _job_of(owner_of(body)) or (meta.get("labels") or {}).get(JOB_LABEL):
+            return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
+        return None
+
+    def _seen(self, kind: Kind, body: Body) -> Seen:
+        if kind == RAYJOBS:
+            return object_parser.parse_rayjob(body)
+        if kind == RAYCLUSTERS:
+            return object_parser.parse_raycluster(body)
+        if kind == PODS:
+            return object_parser.parse_pod(body)
+        return self._packer.pack(kind, body)
+
+    def _cached(self, entry: CachedJob, kind: Kind) -> Iterator[tuple[str, str, int]]:
+        """Name, uid and version of a job's cached objects of a kind."""
+        if kind == JOBS:
+            if entry.raw is not None:
+                yield entry.key[1], entry.uid, entry.version
+            return
+        for (found, name), child in self._families.of(entry).children.items():
+            if found == kind:
+                yield name, child.uid, child.version
+
+
+def _add_evidence(family: Family, child: Child) -> None:
+    number = _attempt(family, PODS, child)
+    if number is None or not isinstance(child.seen, ObservedPod):
+        return
+    if child.seen.group in (ROLLOUT_GROUP, REWARD_GROUP):  # its loss ends no attempt
+        return
+    found = evidence.find_evidence(child.seen)
+    if found and (number, found) not in family.evidence:
+        family.evidence = (*family.evidence, (number, found))[-EVIDENCE_KEPT:]
+
+
+def _forget_replaced_pods(family: Family, rayjob: Child) -> None:
+    """Pods that were lost, or stopped by a queue, before the program started are no reason of a later failure."""
+    attempt = _attempt(family, RAYJOBS, rayjob)
+    family.evidence = tuple(
+        (number, found)
+        for number, found in family.evidence
+        if number != attempt or (PODS, found.pod) in family.children
+    )
+
+
+def _started(before: Seen, now: Seen) -> bool:
+    """Whether Ray started the program of an attempt, for which it had no trainer pod, or a queue lets it start."""
+    if not (isinstance(before, ObservedRayJob) and isinstance(now, ObservedRayJob)):
+        return False
+    return (before.waits and now.runs) or (before.deployment == "Suspended" != now.deployment)
+
+
+def _attempt(family: Family, kind: Kind, child: Child) -> int | None:
+    """The attempt that a RayJob, RayCluster or pod belongs to through its controllers; None if it is not the job's."""
+    uid = child.uid if kind == RAYJOBS else child.owner.uid if child.owner else ""
+    return family.lineage.get(uid)
+
+
+def _trace(entry: CachedJob, family: Family) -> None:
+    """Add the uids of the job's RayJobs and of their RayClusters to its lineage."""
+    names = Names(entry.key[1])
+    for (kind, name), child in family.children.items():
+        if kind == RAYJOBS and child.owner and child.owner.uid == entry.uid and (number := names.number_of(name)):
+            family.lineage[child.uid] = number
+    for (kind, _), child in family.children.items():
+        if kind == RAYCLUSTERS and child.owner and (number := family.lineage.get(child.owner.uid)):
+            family.lineage[child.uid] = number
+    newest = max(family.lineage.values(), default=0)
+    for uid in [uid for uid, number in family.lineage.items() if number <= newest - ATTEMPTS_KEPT]:
+        del family.lineage[uid]
+
+
+def _recorded(body: Body) -> dict[str, int]:
+    """Uids of the newest attempt's objects in a job's status."""
+    status = body.get("status")
+    children, number = (status.get("children"), status.get("attempts")) if isinstance(status, dict) else (None, None)
+    found = (children.get("rayJobUID"), children.get("rayClusterUID")) if isinstance(children, dict) else ()
+    return {str(uid): number for uid in found if uid and isinstance(number, int) and number > 0}
+
+
+def _is_left(kind: Kind, owner: Owner, key: Key) -> bool:
+    """Whether the controller of an object that is not the job's was one of an earlier job of the same name."""
+    names = Names(key[1])
+    if kind == RAYJOBS:
+        return owner.kind == JOBS.kind and owner.name == key[1]
+    if kind == RAYCLUSTERS:
+        return owner.kind == RAYJOBS.kind and names.number_of(owner.name) is not None
+    return owner.kind == RAYCLUSTERS.kind and job_of_raycluster(owner.name) == key[1]
+
+
+def _job_of(owner: Owner | None) -> str | None:
+    """The job of a child by the name of its controller, which does not change as its labels do."""
+    if owner is None:
+        return None
+    match owner.kind:
+        case JOBS.kind:
+            return owner.name
+        case RAYJOBS.kind:
+            return job_of_rayjob(owner.name)
+        case RAYCLUSTERS.kind:
+            return job_of_raycluster(owner.name)
+        case _:
+            return None
+
+
+def _version(meta: Body) -> int:
+    text = str(meta.get("resourceVersion") or "")
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,156 @@
+"""PURE: corrections of objects that others change, and the pause after many in a row.
+
+Another controller, or a user's script, may put its own values back each time. Without a pause both would write as fast
+as the API server answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from omni_operator.api.names import FIELD_MANAGER
+from omni_operator.cluster.kinds import Body
+from omni_operator.status.decisions.situation import (
+    FinishReplacement,
+    GiveUpTemplate,
+    ReplacePods,
+    RestartDeadline,
+    ScaleGroup,
+    StartReplacement,
+    Step,
+)
+from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
+
+AT_ONCE = 5  # in a row; the first time that something is written counts too
+PAUSE_FIRST, PAUSE_MOST = timedelta(seconds=1), timedelta(seconds=60)
+FORGOTTEN = timedelta(minutes=10)  # after which a correction begins a new row
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Corrections in a row of one thing.
+
+    Attributes:
+        at: time of the last one; None if there was none.
+        generation: of the job's spec; a changed spec ends the pause.
+        text: what is changed again and again, and by whom.
+    """
+
+    count: int = 0
+    at: datetime | None = None
+    generation: int = 0
+    text: str = ""
+
+    def add(self, now: datetime, generation: int, text: str = "") -> Corrections:
+        """With one more."""
+        follows = self.at is not None and now - self.at < FORGOTTEN and generation == self.generation
+        return Corrections(self.count + 1 if follows else 1, now, generation, text)
+
+    def pause_end(self, now: datetime, generation: int) -> datetime | None:
+        """When the next correction is allowed; None: now."""
+        if self.at is None or self.count < AT_ONCE or generation != self.generation:
+            return None
+        end = self.at + min(PAUSE_FIRST * 2 ** min(self.count - AT_ONCE, 16), PAUSE_MOST)
+        return end if now < end else None
+
+    def row_end(self, now: datetime, generation: int) -> datetime | None:
+        """When so many in a row are forgotten that others change the thing all the time; None: they are not so many."""
+        if self.at is None or self.count < AT_ONCE or generation != self.generation:
+            return None
+        end = self.at + FORGOTTEN
+        return end if now < end else None
+
+
+NO_CORRECTIONS = Corrections()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the operator changes, and to what. The same again is a correction of what another one has changed since."""
+
+    what: tuple[str, ...]
+    value: object = None
+
+
+@dataclass(slots=True)
+class CorrectionRows:
+    """Corrections in a row of all that belongs to a job."""
+
+    _rows: dict[tuple[str, ...], tuple[object, Corrections]] = field(default_factory=dict)
+
+    def of(self, change: Change) -> Corrections:
+        """How often the last change of its kind was this one."""
+        value, row = self._rows.get(change.what, (change.value, NO_CORRECTIONS))
+        return row if value == change.value else NO_CORRECTIONS
+
+    def add(self, change: Change, now: datetime, generation: int, text: str = "") -> None:
+        """Add one; what was not changed for a while is forgotten."""
+        row = self.of(change).add(now, generation, text)
+        kept = {what: one for what, one in self._rows.items() if one[1].at is not None and now - one[1].at < FORGOTTEN}
+        self._rows = {**kept, change.what: (change.value, row)}
+
+    def changed_by_others(self, now: datetime, generation: int) -> str:
+        """What others change all the time, for a condition; empty if they change nothing."""
+        found = (row.text for _, row in self._rows.values() if row.row_end(now, generation))
+        return "; ".join(dict.fromkeys(found))
+
+    def times(self, now: datetime, generation: int) -> Iterator[datetime]:
+        """When a pause ends, and when a row is forgotten."""
+        for _, row in self._rows.values():
+            yield from filter(None, (row.pause_end(now, generation), row.row_end(now, generation)))
+
+
+def change_of(step: Step) -> Change | None:
+    """What a step changes of a worker group; None for other steps."""
+    match step:
+        case ScaleGroup():
+            return Change((step.cluster.uid, step.group, "replicas"), step.new)
+        case ReplacePods():
+            return Change((step.cluster.uid, step.group.name, "pods"), step.removed)
+        case StartReplacement() | RestartDeadline() | FinishReplacement() | GiveUpTemplate():
+            return Change((step.cluster.uid, step.group.name, type(step).__name__))
+        case _:
+            return None
+
+
+def find_author(body: Body, *field: str, fallback: bool = True) -> str:
+    """Name of the field manager that changed an object last, other than the operator; empty if none is known.
+
+    Args:
+        field: path of the changed field, as in `managedFields`. A manager that has it counts before others, whose
+            changes may be of the same second.
+        fallback: whether these others count at all.
+    """
+    found = [
+        entry
+        for entry in body["metadata"].get("managedFields") or ()
+        if not entry.get("subresource") and not str(entry.get("manager") or "").startswith(FIELD_MANAGER)
+    ]
+    last: Mapping[str, object] = max(
+        [entry for entry in found if field and _owns(entry, field)] or (found if fallback else ()),
+        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={},
+    )  # fmt: skip
+    return str(last.get("manager") or "")
+
+
+def _owns(entry: Mapping[str, Any], field: Iterable[str]) -> bool:
+    inside: Any = entry.get("fieldsV1")
+    for name in field:
+        inside = inside.get(name) if isinstance(inside, dict) else None
+    return inside is not None
+
+
+def describe(what: str, author: str) -> str:
+    """The text of a condition about something that others change."""
+    return (
+        f"{describe_author(author)} changes {what} again after each correction by the operator, which waits longer "
+        "each time, up to 60 s"
+    )
+
+
+def describe_author(author: str) -> str:
+    """The field manager in a text; it may be unknown."""
+    return f"field manager {author!r}" if author else "another program"

@@ -1,0 +1,123 @@
+"""Objects of a job: created, and changed only while the job is their controller.
+
+Anyone who may create a job chooses the names of its objects. An object of another owner under such a name is neither
+changed, adopted nor deleted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.api.names import JOB_LABEL, RENDERED_ANNOTATION, Names
+from omni_operator.cluster.cache.object_parser import owner_of
+from omni_operator.cluster.errors import AlreadyExists, Conflict, KindAbsent, NameTaken, Refused
+from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Key, kind_of
+from omni_operator.cluster.protocol import Cluster
+from omni_operator.plan.objects import owner_reference
+from omni_operator.status.report.comparison import find_drift
+
+
+async def ensure(cluster: Cluster, live: Body | None, rendered: Body) -> Body:
+    """Create an object if `live` is None, else correct what differs from the rendered one; return it afterwards.
+
+    Raises:
+        NameTaken: another owner's object has the name.
+        Conflict: an earlier job's object has the name, or the object changed in between; retry.
+    """
+    if live is None:
+        live = await create(cluster, rendered)
+    require_owned(live, rendered)
+    changes = {} if live["metadata"].get("deletionTimestamp") else find_drift(live, _comparable(rendered))
+    return await cluster.patch(kind_of(rendered), live, changes) if changes else live
+
+
+async def create(cluster: Cluster, rendered: Body) -> Body:
+    """Create an object, or return the one that was created before, by a pass whose result was lost.
+
+    Raises:
+        NameTaken, Conflict: as `ensure`.
+        Refused: the cluster stores it without what makes it the job's.
+    """
+    kind, meta = kind_of(rendered), rendered["metadata"]
+    try:
+        live = await cluster.create(rendered)
+    except AlreadyExists:
+        found = await cluster.read(kind, meta["namespace"], meta["name"])
+        if found is None:
+            raise Conflict(f"{kind.kind} {meta['name']} was deleted in between") from None
+        digest = (found["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
+        if owner_of(found) or digest != meta["annotations"][RENDERED_ANNOTATION]:
+            require_owned(found, rendered)
+            return found
+        live = found  # created by an earlier pass, which the uid of the job in the digest tells
+    lost = [f"label {JOB_LABEL}"] if JOB_LABEL not in (live["metadata"].get("labels") or {}) else []
+    lost += ["ownerReferences"] if owner_of(live) != owner_of(rendered) else []
+    if not lost:
+        return live
+    # Watches would not deliver it, or garbage collection not delete it.
+    await cluster.delete(kind, meta["namespace"], meta["name"], live["metadata"]["uid"])
+    raise Refused(
+        f"{kind.kind} {meta['name']} was stored without its {' and '.join(lost)}, and was deleted again: a webhook or "
+        "policy of the cluster removes or replaces them; exempt the objects of jobs from it"
+    )
+
+
+async def find_rayjob(cluster: Cluster, key: Key, job_uid: str, attempt: int, uid: str | None) -> Body | None:
+    """The RayJob of an attempt, whatever its labels; None if the job has none.
+
+    Args:
+        uid: with which it counts without its owner, too.
+    """
+    try:
+        live = await cluster.read(RAYJOBS, key[0], Names(key[1]).attempt(attempt))
+    except KindAbsent:
+        return None
+    owner = owner_of(live) if live else None
+    return live if live and (live["metadata"]["uid"] == uid or (owner and owner.uid == job_uid)) else None
+
+
+async def find_raycluster(cluster: Cluster, key: Key, name: str, uid: str) -> Body | None:
+    """The RayCluster with this uid, whatever its labels; None if it does not exist any more."""
+    try:
+        live = await cluster.read(RAYCLUSTERS, key[0], name)
+    except KindAbsent:
+        return None
+    return None if live is None or live["metadata"]["uid"] != uid else live
+
+
+def missing_labels(live: Body, key: Key, attempt: int) -> dict[str, Any]:
+    """The change that gives an object of an attempt its labels, by which watches find it; nothing if it has them."""
+    return find_drift(live, {"metadata": {"labels": Names(key[1]).attempt_labels(attempt)}})
+
+
+def missing_owner(live: Body, key: Key, job_uid: str) -> dict[str, Any]:
+    """The change that makes the job the controller of its RayJob again; nothing if it is."""
+    owner = owner_of(live)
+    if owner and owner.uid == job_uid:
+        return {}
+    others = [found for found in live["metadata"].get("ownerReferences") or () if not found.get("controller")]
+    return {"metadata": {"ownerReferences": [*others, owner_reference(key[1], job_uid)]}}
+
+
+def require_owned(live: Body, rendered: Body) -> None:
+    """Raise an error unless the live object has the controller of the rendered one."""
+    kind, name = kind_of(rendered), rendered["metadata"]["name"]
+    owner, wanted = owner_of(live), owner_of(rendered)
+    if owner == wanted:
+        return
+    if owner and wanted and (owner.kind, owner.name) == (wanted.kind, wanted.name):
+        raise Conflict(f"{kind.kind} {name} belongs to an earlier job of this name; garbage collection deletes it")
+    belongs = f"belongs to {owner.kind} {owner.name}" if owner else "does not belong to this job"
+    raise NameTaken(
+        f"{kind.kind} {name} exists and {belongs}. The operator does not touch it, and the job waits until it is "
+        f"deleted; delete it, or create the job with another name"
+    )
+
+
+def _comparable(rendered: Body) -> dict[str, Any]:
+    """The parts of a rendered object that are compared with the live one."""
+    meta = {name: rendered["metadata"].get(name) or {} for name in ("labels", "annotations")}
+    return {
+        **{name: value for name, value in rendered.items() if name not in ("apiVersion", "kind", "metadata", "status")},
+        "metadata": {name: value for name, value in meta.items() if value},
+    }

@@ -1,0 +1,93 @@
+"""State between the passes of one process. If it is lost, requests may be repeated, and nothing else happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from omni_operator.cluster.kinds import Key, Kind
+from omni_operator.reconcile.corrections import CorrectionRows
+from omni_operator.reconcile.refused_requests import NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
+from omni_operator.status.observed.observation import Observation
+from omni_operator.status.observed.timestamps import EARLIEST
+
+
+@dataclass(slots=True)
+class JobMemory:
+    """State between passes over one job.
+
+    Attributes:
+        uid: of the job.
+        written: when its status was last written.
+        conflicts: passes in a row that ended with a conflict.
+        altered: whether another status was stored than the one that was sent.
+        lost: name of a RayJob that the status records, and that the API server does not have.
+        lost_cluster: uid of such a RayCluster.
+        ensured: generation of the job and last change of its shared objects when these were last compared; None while
+            something is missing or waits to be corrected.
+        corrections: of its objects, which others may change again each time.
+        seen: states of head and attempt, and since when this process sees them.
+    """
+
+    uid: str
+    written: datetime | None = None
+    conflicts: int = 0
+    altered: bool = False
+    refusals: Refusals = NO_REFUSALS
+    server_errors: ServerErrors = NO_SERVER_ERRORS
+    lost: str | None = None
+    lost_cluster: str | None = None
+    ensured: object = None
+    corrections: CorrectionRows = field(default_factory=CorrectionRows)
+    seen: dict[str, tuple[object, datetime]] = field(default_factory=dict)
+
+    def with_times_seen(self, observed: Observation, now: datetime) -> Observation:
+        """The observation, with times since which this process sees head and failure: KubeRay has another clock."""
+        cluster, rayjob = observed.cluster(observed.newest), observed.rayjob(observed.newest)
+        if cluster:
+            state = cluster.uid, cluster.head_ready, cluster.head_since
+            head = replace(cluster, head_since=self._since("head", state, now))
+            observed = replace(observed, clusters=tuple(head if one is cluster else one for one in observed.clusters))
+        if rayjob and rayjob.deployment == "Failed":
+            failed = replace(rayjob, ended=self._since("failure", rayjob.uid, now))
+            observed = replace(observed, rayjobs=tuple(failed if one is rayjob else one for one in observed.rayjobs))
+        return observed
+
+    def _since(self, what: str, state: object, now: datetime) -> datetime:
+        if what not in self.seen or self.seen[what][0] != state:
+            self.seen[what] = state, now
+        return self.seen[what][1]
+
+
+@dataclass(slots=True)
+class PassMemory:
+    """State between passes over all jobs.
+
+    Attributes:
+        absent: kinds that are optional and not served, and until when nothing of them is created.
+        listening: time of the first pass.
+    """
+
+    absent: dict[Kind, datetime] = field(default_factory=dict)
+    listening: datetime = EARLIEST
+    _jobs: dict[Key, JobMemory] = field(default_factory=dict)
+    _newest: datetime = EARLIEST
+
+    def begin_pass(self, now: datetime) -> None:
+        """Forget everything if the clock was set back: pauses would last until it catches up."""
+        if now < self._newest or self._newest == EARLIEST:
+            self.absent.clear()
+            self._jobs.clear()
+            self.listening = now
+        self._newest = now
+
+    def of(self, key: Key, uid: str) -> JobMemory:
+        """What is remembered of the job with this uid; nothing of an earlier job of its name."""
+        found = self._jobs.get(key)
+        if found is None or found.uid != uid:
+            found = self._jobs[key] = JobMemory(uid)
+        return found
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a job that does not exist any more."""
+        self._jobs.pop(key, None)

@@ -1,0 +1,104 @@
+"""Changes of a worker group of a running RayCluster, for the replacement of its pods.
+
+KubeRay applies a template to new pods only, deletes the pods that are named in `scaleStrategy.workersToDelete`, and
+starts others for them at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, assert_never
+
+from omni_operator.api.names import rolling_names
+from omni_operator.cluster.errors import Conflict
+from omni_operator.cluster.kinds import RAYCLUSTERS, Body
+from omni_operator.cluster.nested_json import load_json
+from omni_operator.cluster.protocol import Cluster
+from omni_operator.status.decisions.situation import (
+    FinishReplacement,
+    GiveUpTemplate,
+    ReplacementStep,
+    ReplacePods,
+    RestartDeadline,
+    StartReplacement,
+)
+from omni_operator.status.observed.timestamps import format_timestamp
+
+MADE_OF = ("template", "resources", "rayStartParams")  # what KubeRay makes a pod of
+
+
+async def replace_pods(cluster: Cluster, namespace: str, step: ReplacementStep, rendered: Body, now: datetime) -> Body:
+    """Carry out a step; return the RayCluster afterwards.
+
+    Args:
+        rendered: the group as the current spec makes it.
+
+    Raises:
+        Conflict: the RayCluster, or its worker group, is not the one that the step was decided for.
+    """
+    name = step.cluster.name
+    body = await cluster.read(RAYCLUSTERS, namespace, name)
+    if body is None or body["metadata"]["uid"] != step.cluster.uid:
+        raise Conflict(f"{RAYCLUSTERS.plural} {name}: another object")
+    return await cluster.patch(RAYCLUSTERS, body, change(body, step, rendered, now))
+
+
+def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> Body:
+    """Merge patch of a RayCluster. PURE.
+
+    Raises:
+        Conflict: its worker group is not the one that the step was decided for.
+    """
+    known, names = step.group, rolling_names(step.group.name)
+    groups = copy.deepcopy(body["spec"].get("workerGroupSpecs") or [])
+    group = groups[known.index] if known.index < len(groups) else {}
+    replicas = max(0, group.get("replicas") or 0)  # as they were observed
+    if (group.get("groupName"), replicas, template_of(group)) != (
+        known.name, known.replicas, known.template,
+    ):  # fmt: skip
+        raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its {known.name} group has changed")
+    before = (body["metadata"].get("annotations") or {}).get(names.before)
+    annotations: dict[str, str | None] = {}
+    match step:
+        case StartReplacement():
+            # Of several changes in a row, the first one was made from a template whose pods served.
+            kept = before or json.dumps({part: group[part] for part in MADE_OF if part in group}, sort_keys=True)
+            annotations = {names.before: kept, names.replacing: format_timestamp(now)}
+            _make_of(group, rendered)
+        case ReplacePods(removed=removed):
+            group["scaleStrategy"] = {"workersToDelete": list(removed)}
+            if before:
+                annotations = {names.replacing: format_timestamp(now)}
+        case RestartDeadline():
+            annotations = {names.replacing: format_timestamp(now)}
+        case FinishReplacement():
+            annotations = {names.before: None, names.replacing: None}
+        case GiveUpTemplate(text=text):
+            refused = f"{known.template} {text}"
+            annotations = {names.before: None, names.replacing: None, names.refused: refused}
+            _make_of(group, _parse(before))
+        case _:
+            assert_never(step)
+    return {"metadata": {"annotations": annotations}, "spec": {"workerGroupSpecs": groups}}
+
+
+def template_of(group: Mapping[str, Any]) -> str:
+    """The label of a group's template; empty without one."""
+    metadata = (group.get("template") or {}).get("metadata") or {}
+    return str((metadata.get("labels") or {}).get(rolling_names(str(group.get("groupName"))).template, ""))
+
+
+def _parse(before: str | None) -> Body:
+    """The template before a change; nothing if the annotation has something else, which anyone may have written."""
+    try:
+        found = load_json((before or "{}").encode())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _make_of(group: Body, source: Body) -> None:
+    group.update({part: source[part] for part in MADE_OF if part in source})

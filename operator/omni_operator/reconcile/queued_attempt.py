@@ -1,0 +1,116 @@
+"""Changes of an attempt's RayJob while a Kueue queue has not admitted it: another number of rollout pods.
+
+Kueue updates the Workload of a suspended RayJob in place, which keeps its place in the queue, unless quota is reserved
+for it: then Kueue deletes the Workload, with the reservation, and makes another one. So the Workload is read before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from omni_operator.api.names import (
+    ASKED_ANNOTATION,
+    CHECKSUM_ANNOTATION,
+    OVERRIDES_ANNOTATION,
+    PODS_ANNOTATION,
+    ROLLOUT_GROUP,
+    TRAINER_GROUP,
+)
+from omni_operator.cluster.cache.object_parser import parse_rayjob
+from omni_operator.cluster.errors import KindAbsent
+from omni_operator.cluster.kinds import RAYJOBS, WORKLOADS, Body
+from omni_operator.cluster.protocol import Cluster
+from omni_operator.plan.digest import digest_checked
+from omni_operator.plan.overrides import ROLLOUT_NODES
+from omni_operator.status.decisions.situation import AskForPods
+from omni_operator.status.observed.timestamps import format_timestamp
+
+OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # of a Workload
+PREEMPTING = "Pending the preemption of"  # in Kueue's message while pods of others are ending
+
+
+async def ask_for_pods(cluster: Cluster, namespace: str, step: AskForPods, now: datetime) -> Body | None:
+    """Ask the queue for another number of rollout pods; return the RayJob afterwards, None if it has not changed.
+
+    Nothing is changed unless Kueue has tried the Workload and found no room, nor while it waits for pods that it
+    preempts for it, without Kueue, or where the RayJob is not the one that the step was decided for.
+
+    Raises:
+        Conflict: the queue has admitted the RayJob since it was read.
+    """
+    body = await cluster.read(RAYJOBS, namespace, step.rayjob.name)
+    if body is None or not is_as_decided(body, step):
+        return None
+    try:
+        workloads = await cluster.list_objects(WORKLOADS, namespace, f"{OWNER_LABEL}={step.rayjob.uid}")
+    except KindAbsent:
+        return None
+    return await cluster.patch(RAYJOBS, body, change(body, step, now)) if has_no_room(workloads) else None
+
+
+def has_no_room(workloads: Iterable[Body]) -> bool:
+    """Whether a queue has tried the only Workload of a RayJob, and waits for quota. PURE."""
+    found = list(workloads)
+    if len(found) != 1 or (found[0].get("spec") or {}).get("active") is False:
+        return False
+    conditions = {one.get("type"): one for one in (found[0].get("status") or {}).get("conditions") or ()}
+    tried = conditions.get("QuotaReserved") or {}
+    pending = (tried.get("status"), tried.get("reason")) == ("False", "Pending")
+    return pending and PREEMPTING not in str(tried.get("message"))
+
+
+def is_as_decided(body: Body, step: AskForPods) -> bool:
+    """Whether a RayJob is the one of a step, waits, and still asks for as many pods, in its groups and for us. PURE.
+
+    Someone else may have changed one of both; then its numbers are not ours any more.
+    """
+    found, groups = parse_rayjob(body), _groups(body)
+    size, rollout, trainer = found.pool(ROLLOUT_GROUP), groups.get(ROLLOUT_GROUP, {}), groups.get(TRAINER_GROUP, {})
+    same = (found.uid, found.suspended, found.pools) == (step.rayjob.uid, True, step.rayjob.pools)
+    numbers = {size.pods if size else None, rollout.get("replicas"), step.old}
+    return same and len(numbers) == 1 and OVERRIDES_ANNOTATION in _annotations(trainer)
+
+
+def change(body: Body, step: AskForPods, now: datetime) -> Body:
+    """Merge patch of a RayJob: the rollout group, the trainer's settings, and what the operator itself reads. PURE.
+
+    Args:
+        body: one that is as decided.
+    """
+    spec, groups = body["spec"], copy.deepcopy(_groups(body))
+    groups[ROLLOUT_GROUP].update(dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), step.new))
+    files = _annotations(groups[TRAINER_GROUP])
+    files[OVERRIDES_ANNOTATION] = _with_nodes(files[OVERRIDES_ANNOTATION], step)
+    pods = json.loads(body["metadata"]["annotations"][PODS_ANNOTATION])
+    pods[ROLLOUT_GROUP]["pods"] = step.new
+    noted = {PODS_ANNOTATION: json.dumps(pods), ASKED_ANNOTATION: f"{format_timestamp(now)} {step.rounds}"}
+    changed = {"entrypoint": _with_nodes(spec["entrypoint"], step)}
+    if not parse_rayjob(body).altered:
+        annotations = {**body["metadata"]["annotations"], **noted}
+        noted[CHECKSUM_ANNOTATION] = digest_checked({"metadata": {"annotations": annotations}, "spec": changed})
+    return {
+        "metadata": {"annotations": noted},
+        "spec": {**changed, "rayClusterSpec": {"workerGroupSpecs": list(groups.values())}},
+    }
+
+
+def _groups(body: Body) -> dict[str, dict[str, Any]]:
+    """The worker groups of a RayJob, by name."""
+    groups = (body["spec"].get("rayClusterSpec") or {}).get("workerGroupSpecs") or ()
+    return {str(group.get("groupName")): group for group in groups}
+
+
+def _annotations(group: dict[str, Any]) -> dict[str, str]:
+    """The annotations of the pods of a group."""
+    found: dict[str, str] = ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
+    return found
+
+
+def _with_nodes(text: str, step: AskForPods) -> str:
+    """The trainer's settings with the number of nodes that the engines have."""
+    return re.sub(rf"(?<=\b{re.escape(ROLLOUT_NODES)}=){step.old}\b", str(step.new), text)

@@ -1,0 +1,196 @@
+"""PURE: how many rollout and reward pods a running attempt has, and which of them leave.
+
+A number that is the spec's, or an autoscaler's, counts for KubeRay only between the `minReplicas` and `maxReplicas` of
+its worker group, so limits that another program has set are put right where they do not allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from omni_operator.api.names import POD_LIMITS, REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.status.observed import evidence
+from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
+from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
+from omni_operator.status.observed.queue_history import QueueHistory
+from omni_operator.status.report.conditions import ConditionValue, Table, false_because, true_because, unknown_because
+
+from .situation import ScaleGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What waits for the pods of a group, in the words of conditions.
+
+    Attributes:
+        condition: type of the condition.
+        field: of the job that says how many pods there are.
+        things, wait: as in `96 samples wait for generation`.
+    """
+
+    condition: str
+    field: str
+    things: str
+    wait: str
+
+
+QUEUES = {
+    ROLLOUT_GROUP: Queue("RolloutsScaled", "spec.rollout.autoscaling", "samples", "wait for generation"),
+    REWARD_GROUP: Queue("RewardsScaled", "spec.reward.model.autoscaling", "requests", "wait for the judge"),
+}
+
+
+def scale(
+    facts: JobFacts, observed: Observation, attempt: int, now: datetime, *, patience: timedelta | None = None
+) -> tuple[ScaleGroup, ...]:
+    """Let the rollout and reward pods of an attempt be as many as the spec, or its autoscaling, says.
+
+    Args:
+        patience: of an attempt that has not started, how long rollout pods may be without a node before it starts
+            without them; None: it runs.
+    """
+    cluster = observed.cluster(attempt)
+    if cluster is None or cluster.deleting:
+        return ()
+    pools = (facts.trainer, *facts.pools)
+    changes = (_scale_pool(pool, facts, observed, cluster, now, patience) for pool in pools)
+    return tuple(change for change in changes if change is not None)
+
+
+def _scale_pool(
+    pool: PoolFacts,
+    facts: JobFacts,
+    observed: Observation,
+    cluster: ObservedRayCluster,
+    now: datetime,
+    patience: timedelta | None,
+) -> ScaleGroup | None:
+    group = cluster.group(pool.group)
+    if group is None:
+        return None
+    if not pool.live:
+        rayjob = observed.rayjob(cluster.attempt)
+        size = rayjob.pool(pool.group) if rayjob else None
+        fixed = size is not None and size.pods == group.replicas
+        return _change(observed, cluster, group, group.replicas, (group.replicas, group.replicas)) if fixed else None
+    current, wanted = group.replicas, pool.pods
+    if pool.autoscaling is not None:
+        wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
+        if wanted > current >= pool.autoscaling.least and find_limit(observed, cluster.attempt, pool.group) is not None:
+            return None  # others would not start either
+    if patience is not None and pool.group == ROLLOUT_GROUP and facts.fewest_at_start:
+        wanted = _number_at_start(facts, observed, cluster, min(current, wanted), now - patience)
+    if not group.template and not group.least <= wanted <= group.most:
+        return None  # an earlier version of the operator created the attempt; KubeRay would keep the number
+    return _change(observed, cluster, group, wanted, POD_LIMITS)
+
+
+def _number_at_start(
+    facts: JobFacts, observed: Observation, cluster: ObservedRayCluster, asked: int, before: datetime
+) -> int:
+    """How many rollout pods an attempt that has not started asks for.
+
+    KubeRay starts the training program once all pods that it asks for are ready. So those that have found no node, or
+    that a quota refuses, are not asked for until it runs, if the others are enough.
+
+    Args:
+        before: pods that are not older may still find a node, and a cluster that is not older its quota.
+    """
+    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == ROLLOUT_GROUP and not pod.deleting]
+    placed = sum(not pod.unschedulable for pod in pods)
+    rayjob = observed.rayjob(cluster.attempt)
+    size = rayjob.pool(ROLLOUT_GROUP) if rayjob else None
+    least = max(facts.fewest_at_start, size.least if size else 1)  # the trainer keeps what it was created with
+    late = any(pod.unschedulable and pod.created <= before for pod in pods)
+    late = late or (cluster.created <= before and evidence.is_refused_by_quota(cluster.failure))
+    return placed if late and least <= placed < asked else asked
+
+
+def _waiting(observed: Observation, attempt: int, pool: PoolFacts) -> QueueHistory | None:
+    report = observed.report_of(attempt)
+    return report.waiting(pool.group) if report else None
+
+
+def _change(
+    observed: Observation, cluster: ObservedRayCluster, group: PodGroup, wanted: int, limits: tuple[int, int]
+) -> ScaleGroup | None:
+    """The change of a group to a number of pods; None if KubeRay keeps that number already.
+
+    Args:
+        limits: those that it gets if its own, which another program has changed, do not allow the number.
+    """
+    kept = group.least <= wanted <= group.most
+    if kept and wanted == group.replicas:
+        return None
+    pods = [pod for pod in observed.pods_of(cluster.attempt) if pod.group == group.name]
+    removed = leaving_pods(pods, wanted) if wanted < max(group.replicas, group.least) else ()
+    return ScaleGroup(
+        cluster, group.name, group.index, group.replicas, wanted, removed, limits=None if kept else limits
+    )
+
+
+def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now: datetime) -> int:
+    """How many pods there should be.
+
+    More as soon as the last report needs them, fewer when no report of a whole window needed as many. So after pods
+    were added, none is removed for a window, and a trainer whose reports are missing keeps what it has.
+    """
+    kept = min(max(current, policy.least), policy.most)
+    if queue is None:
+        return kept
+    if (needed := policy.pods_for(queue.last)) > kept:
+        return needed
+    begin = now - policy.window
+    if queue.since > begin or queue.at <= begin:
+        return kept
+    return min(kept, policy.pods_for(queue.most(begin)))
+
+
+def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, str] | None:
+    """Reason and message of what keeps pods of a group from starting: a quota, or no node with room.
+
+    A quota refuses the pods of all groups: KubeRay creates none after the first that is refused.
+    """
+    cluster = observed.cluster(attempt)
+    if cluster is not None and evidence.is_refused_by_quota(cluster.failure):
+        return "QuotaExceeded", cluster.failure
+    pods = observed.pods_of(attempt)
+    waiting = next((pod for pod in pods if pod.group == group and pod.unschedulable), None)
+    return ("Unschedulable", f"pod {waiting.name}: {waiting.unschedulable}") if waiting else None
+
+
+def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> Table:
+    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` are those of `as_running`."""
+    return {QUEUES[pool.group].condition: _review_pool(pool, observed, attempt, now) for pool in facts.pools}
+
+
+def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: datetime) -> ConditionValue:
+    policy, queue, text = pool.autoscaling, _waiting(observed, attempt, pool), QUEUES[pool.group]
+    if policy is None:
+        return unknown_because("NotAutoscaled", f"{text.field} is not given")
+    if not pool.live:
+        return false_because("InQueue", "the queue has admitted the pods of the attempt; no others can be added")
+    if limit := find_limit(observed, attempt, pool.group):
+        return false_because(*limit)
+    if queue is None:
+        return unknown_because("NoReports", f"the trainer has not reported how many {text.things} {text.wait}")
+    if queue.most(now - policy.window) > policy.share * policy.most:
+        found = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
+        return false_because("AtMaximum", f"{found}; {text.field}.maxReplicas is {policy.most}")
+    return true_because("WithinLimits", f"{pool.pods} {pool.group} pods")
+
+
+def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:
+    """Names of the pods that leave so that `kept` stay, and of those that are being deleted.
+
+    Those without a node leave first, then those that are not ready, then the newest: they have done the least. KubeRay
+    counts a pod that is being deleted as one that runs unless it is named, and would delete another one for it.
+    """
+    found = list(pods)
+    staying = sorted(
+        (pod for pod in found if not pod.deleting),
+        key=lambda pod: (bool(pod.unschedulable), not pod.ready, pod.created, pod.name),
+    )
+    return tuple(sorted([*(pod.name for pod in found if pod.deleting), *(pod.name for pod in staying[kept:])]))

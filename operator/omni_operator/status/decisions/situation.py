@@ -1,0 +1,261 @@
+"""PURE: situations that a job can be in, and the steps of a pass.
+
+Every pass determines the situation from the observed objects. It is never stored, so a job cannot get stuck in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from omni_operator.status.observed.observation import ObservedRayCluster, ObservedRayJob, PodGroup
+from omni_operator.status.reasons.names import Action, FailureReason
+
+from .verdict import InProgress
+
+CHECKPOINT_REQUESTED, CHANGED_BY_OTHERS = "CheckpointRequested", "ChangedByOthers"  # reasons of conditions
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFinalizer:
+    """Remove the finalizer that an earlier version of the operator added to the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureShared:
+    """Create or correct the objects that all attempts share.
+
+    Attributes:
+        new: RayCluster of the attempt that the status does not record yet: its pods get their PodDisruptionBudget.
+    """
+
+    new: ObservedRayCluster | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateAttempt:
+    """Create the RayJob of an attempt."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRayJob:
+    """Delete a RayJob; KubeRay and garbage collection delete the rest of the attempt."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSelf:
+    """Delete the job after ttlSecondsAfterFinished."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """Request a checkpoint in the answer to the trainer's next report."""
+
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleGroup:
+    """Change the number of rollout or reward pods of a running attempt, or put right the limits of a group.
+
+    Attributes:
+        group: name of the worker group. index: its place in the RayCluster's spec.
+        old, new: numbers of pods.
+        removed: names of the pods that leave, with those that are leaving already.
+        limits: minReplicas and maxReplicas, between which KubeRay keeps the number; None: they stay.
+    """
+
+    cluster: ObservedRayCluster
+    group: str
+    index: int
+    old: int
+    new: int
+    removed: tuple[str, ...] = ()
+    limits: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskForPods:
+    """Ask the queue for another number of rollout pods of an attempt that it has not admitted.
+
+    Attributes:
+        old, new: numbers of pods.
+        rounds: how often the attempt has asked for all of them by then, from 0.
+    """
+
+    rayjob: ObservedRayJob
+    old: int
+    new: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartReplacement:
+    """Give new pods of a group of a running attempt the template of the current spec."""
+
+    cluster: ObservedRayCluster
+    group: PodGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacePods:
+    """Have KubeRay replace pods of a group of a running attempt.
+
+    Attributes:
+        removed: names of the pods, with those that are leaving already.
+    """
+
+    cluster: ObservedRayCluster
+    group: PodGroup
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDeadline:
+    """Count the deadline of a replacement from now on: the clock was set back."""
+
+    cluster: ObservedRayCluster
+    group: PodGroup
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReplacement:
+    """Forget the template before: all pods of a group have the new one, and serve."""
+
+    cluster: ObservedRayCluster
+    group: PodGroup
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpTemplate:
+    """Give new pods of a group the template before: those of this one do not serve in time.
+
+    Attributes:
+        text: why, for the condition.
+    """
+
+    cluster: ObservedRayCluster
+    group: PodGroup
+    text: str = ""
+
+
+ReplacementStep = StartReplacement | ReplacePods | RestartDeadline | FinishReplacement | GiveUpTemplate
+Step = (
+    ReplacementStep
+    | ScaleGroup
+    | AskForPods
+    | RemoveFinalizer
+    | EnsureShared
+    | CreateAttempt
+    | DeleteRayJob
+    | DeleteSelf
+    | RequestCheckpoint
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """The spec is invalid; a running attempt continues."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleting:
+    """The job is being deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The job succeeded or finally failed in an earlier pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Creating:
+    """An attempt is being created."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """An attempt is in progress."""
+
+    attempt: int
+    going: InProgress
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenAttempts:
+    """Between two attempts: objects of the last one are being deleted, or the pause before the next one."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspending:
+    """The job is being suspended.
+
+    Attributes:
+        reason: `CHECKPOINT_REQUESTED` while the trainer saves, then `Stopping`.
+        since: start of the suspension.
+    """
+
+    reason: str
+    text: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The job is suspended: it has no pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeding:
+    """The running attempt succeeded in this pass."""
+
+    attempt: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """An attempt failed in this pass.
+
+    Attributes:
+        counted: whether it counts against `spec.backoffLimit`.
+        final: whether no other attempt follows.
+        why: why none follows; empty if one does.
+    """
+
+    attempt: int
+    reason: FailureReason
+    text: str
+    action: Action
+    counted: bool
+    final: bool
+    why: str = ""
+
+
+Situation = (
+    Invalid | Deleting | Finished | Creating | Active | BetweenAttempts | Suspending | Suspended | Succeeding | Failing
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Result of a decision: the situation, and the steps of the pass in order.
+
+    Attributes:
+        wake: time of the next pass if no event comes first; None: at the next resync.
+    """
+
+    situation: Situation
+    steps: tuple[Step, ...] = ()
+    wake: datetime | None = None

@@ -1,0 +1,103 @@
+"""Generator of `docs/job.md`, the reference of a job's fields, from the CRD.
+
+PYTHONPATH=operator:. python -m tools.job_page --out docs/job.md [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_operator.api.base import VALIDATIONS
+from omni_operator.api.crd.definition import schema
+from tools.generated_file import write_or_check
+
+Schema = dict[str, Any]
+INTRODUCTION = """\
+# DiffusionRLJob
+
+<!-- Generated from operator/omni_operator/api by `make crds`; do not edit. -->
+
+All fields of a job, with types, defaults and rules. `kubectl explain diffusionrljob.spec` prints the same text.
+
+The same file runs on one machine (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). In a local run,
+fields marked "Cluster only", and those of suspension, deadlines, retries and clean-up, have no effect. `drl validate`
+prints every problem with its line, `drl validate --cluster` also what the operator would refuse or warn of, and
+`drl render --cluster` prints the objects that the operator applies.
+
+`null` means that a field is absent. Relative paths start at the folder of the file in a local run, and at
+`spec.runtime.workingDir` in a pod.
+
+Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
+of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
+([pools.md](pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once if the
+trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
+`ttlSecondsAfterFinished` and `cleanupPolicy` can change.
+"""
+
+
+def text() -> str:
+    """Text of the page."""
+    made = schema()
+    parts = [INTRODUCTION]
+    for name in ("spec", "status"):
+        parts += [f"## {name}\n", *_tables(made["properties"][name], name)]
+    rules = [f"`{at.removeprefix('.') or 'job'}`: {message}" for at, message in _rules(made, "")]
+    parts += ["## Rules between fields\n", "".join(f"- {rule}\n" for rule in dict.fromkeys(rules))]
+    return "\n".join(parts)
+
+
+def _tables(node: Schema, at: str) -> Iterator[str]:
+    """A table of the fields at `at`, then one for each field with fields of its own."""
+    lines = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
+    inner = []
+    required = node.get("required", ())
+    for name, field in node["properties"].items():
+        default = "required" if name in required else _default(field)
+        lines.append(f"| `{name}` | {_kind(field)} | {default} | {field['description'].replace('|', ', ')} |")
+        holder = field.get("items", field)
+        if holder.get("properties"):
+            inner.append((holder, f"{at}.{name}{'[]' if 'items' in field else ''}"))
+    yield "\n".join(lines) + "\n"
+    for holder, path in inner:
+        yield f"### {path}\n"
+        yield from _tables(holder, path)
+
+
+def _kind(field: Schema) -> str:
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    kind = field.get("type", "any")
+    if kind == "array":
+        inner = field["items"]
+        return "list" if inner.get("properties") else f"list of {_kind(inner)}"
+    if kind in ("integer", "number") and "maximum" in field:
+        return f"{kind} {field['minimum']:,} to {field['maximum']:,}"
+    return "mapping" if kind == "object" else str(kind)
+
+
+def _default(field: Schema) -> str:
+    value = field.get("default")
+    return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
+
+
+def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
+    """Path and message of every rule."""
+    for rule in node.get(VALIDATIONS, ()):
+        yield at + rule.get("fieldPath", ""), rule["message"]
+    for name, inner in node.get("properties", {}).items():
+        yield from _rules(inner, f"{at}.{name}")
+    if "items" in node:
+        yield from _rules(node["items"], f"{at}[]")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page. Returns the exit code."""
+    return write_or_check(arguments, Path("docs/job.md"), lambda _: text(), stale="does not match the models")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

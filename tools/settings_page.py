@@ -1,0 +1,217 @@
+"""docs/settings.md: every setting of the reference, and what becomes of it here.
+
+    python -m tools.settings_page [--check]
+
+`--check` writes nothing and fails where the page is stale.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tools.generated_file import write_or_check
+from verl_omni.trainer.settings import cpu_values
+from verl_omni.trainer.settings.configuration import OPEN, defaults
+from verl_omni.trainer.settings.supported_values import SUPPORTED
+from verl_omni.utils import engine_settings
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
+from verl_omni.workers.algorithms.registry import ALGORITHMS
+
+PAGE, SOURCE = Path("docs/settings.md"), Path("docs/figures/reference-settings.tsv")
+HEADER = """\
+# Settings of the reference
+
+For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
+from the trainer's configuration and `verl_omni/utils/reference_settings.yaml`; tests compare every line with
+what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026; "recipes" says how
+many of its 40 published recipes set a value.
+
+| what happens to a value | settings |
+| --- | ---: |
+{counts}
+
+- **used**: it has the reference's meaning, except for what [switching.md](switching.md) says. With "only", other
+  values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no effect, and is
+  named at the start.
+- **same as**: the value goes to the named setting, or must be equal to it.
+- **without effect**: accepted and named once at the start of a run, with this reason.
+- **only**: other values are refused, because this trainer does not have what they ask for.
+- **refused**: no value is accepted.
+
+On a machine without an accelerator, these settings of `actor_rollout_ref` have no effect either, and are named as well:
+{on_cpu}.
+"""
+ENGINE_TITLE = "Settings of the engine"
+ENGINE_HEADER = f"""
+## {ENGINE_TITLE}
+
+Below `{engine_settings.GROUP}` a run, and each program that starts a
+[rollout server](rollout-server.md), may set these, with hyphens too. The engine is handed what is set, by name; null
+is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values that other settings
+rule out are refused at the start. What does nothing for a model's family or next to other settings is named.
+
+| setting | value | what it does |
+| --- | --- | --- |
+"""
+REFUSED_HEADER = """
+These are settings of vLLM-Omni that the stage of this trainer cannot take, unless their value asks for nothing:
+
+| setting | why |
+| --- | --- |
+"""
+_WRITTEN = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "group, or JSON text"}
+KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting of the reference.
+
+    Attributes:
+        recipes: published recipes that set it. default: the reference's.
+        kind: one of `KINDS`. here: what becomes of it.
+    """
+
+    name: str
+    recipes: str
+    default: str
+    kind: str
+    here: str
+
+
+def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
+    """Rows of the list of the reference's settings: setting, recipes, default."""
+    with source.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def configurations() -> list[DictConfig]:
+    """The default settings with each algorithm; interpolations are not resolved."""
+    return [defaults(loss) for loss in ALGORITHMS]
+
+
+def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
+    """(kind, what becomes of the setting); None if the trainer does not know it."""
+    if found := [(config, text) for config in configs if (text := default_here(config, name)) is not None]:
+        text = f"{_used(found, len(configs))}; default {' or '.join(dict.fromkeys(text for _, text in found))}"
+        if name in SUPPORTED:
+            text += f"; only {_listed(SUPPORTED[name].values)}: {SUPPORTED[name].advice}"
+        return KINDS[0], text
+    match find_rule(name):
+        case Renamed(name=target) | Copied(name=target):
+            return KINDS[1], f"same as `{target}`"
+        case WithoutEffect(reason=reason):
+            return KINDS[2], f"without effect: {reason}"
+        case Rejected(accepted=accepted, advice=advice):
+            return KINDS[3], f"only {_listed(accepted)}: {advice}"
+        case None:
+            pass
+    if name.removeprefix(f"{engine_settings.GROUP}.") in engine_settings.SETTINGS:
+        return KINDS[0], f"used: [{ENGINE_TITLE}](#{ENGINE_TITLE.lower().replace(' ', '-')})"
+    if any(name.startswith(f"{group}.") for group in OPEN):
+        return KINDS[0], "used; one of a group whose names the user chooses"
+    return None
+
+
+def _used(found: Sequence[tuple[DictConfig, str]], algorithms: int) -> str:
+    """Which algorithms use a setting."""
+    if len(found) == algorithms:
+        return "used"
+    return f"used with {_listed([config.actor_rollout_ref.actor.diffusion_loss.loss_mode for config, _ in found])}"
+
+
+def default_here(config: DictConfig, name: str) -> str | None:
+    """Default of a setting, as code; None if the configuration does not have it."""
+    parent, _, key = name.rpartition(".")
+    node = OmegaConf.select(config, parent, throw_on_missing=False)
+    if not isinstance(node, DictConfig) or node._is_none() or key not in node._content:
+        return None
+    inner = node._get_node(key)
+    return _code(OmegaConf.to_container(inner) if OmegaConf.is_config(inner) else inner._value())  # type: ignore[union-attr]
+
+
+def _there(default: str) -> str:
+    return "" if not default else "derived" if default.startswith("${") else _code(default)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return " or ".join(_code(value) for value in values)
+
+
+def _code(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "`" + text.replace("|", "\\|").replace("\n", " ") + "`"
+
+
+def rows() -> list[Row]:
+    """All settings of the reference.
+
+    Raises:
+        LookupError: the trainer neither has a setting nor a rule for it.
+    """
+    configs, found = configurations(), []
+    for line in reference_settings():
+        described = describe(line["setting"], configs)
+        if described is None:
+            raise LookupError(f"{line['setting']}: neither a setting nor in reference_settings.yaml")
+        found.append(Row(line["setting"], line["recipes"], line["default"], *described))
+    return found
+
+
+def render() -> str:
+    """Text of the page."""
+    return "".join(_parts(rows()))
+
+
+def _parts(found: Sequence[Row]) -> Iterator[str]:
+    counts = Counter(row.kind for row in found)
+    table = "\n".join(f"| {kind} | {counts[kind]} |" for kind in KINDS if counts[kind])
+    names = (name.removeprefix("actor_rollout_ref.") for name in {**cpu_values.REPLACED, **cpu_values.IGNORED})
+    on_cpu = textwrap.fill(", ".join(f"`{name}`" for name in names), 120)
+    yield HEADER.format(total=len(found), counts=table, on_cpu=on_cpu)
+    section = ""
+    for row in found:
+        if (top := row.name.partition(".")[0]) != section:
+            section = top
+            yield f"\n## {section}\n\n| setting | recipes | default there | here |\n| --- | ---: | --- | --- |\n"
+        short = row.name.removeprefix(f"{section}.")
+        yield f"| `{short}` | {row.recipes} | {_there(row.default)} | {row.here} |\n"
+    yield from _engine()
+
+
+def _engine() -> Iterator[str]:
+    """The settings that the engine is handed, and those that it cannot take."""
+    yield ENGINE_HEADER
+    for name, setting in engine_settings.SETTINGS.items():
+        meaning = setting.meaning + (f": {_listed(setting.choices)}" if setting.choices else "")
+        yield f"| `{name}` | {_WRITTEN[setting.kind]} | {meaning} |\n"
+    reasons: dict[str, list[str]] = {}
+    for name, rule in sorted(rules().items()):
+        match rule:
+            case Rejected(advice=reason) if name.startswith(f"{engine_settings.GROUP}."):
+                reasons.setdefault(f"refused: {reason}", []).append(name)
+            case WithoutEffect(reason=reason) if name.startswith(f"{engine_settings.GROUP}."):
+                reasons.setdefault(f"without effect: {reason}", []).append(name)
+            case _:
+                pass
+    yield REFUSED_HEADER
+    for reason, names in reasons.items():
+        yield f"| {', '.join(_code(name.rpartition('.')[2]) for name in names)} | {reason} |\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page. Returns the exit code."""
+    return write_or_check(arguments, PAGE, lambda _: render(), stale="does not show the settings of the trainer")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

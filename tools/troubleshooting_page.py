@@ -1,0 +1,128 @@
+"""Generator of `docs/troubleshooting.md` from the explanations of conditions and reasons.
+
+PYTHONPATH=operator:. python -m tools.troubleshooting_page --out docs/troubleshooting.md [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from omni_operator.status.reasons.explained_reasons import FAILURES, WAITING, WARNINGS
+from omni_operator.status.reasons.explanations import CONDITIONS, Explanation
+from omni_operator.status.reasons.normal_reasons import NORMAL
+from tools.generated_file import write_or_check
+
+INTRODUCTION = """\
+# Troubleshooting
+
+<!-- Generated from operator/omni_operator/status/reasons/explained_reasons.py by `make crds`; do not edit. -->
+
+For users whose job does not do what they expect: every condition and every reason that the operator writes, what it
+means, how to look closer and what to do. In the commands, NAME is the name of the job.
+
+Start with
+
+```sh
+drl why NAME                          # what holds the job, since when, and what to do
+kubectl get drl NAME --output=yaml    # conditions, failures and warnings
+kubectl events --for=diffusionrljob/NAME
+drl logs NAME                         # its output
+```
+
+and search this page for the reason. A job without conditions was not seen by an operator: check that the operator runs
+and watches its namespace ([install.md](install.md)). Faults of the cluster and of the operator itself are in
+[failure-modes.md](failure-modes.md). For `drl run`, see [A run on one machine](#a-run-on-one-machine).
+"""
+ON_ONE_MACHINE = """\
+## A run on one machine
+
+`drl doctor` finds what is missing. When `drl run` fails, its last line is the cause, and the line above it names
+`train.log`, which has the traceback.
+
+| message | what to do |
+| --- | --- |
+"""
+# Parts of messages of `drl run` and the trainer, and what to do.
+MESSAGES = {
+    "not installed:": "`make setup` in a clone of the repository; `drl` of `.venv/bin` has the training stack "
+    "([cli.md](cli.md#install))",
+    "is a model id, which only the operator downloads": "`hf download OWNER/NAME --local-dir FOLDER`, and write "
+    "`./FOLDER` into the job",
+    "this job is already running": "wait for that run or stop it, or change `metadata.name`",
+    "holds a run of a different job": "change `metadata.name`, or `drl run --fresh JOB.yaml`, which keeps the earlier "
+    "folder under another name",
+    "is already finished": "raise `totalSteps` to continue, or `drl run --fresh JOB.yaml`",
+    "usually because the machine ran out of memory": "`drl fit JOB.yaml` says what takes it, and which settings lower "
+    "it",
+    "velocities of engine and trainer differ": "with a family of your own, compare what "
+    "[own-family.md](own-family.md#5-train) lists",
+}
+SYMPTOMS = """
+Minutes until the first step are normal for large models: startup prints what it is waiting for, and `train.log` has
+more. If the reward does not rise, look at the samples of `report.html` first, then at `reward/std` (0: nothing to
+compare) and `actor/grad_norm` ([metrics](run-folder.md#metrics)).
+"""
+SECTIONS = (
+    ("The job waits", "The job continues by itself when the cause is gone.", WAITING),
+    (
+        "An attempt failed",
+        "`spec.failurePolicy` decides whether another attempt follows. After the last one, the condition `Failed` has "
+        "the reason.",
+        FAILURES,
+    ),
+    ("The job runs with a warning", "The operator does not stop a job for these.", WARNINGS),
+)
+PLACES = {
+    "failure": "`status.failures`",
+    "event": "an event",
+    "warning": "`status.warnings`",
+}
+
+
+def text() -> str:
+    """Text of the page."""
+    parts = [INTRODUCTION, "## Conditions\n", _conditions()]
+    for title, introduction, reasons in SECTIONS:
+        parts += [f"## {title}\n", f"{introduction}\n", *_sections(reasons)]
+    parts += ["## Nothing is wrong\n", _table(NORMAL), _on_one_machine()]
+    return "\n".join(parts)
+
+
+def _conditions() -> str:
+    lines = ["| condition | while nothing is wrong | meaning of True |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {found.wanted} | {found.meaning} |" for name, found in CONDITIONS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _sections(reasons: Mapping[str, Explanation]) -> Iterator[str]:
+    for name, found in sorted(reasons.items()):
+        yield f"### {name}\n"
+        yield f"{found.meaning}\n"
+        yield f"- Shown by: {_shown(found)}\n- Look closer: `{found.look}`\n- What to do: {found.action}\n"
+
+
+def _table(reasons: Mapping[str, Explanation]) -> str:
+    lines = ["| reason | shown by | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {_shown(found)} | {found.meaning} |" for name, found in sorted(reasons.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _on_one_machine() -> str:
+    return ON_ONE_MACHINE + "".join(f"| `{part}` | {action} |\n" for part, action in MESSAGES.items()) + SYMPTOMS
+
+
+def _shown(found: Explanation) -> str:
+    return ", ".join(PLACES.get(place, f"`{place}`") for place in found.shown)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page. Returns the exit code."""
+    return write_or_check(
+        arguments, Path("docs/troubleshooting.md"), lambda _: text(), stale="does not match the explanations"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Local Ray cluster whose workers are forks of the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from verl_omni.platforms.cpu.fork_server import server
+
+logger = logging.getLogger(__name__)
+# Forked workers depend on internals of Ray. Add a release once tests/ml/trainer/test_fork_server.py and the
+# whole-job tests pass with it.
+RAY_TESTED = frozenset({"2.60.0"})
+END_SECONDS = 20
+HEAD_STARTS = 3
+BEFORE_RAY = ("torch", "transformers", "diffusers", "peft")
+WORKERS_NEED = (
+    "verl.experimental.agent_loop.agent_loop",
+    "verl.experimental.reward_loop.reward_loop",
+    "verl_omni.agent_loop",
+    "verl_omni.reward_loop.reward_manager",
+    "verl_omni.reward_loop.rewards",
+    "verl_omni.workers.engine_workers",
+    "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker",
+    "verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server",
+)
+# The head is the cluster's first job, this process its second.
+JOB_ID = "02000000"
+
+
+def can_fork_workers() -> bool:
+    """Whether this process can fork Ray workers: Ray is a tested release and not imported yet, and no thread runs."""
+    return version("ray") in RAY_TESTED and "ray" not in sys.modules and threading.active_count() == 1
+
+
+class ForkingCluster:
+    """Start a local Ray while importing the training stack, then connect to it as its driver.
+
+    Args:
+        needed: modules to import for the workers, in addition to the training stack.
+        head_options: arguments of `ray.init` for the cluster.
+
+    Raises:
+        RuntimeError: Ray is imported already, another thread runs, or Ray did not start.
+    """
+
+    def __init__(self, needed: Sequence[str] = (), /, **head_options: Any) -> None:
+        if not can_fork_workers():
+            raise RuntimeError(
+                f"trainer.fork_workers=true needs Ray {' or '.join(sorted(RAY_TESTED))}, and a process with one thread "
+                "that has not imported Ray; write trainer.fork_workers=false"
+            )
+        self._head = _head(head_options)
+        self._server: int | None = None
+        self._alive: int | None = None
+        try:
+            self._start(needed, head_options)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, needed: Sequence[str], head_options: dict[str, Any]) -> None:
+        with _frozen_imports():
+            for name in BEFORE_RAY:
+                importlib.import_module(name)
+            found = self._read_head(head_options)
+            # Ray reads both once, when it is imported; so modules that import Ray come after this.
+            os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
+            with _ray_rng_untouched():
+                for name in (*WORKERS_NEED, *needed):
+                    importlib.import_module(name)
+        self._server, self._alive, executable = start_server()
+        import ray
+
+        ray.init(address=found["address"], runtime_env={"py_executable": executable}, log_to_driver=True)
+        if (job := ray.get_runtime_context().get_job_id()) != JOB_ID:
+            raise RuntimeError(f"Ray gave the driver job id {job}; its workers were forked for {JOB_ID}")
+
+    def _read_head(self, head_options: dict[str, Any]) -> dict[str, Any]:
+        """Return what the head printed; start another when Ray's own start-up timeout of 30 s was too short."""
+        for left in reversed(range(HEAD_STARTS)):
+            assert self._head.stdout is not None  # a pipe
+            if line := self._head.stdout.readline():
+                return json.loads(line)  # type: ignore[no-any-return]
+            code = self._head.wait()
+            _close(self._head)
+            if left:
+                logger.warning("Ray did not start (exit code %d); retrying", code)
+                self._head = _head(head_options)
+        raise RuntimeError(f"Ray did not start in {HEAD_STARTS} attempts; its messages are above in this log")
+
+    def stop(self) -> None:
+        """Disconnect from Ray, and stop it and the fork server. Calling it again does nothing."""
+        if (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+        if self._server is not None:
+            os.waitpid(self._server, 0)  # it waits for its forks, which exit with this driver's job
+            self._server = None
+        _close(self._head)
+        try:
+            self._head.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._head.kill()
+            self._head.wait()
+
+
+def start_server() -> tuple[int, int, str]:
+    """Fork the fork server from this process.
+
+    Returns:
+        Its process id, a file descriptor that ends it when it is closed, and the program that Ray starts workers with.
+    """
+    name = f"omni-operator-{os.getpid()}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")  # abstract, so it has no file
+    listener.listen(64)
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        server.run(listener, reading)
+    os.close(reading)
+    listener.close()
+    return pid, writing, f"{sys.executable} -S -E {Path(__file__).with_name('client.py')} {name}"
+
+
+@contextlib.contextmanager
+def _frozen_imports() -> Iterator[None]:
+    """Collect garbage once after the imports, where it takes a fifth of their time, and never look at them again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def _ray_rng_untouched() -> Iterator[None]:
+    """Keep Ray's RNG unseeded: it is seeded at the first id that it draws, and `@ray.remote` on a class draws one.
+
+    Forks of a process with a seeded RNG all draw the same ids. Two workers that start at the same moment then create an
+    object with the same id, and one of them crashes (WarmupStore in plasma_store_provider.cc).
+    """
+    import ray.actor
+
+    class RandomActorClassID(ray.ActorClassID):  # type: ignore[misc]
+        @classmethod
+        def from_random(cls) -> Any:
+            return ray.ActorClassID(os.urandom(cls.size()))
+
+    ray.actor.ActorClassID = RandomActorClassID
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = ray.ActorClassID
+
+
+def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start Ray in a process that exits when its standard input is closed."""
+    head = subprocess.Popen(
+        [sys.executable, "-m", "verl_omni.platforms.cpu.fork_server.head"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert head.stdin is not None  # a pipe
+    head.stdin.write(json.dumps(options) + "\n")
+    head.stdin.flush()
+    return head
+
+
+def _close(head: subprocess.Popen[str]) -> None:
+    for pipe in (head.stdin, head.stdout):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()  # type: ignore[union-attr]

@@ -1,0 +1,36 @@
+"""Head of a local Ray in a process of its own: `python -m verl_omni.platforms.cpu.fork_server.head`.
+
+Standard input: one line of JSON, the arguments of `ray.init`; closing it stops Ray. Standard output: one line of JSON
+with `address` and `raylet_pid`, once Ray is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+
+def main() -> int:
+    """Start Ray, print its address, and wait until standard input is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray's own output goes to the log
+    options = json.loads(sys.stdin.readline())
+    # Workers that Ray starts in advance, one for each core, are no forks: no actor of the job would use them.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    import ray
+
+    found = ray.init(address="local", log_to_driver=False, **options).address_info
+    raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
+    json.dump({"address": found["gcs_address"], "raylet_pid": raylet}, output)
+    output.write("\n")
+    output.flush()
+    sys.stdin.read()
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

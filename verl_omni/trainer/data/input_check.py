@@ -1,0 +1,120 @@
+"""The trainer's first check of a job's model, adapter and prompts, as a program of `drl validate`.
+
+    python3 -m verl_omni.trainer.data.input_check REQUEST
+
+The request is a JSON object with the fields of `Inputs`. The answer, on standard output, is a JSON list of pairs: the
+input, such as `model` or `train/0`, and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_omni.trainer.data import prompt_files
+from verl_omni.utils import model_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Paths that exist on this machine; what is null or left out is not checked.
+
+    Attributes:
+        model: folder with `model_index.json`.
+        extended: whether a module of the user's may register the model's family.
+        adapter: settings of `actor_rollout_ref.model` about an adapter to continue from.
+        train, validation: files of prompts, by their place in the job. prompt_key: their column.
+        pairs: whether training reads pairs of images.
+        settings: the trainer's command line, to check what the engine would refuse of the prompts.
+    """
+
+    model: str | None = None
+    extended: bool = False
+    adapter: dict[str, Any] | None = None
+    train: dict[str, str] = field(default_factory=dict)
+    validation: dict[str, str] = field(default_factory=dict)
+    prompt_key: str = "prompt"
+    pairs: bool = False
+    settings: list[str] = field(default_factory=list)
+
+
+def find_problems(inputs: Inputs) -> list[tuple[str, str]]:
+    """What is wrong: (input, text)."""
+    found = list(_file_problems(inputs))
+    if not found and inputs.model is not None and inputs.settings and not inputs.extended:
+        found.extend(_refused_prompts(Path(inputs.model), inputs))
+    return found
+
+
+def _file_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    if inputs.model is not None:
+        problems = _model_problems(Path(inputs.model), extended=inputs.extended)
+        yield from (("model", text) for text in problems)
+        if inputs.adapter is not None and not problems and not inputs.extended:
+            yield from (("adapter", text) for text in _adapter_problems(Path(inputs.model), inputs.adapter))
+    folder = Path(next(iter(inputs.train.values()), "")).parent if inputs.pairs else None
+    for name, files, pairs in (("train", inputs.train, folder), ("validation", inputs.validation, None)):
+        for place, path in files.items():
+            try:
+                prompt_files.check_file(Path(path), inputs.prompt_key, held_out=name == "validation", pairs=pairs)
+            except (OSError, ValueError) as error:
+                yield f"{name}/{place}", str(error)
+
+
+def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """The first prompt that the engine would refuse, for families whose engine refuses any."""
+    from verl_omni.pipelines.registry import FAMILIES, training_adapter
+
+    architecture = _architecture(model)
+    if architecture not in FAMILIES or not hasattr(training_adapter(architecture), "prompt_check"):
+        return
+    from verl_omni.trainer.data import prompt_dataset
+    from verl_omni.trainer.settings import configuration, model_settings
+
+    try:
+        config = configuration.load(inputs.settings)
+        model_settings.fill_in(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout)
+        prompt_dataset.load_checked(config)
+    except (OSError, ValueError) as error:
+        files = {f"{name}/{place}": path for name in ("train", "validation")
+                 for place, path in getattr(inputs, name).items()}  # fmt: skip
+        yield next((place for place, path in files.items() if path in str(error)), "model"), str(error)
+
+
+def _architecture(model: Path) -> Any:
+    return json.loads((model / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
+
+
+def _model_problems(folder: Path, *, extended: bool) -> list[str]:
+    try:
+        return list(model_layout.find_problems(folder, extended=extended))
+    except (OSError, ValueError) as error:
+        return [str(error)]
+
+
+def _adapter_problems(base: Path, given: dict[str, Any]) -> Iterator[str]:
+    from omegaconf import OmegaConf
+
+    from verl_omni.pipelines.registry import training_adapter
+    from verl_omni.trainer.settings import model_settings
+
+    try:
+        not_adapted = getattr(training_adapter(_architecture(base)), "NOT_ADAPTED", None)
+        model_settings.continue_from_adapter(OmegaConf.create({"exclude_modules": None, **given}), base, not_adapted)
+    except (OSError, ValueError) as error:
+        yield str(error)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the inputs of a request. Returns the exit code, 0."""
+    (request,) = sys.argv[1:] if arguments is None else arguments
+    sys.stdout.write(f"{json.dumps(find_problems(Inputs(**json.loads(request))))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

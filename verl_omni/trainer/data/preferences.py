@@ -1,0 +1,106 @@
+"""Preference data sets: rows with a prompt, an image that is preferred and one that is not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Image as ImageFeature
+from PIL import Image, ImageOps
+from torch import Tensor
+from verl import DataProto
+
+from verl_omni.trainer.data.preference_columns import find_columns, image_path, unread_columns
+from verl_omni.trainer.data.prompt_images import shallow
+from verl_omni.utils.columns import objects
+from verl_omni.utils.messages import prompt_text
+from verl_omni.workers.algorithms.base import draw_seeds
+
+
+class PreferencePairs:
+    """Pairs of images of a data set, as requests of updates.
+
+    Its columns are those of `preference_columns.LAYOUTS`. An image is the path of a file, relative to the folder of the
+    data set's first file, bytes, or what Parquet files of Hugging Face's `datasets` have: a mapping with `bytes` or
+    `path`. It is scaled and cropped to the size of samples. The data set loses the rows that prefer neither image.
+
+    Args:
+        dataset: rows that also have the columns of `trainer.data.DiffusionRLDataset`.
+        folder: that relative paths start from.
+        height, width: of samples, in pixels.
+
+    Attributes:
+        notes: what of the data set is not used, a text for each.
+
+    Raises:
+        ValueError: a column is missing, a row has no image, the file of an image does not exist, or no row is left.
+    """
+
+    def __init__(self, dataset: Any, folder: Path, *, height: int, width: int) -> None:
+        self._dataset = dataset
+        self._folder = folder
+        self._size = (width, height)
+        names = dataset.dataframe.column_names
+        try:
+            self._columns = find_columns(names)
+        except ValueError as error:
+            raise ValueError(f"data.train_files: {error}") from error
+        for name in self._columns.images:
+            if isinstance(dataset.dataframe.features[name], ImageFeature):  # whose rows would be decoded images
+                dataset.dataframe = dataset.dataframe.cast_column(name, ImageFeature(decode=False))
+        kept = []
+        for number, row in enumerate(dataset.dataframe.select_columns(list(self._columns.names))):
+            if problem := self._columns.problem(row, folder):
+                raise ValueError(f"row {number} of data.train_files: {problem}")
+            if self._columns.order(row) is not None:
+                kept.append(number)
+        ties = len(dataset.dataframe) - len(kept)
+        if not kept:
+            raise ValueError(f"data.train_files: none of {ties} rows prefers an image: {self._columns.label} is 0.5")
+        self.notes: list[str] = []
+        if ties:
+            dataset.dataframe = dataset.dataframe.select(kept)
+            rows = f"{ties} of {ties + len(kept)} rows"
+            self.notes.append(
+                f"data.train_files: {rows} prefer neither image ({self._columns.label}), and are left out"
+            )
+        if unread := unread_columns(names):
+            self.notes.append(
+                f"data.train_files: not read, because training encodes images and prompts: {', '.join(unread)}"
+            )
+
+    def update_request(self, rows: Sequence[int], seed: int) -> DataProto:
+        """The request of an update on some rows; the ranks encode prompts and images.
+
+        Args:
+            seed: of the noise that the pairs are trained on.
+        """
+        pairs = [self._dataset.dataframe[row] for row in rows]
+        pixels = torch.stack([self._pixels(pair) for pair in pairs])
+        prompts = [prompt_text(self._dataset[row]["raw_prompt"]) for row in rows]
+        return DataProto.from_dict(
+            tensors={
+                "pixels": pixels, "preferred": torch.ones(len(rows)), "draw_seeds": draw_seeds(len(rows), seed),
+            },
+            non_tensors={"prompts": objects(prompts)},
+            meta_info={"request": {}},
+        )  # fmt: skip
+
+    def _pixels(self, row: Mapping[str, Any]) -> Tensor:
+        """Pixels of the preferred image and of the other, uint8 [2, 3, H, W]."""
+        order = self._columns.order(row)
+        assert order is not None  # other rows are not in the data set
+        return torch.stack([self._read(row[name]) for name in order])
+
+    def _read(self, value: Any) -> Tensor:
+        """Pixels, uint8 [3, H, W]."""
+        path = image_path(value, self._folder)
+        content = value["bytes"] if isinstance(value, Mapping) else value
+        with Image.open(io.BytesIO(content) if path is None else path) as file:
+            upright = ImageOps.exif_transpose(shallow(file))  # as viewers show it to those who prefer it
+            image = ImageOps.fit(upright.convert("RGB"), self._size, Image.Resampling.LANCZOS)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)

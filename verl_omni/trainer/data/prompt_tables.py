@@ -1,0 +1,121 @@
+"""Rows of prompt files as a data set of Hugging Face's `datasets`.
+
+Its own reader of JSON is not used: it makes dates of texts such as `2024-01-01`, decides from the first 10 MB which
+columns there are, and reads rows from its cache again if a file has the name and the time of an earlier one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset, Features, Json, Value, concatenate_datasets, load_dataset
+
+from verl_omni.trainer.data import prompt_files
+
+PARQUET = ".parquet"
+
+
+def read(files: Sequence[str], prompt_key: str = "prompt") -> Dataset:
+    """The rows of files, in their order; a column that a row's file does not have is None.
+
+    Args:
+        prompt_key: column of the prompts of text files.
+
+    Raises:
+        InvalidPromptFile: a file of JSON cannot be used.
+        ArrowException, DatasetsError, ValueError: a Parquet file cannot be read, or has other types than the rest.
+    """
+    parts: list[Dataset] = []
+    for parquet, group in groupby(files, key=lambda file: Path(file).suffix == PARQUET):
+        paths = list(group)
+        parts += map(_parquet_table, paths) if parquet else [_json_table(paths, prompt_key)]
+    return concatenate_datasets(_aligned(parts))
+
+
+def _aligned(parts: Sequence[Dataset]) -> list[Dataset]:
+    """The parts, with columns of the same types: one with the values of all, otherwise JSON."""
+    made = list(parts)
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        types = [part.features[name] for part in parts if name in part.column_names]
+        types = [each for each in types if each != Value("null")]
+        if all(each == types[0] for each in types):
+            continue
+        common = None if any(_has(each, Json) for each in types) else _common_type(types)
+        with contextlib.suppress(TypeError):  # values that JSON does not have: joining the parts names the column
+            made = [_converted(part, name, common) if name in part.column_names else part for part in made]
+    return made
+
+
+def _common_type(types: Iterable[Any]) -> Any | None:
+    """A type with the values of all, such as a struct with the fields of each; None if there is none. PURE."""
+    schemas = [Features({"": each}).arrow_schema.remove_metadata() for each in types]
+    try:
+        return Features.from_arrow_schema(pa.unify_schemas(schemas, promote_options="permissive"))[""]
+    except pa.ArrowException:
+        return None
+
+
+def _converted(part: Dataset, name: str, common: Any | None) -> Dataset:
+    """A part whose column `name` has a type; None: JSON, which may hold any values that JSON has."""
+    if common is not None:
+        return part.cast_column(name, common)
+    column = _json_column(name, part[name])
+    rest = part.remove_columns(name)
+    return concatenate_datasets([rest, column], axis=1) if rest.column_names else column
+
+
+def _parquet_table(file: str) -> Dataset:
+    """Rows of a Parquet file, from the cache of `datasets` if this very file is in it."""
+    stat = Path(file).stat()
+    # Part of the name in the cache, which otherwise has path and time of the change, as copies of other files can.
+    content = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_ctime_ns}"
+    return load_dataset("parquet", data_files=glob.escape(file), description=content)["train"]
+
+
+def _json_table(files: Iterable[str], prompt_key: str) -> Dataset:
+    """Rows of files of JSON or text; values of several types in a column stay what they are."""
+    columns: dict[str, list[Any]] = {}
+    number = 0
+    for file in files:
+        for place, row in prompt_files.rows(Path(file), prompt_key):
+            if not isinstance(row, Mapping):
+                raise prompt_files.InvalidPromptFile(f"{place}: {prompt_files.row_problem(row, '')}")
+            for name, value in row.items():
+                column = columns.setdefault(name, [])
+                column += [None] * (number - len(column))
+                column.append(value)
+            number += 1
+    for column in columns.values():
+        column += [None] * (number - len(column))
+    made = [_column(name, values) for name, values in columns.items()]
+    return concatenate_datasets(made, axis=1) if made else Dataset.from_dict({})
+
+
+def _column(name: str, values: list[Any]) -> Dataset:
+    """A column; JSON if its values have several types, or mappings of other keys, which Arrow would add to each."""
+    made = Dataset.from_dict({name: values}, on_mixed_types="use_json")
+    feature = made.features[name]
+    changed = _has(feature, Mapping) and list(map(_text, made[name])) != list(map(_text, values))
+    return _json_column(name, values) if changed or _has(feature, Json) else made
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)  # unlike NaN itself, its text equals itself
+
+
+def _has(feature: Any, kind: type) -> bool:
+    parts = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
+    return isinstance(feature, kind) or any(_has(part, kind) for part in parts if part is not None)
+
+
+def _json_column(name: str, values: Iterable[Any]) -> Dataset:
+    """A column of JSON. Hugging Face's `datasets` would take texts such as `1` and `[]` as JSON already."""
+    texts = [None if value is None else json.dumps(value) for value in values]
+    return Dataset(pa.table({name: pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))}))

@@ -1,0 +1,79 @@
+"""What of the prompts has no effect: the end of long ones, and negative prompts without guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.pipelines.registry import training_adapter
+from verl_omni.trainer.data import prompt_dataset
+from verl_omni.trainer.data.prompt_files import NEGATIVE_PROMPT
+from verl_omni.utils.messages import prompt_text
+
+LENGTH = "max_sequence_length"
+
+
+def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> Iterator[str]:
+    """A text for each data set whose prompts lose their end in the text encoder with the most tokens.
+
+    Nothing for families that refuse such prompts, whose adapter has no `LONGEST_TOKENIZER`.
+
+    Args:
+        train, held_out: data sets; those of a class of the user are not counted.
+    """
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    name = getattr(training_adapter(model.architecture), "LONGEST_TOKENIZER", None)
+    if name is None or not (Path(model.path) / name).is_dir() or model.custom_chat_template:
+        return
+    from verl.utils import hf_tokenizer
+
+    tokenizer = hf_tokenizer(f"{model.path}/{name}", trust_remote_code=config.data.trust_remote_code)
+    limits = {"data.train_files": (train, rollout.pipeline[LENGTH], f"pipeline.{LENGTH}")}
+    own = rollout.val_kwargs.pipeline.get(LENGTH)
+    where = f"pipeline.{LENGTH}" if own is None else f"val_kwargs.pipeline.{LENGTH}"
+    limits["data.val_files"] = (held_out, rollout.pipeline[LENGTH] if own is None else own, where)
+    for files, (dataset, limit, setting) in limits.items():
+        if isinstance(dataset, prompt_dataset.DiffusionRLDataset):
+            texts = [
+                prompt_text(prompt_dataset.as_messages(prompt)) for prompt in dataset.dataframe[dataset.prompt_key]
+            ]
+            if text := _describe(texts, tokenizer, limit):
+                yield (
+                    f"{files}: {text} actor_rollout_ref.rollout.{setting}={limit} tokens: they lose their end, which "
+                    "the scorer still reads; raise it, as far as the model supports, or shorten the prompts"
+                )
+
+
+def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Iterator[str]:
+    """A text for each data set with negative prompts that nothing reads, because its samples have no guidance.
+
+    Args:
+        train, held_out: as `describe_truncated` takes them.
+    """
+    rollout, adapter = config.actor_rollout_ref.rollout, training_adapter(config.actor_rollout_ref.model.architecture)
+    evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
+    sampled = config.algorithm.sample_source == "online"
+    for files, dataset, guided in (
+        ("data.train_files", train, sampled and adapter.guidance(rollout.pipeline) > 1),
+        ("data.val_files", held_out, adapter.guidance(evaluated) > 1),
+    ):
+        if guided or not isinstance(dataset, prompt_dataset.DiffusionRLDataset):
+            continue
+        rows = dataset.dataframe
+        if NEGATIVE_PROMPT in rows.column_names and any(rows[NEGATIVE_PROMPT]):
+            yield (
+                f"{files}: the column {NEGATIVE_PROMPT} is not read, because these samples have no guidance "
+                "(actor_rollout_ref.rollout.pipeline.guidance_scale above 1)"
+            )
+
+
+def _describe(texts: Sequence[str], tokenizer: Any, limit: int) -> str:
+    counts = prompt_dataset.token_counts(texts, tokenizer, {})
+    long = [(row, count) for row, count in enumerate(counts) if count > limit]
+    if not long:
+        return ""
+    row, tokens = long[0]
+    return f"{len(long)} of {len(texts)} prompts, such as row {row} with {tokens} tokens, have more than"

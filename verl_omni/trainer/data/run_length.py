@@ -1,0 +1,92 @@
+"""Length of a run in training steps, from the settings and the rows of its data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_omni.trainer.data import prompt_files
+from verl_omni.trainer.settings.reference_modules import DATASET
+
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """PURE: what is wrong with the settings of the length, a line for each."""
+    trainer = config.trainer
+    if trainer.total_training_steps is None and trainer.total_epochs is None:
+        yield f"{STEPS}: must be given, or {EPOCHS}"
+    for name, value in ((STEPS, trainer.total_training_steps), (EPOCHS, trainer.total_epochs)):
+        if value is not None and value <= 0:
+            yield f"{name}: must be positive: {value}"
+    if trainer.total_epochs is not None and config.data.filter_overlong_prompts:
+        yield (
+            f"{EPOCHS}: with data.filter_overlong_prompts=true the number of prompts is known only after the start; "
+            f"write {EPOCHS}=null and {STEPS}"
+        )
+
+
+def total_steps(config: DictConfig) -> int:
+    """Training steps of the run: `total_training_steps`, or those of `total_epochs` if they are fewer.
+
+    An epoch has as many steps as full batches fit into it, as verl's data loader counts them.
+
+    Raises:
+        FileNotFoundError: a data file does not exist.
+        ValueError: it cannot be read, or the data set has fewer rows than a batch.
+    """
+    steps, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
+    if epochs is None:
+        return int(steps)
+    batch = config.data.train_batch_size
+    rows = count_rows(config.data.train_files)
+    if config.data.train_max_samples > 0:
+        rows = min(rows, config.data.train_max_samples)
+    if config.algorithm.sample_source == "offline" and config.data.custom_cls.path == DATASET["path"]:
+        rows -= _count_ties(config.data, rows)
+    if rows < batch:
+        raise ValueError(f"{EPOCHS}: data.train_files has {rows} prompts, and a step {batch} (data.train_batch_size)")
+    found = epochs * (rows // batch)
+    return int(found if steps is None else min(steps, found))
+
+
+def count_rows(files: Any) -> int:
+    """Rows of data files, without reading their columns.
+
+    Raises:
+        FileNotFoundError, ValueError: one does not exist, or is not a data file.
+    """
+    return sum(_rows_of(Path(path)) for path in ([files] if isinstance(files, str) else files))
+
+
+def _rows_of(path: Path) -> int:
+    if not path.is_file():
+        raise FileNotFoundError(f"no data file {path}: correct data.train_files")
+    if path.suffix == ".parquet":
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+
+        try:
+            return int(ParquetFile(path).metadata.num_rows)
+        except ArrowInvalid as error:
+            raise ValueError(f"{path} is not a Parquet file: {error}") from error
+    return sum(1 for _ in prompt_files.rows(path, ""))
+
+
+def _count_ties(data: DictConfig, limit: int) -> int:
+    """Rows that prefer neither image of their pair, among the first `limit` of the training files."""
+    ties = number = 0
+    for path in map(Path, [data.train_files] if isinstance(data.train_files, str) else data.train_files):
+        columns = prompt_files.pair_columns(path)
+        if columns is not None and columns.label is None:
+            number += _rows_of(path)
+            continue
+        for place, row in prompt_files.rows(path, data.prompt_key, *(columns.names if columns else ())):
+            number += 1
+            if number > limit:
+                return ties
+            ties += prompt_files.order_of_pair(columns, place, row) is None
+    return ties

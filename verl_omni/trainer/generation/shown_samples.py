@@ -1,0 +1,62 @@
+"""Generated samples as they are shown: with the text of their prompts, their seeds and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+from verl import DataProto
+
+from verl_omni.trainer.data.prompt_images import images_of
+from verl_omni.trainer.generation.sample_generation import ScoredSamples, evaluation_seeds
+from verl_omni.trainer.run.run_folder import Sample
+from verl_omni.utils.messages import prompt_text
+from verl_omni.utils.seeds import sample_seeds
+
+
+def training_samples(prompts: DataProto, found: ScoredSamples, rollout: DictConfig) -> list[Sample]:
+    """The samples of a training batch, in its order; empty without pictures."""
+    if found.images is None:
+        return []
+    texts = [prompt_text(messages) for messages in prompts.non_tensor_batch["raw_prompt"]]
+    base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
+    seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
+    rows = zip(texts, seeds, _shown_scores(found), found.images, found.versions, strict=True)
+    return [
+        Sample(text, own["seed"], score, image, sde_noise_seed=own.get("sde_noise_seed"), version=version)
+        for text, own, score, image, version in rows
+    ]
+
+
+def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, seed: int) -> list[Sample]:
+    """The samples of an evaluation, in the order of its rows; empty for latents, which cannot be shown.
+
+    Args:
+        seed: see `sample_generation.evaluation_seeds`.
+    """
+    if found.images is None:
+        return []
+    seeds = evaluation_seeds(rows, seed)
+    scores = _shown_scores(found)
+    return [
+        Sample(
+            prompt_text(row["raw_prompt"]), seeds[place], scores[place], found.images[place],
+            images_of(row["raw_prompt"]), version=found.versions[place],
+        )
+        for place, row in enumerate(rows)
+    ]  # fmt: skip
+
+
+def _shown_scores(found: ScoredSamples) -> list[float | None]:
+    return [None if math.isnan(score) else score for score in found.scores.tolist()]
+
+
+def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:
+    """The samples whose pictures are kept: at most `limit`, evenly spaced, no prompt twice."""
+    first: dict[str, Sample] = {}
+    for sample in samples:
+        first.setdefault(sample.prompt, sample)
+    distinct, count = list(first.values()), min(len(first), limit)
+    return [distinct[place * len(distinct) // count] for place in range(count)]

@@ -1,0 +1,129 @@
+"""Warnings about what a run learns, from its metrics.
+
+A constant reward, collapsed samples, a diverging policy, and a clip range that excludes one sign of the advantage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl_omni.reward_loop.scorer_results import ScoringFailure
+from verl_omni.trainer.metrics import collapse, policy_drift, step_metrics
+from verl_omni.trainer.run.run_folder import RunFolder
+
+CONSTANT_REWARD = "RewardConstant"
+ONE_SIDED = "ClippingOneSided"
+ONE_SIDED_BY = 0.2  # difference of the shares of positive and negative advantages; of 100 rows each, 3 standard errors
+NOT_SCORED = "SamplesNotScored"
+NOT_FINITE = "MetricNotFinite"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardState:
+    """Whether the reward has told two samples of a prompt apart since the run began.
+
+    If not, every advantage is 0 and nothing is learned: the scorer does not read the images, it fails in a way that
+    looks like a score, or the prompts are too hard or too easy for the model. `collapse` finds a reward that ceases to
+    vary.
+
+    Attributes:
+        steps: steps that recorded the spread of rewards within prompts.
+        varies: whether it was above 0 in one of them.
+    """
+
+    steps: int = 0
+    varies: bool = False
+
+
+def observe_reward(state: RewardState, metrics: Mapping[str, float | None]) -> tuple[RewardState, str | None]:
+    """PURE: the state after a step, and the text of a warning after `collapse.WINDOW` steps without any spread."""
+    spread = metrics.get(collapse.REWARD_SPREAD)
+    if spread is None or not math.isfinite(spread):
+        return state, None
+    state = replace(state, steps=state.steps + 1, varies=state.varies or spread > 0)
+    if state.varies or state.steps != collapse.WINDOW:
+        return state, None
+    mean = metrics.get("reward/mean")
+    return state, (
+        f"In the first {collapse.WINDOW} steps, all samples of each prompt had the same reward"
+        f"{'' if mean is None else f' ({mean:.3g} on average in the last of them)'}, so nothing is learned. Look at "
+        "scores and images in the report, and check the scorer, and the ground truths that it compares with."
+    )
+
+
+def clipping_text(metrics: Mapping[str, float | None]) -> str | None:
+    """PURE: the text of a warning if a step clips mainly one sign of the advantage before anything was learned.
+
+    Engine and trainer had the same weights then, so it is not the policy that moved. For samples of earlier weights
+    (`weights/staleness`) it may be.
+    """
+    names = [f"actor/excluded_at_start_{sign}" for sign in ("positive", "negative")]
+    positive, negative = (metrics.get(name) for name in names)
+    if positive is None or negative is None or metrics.get("weights/staleness"):
+        return None
+    if abs(positive - negative) <= ONE_SIDED_BY:
+        return None
+    return (
+        f"Before anything was learned in a step, the clip range excluded {negative:.0%} of the terms with a negative "
+        f"advantage and {positive:.0%} of those with a positive one: log-probabilities of engine and trainer differ "
+        "in one direction, by more than clip_ratio. Raise actor.diffusion_loss.clip_ratio, let both compute in "
+        "float32, or write algorithm.rollout_correction.bypass_mode=false."
+    )
+
+
+@dataclass
+class RunWarnings:
+    """Gives each warning once, as an event of the run folder."""
+
+    folder: RunFolder
+    _collapse: collapse.CollapseState = field(default_factory=collapse.CollapseState, init=False)
+    _drift: policy_drift.DriftState = field(default_factory=policy_drift.DriftState, init=False)
+    _reward: RewardState = field(default_factory=RewardState, init=False)
+    _one_sided: bool = field(default=False, init=False)
+    _named: set[str] = field(default_factory=set, init=False)  # what scorers did not return: failures, extras
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the samples count as collapsed."""
+        return self._collapse.collapsed
+
+    def observe(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Take the metrics of a step, of which each number counts once."""
+        self._collapse, collapsed = collapse.observe(self._collapse, metrics)
+        self._drift, diverged = policy_drift.observe(self._drift, metrics)
+        self._reward, constant = observe_reward(self._reward, metrics)
+        one_sided = None if self._one_sided else clipping_text(metrics)
+        if one_sided is not None:
+            self._one_sided = True
+            self.folder.event("warning", reason=ONE_SIDED, message=one_sided, step=step)
+        if constant is not None:
+            self.folder.event("warning", reason=CONSTANT_REWARD, message=constant, step=step)
+        if collapsed is not None:
+            self.folder.event("warning", reason=collapse.REASON, message=collapsed, step=step)
+        for message in diverged:
+            self.folder.event("warning", reason=policy_drift.REASON, message=message, step=step)
+
+    def observe_scores(
+        self, step: int, failures: Sequence[ScoringFailure], extras: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Take what scorers returned for the samples of a step, or of an evaluation after it."""
+        if failures and NOT_SCORED not in self._named:
+            self._named.add(NOT_SCORED)
+            text = f"{failures[0].text}. A sample without a score is not trained on; reward/unscored counts them"
+            self.folder.event("warning", reason=NOT_SCORED, message=text, step=step)
+        for name, count in step_metrics.not_finite(extras).items():
+            if name not in self._named:
+                self._named.add(name)
+                text = f"the scorers' field {name} is not a finite number for {count} samples: its mean is without them"
+                self.folder.event("warning", reason=NOT_FINITE, message=text, step=step)
+
+    def restore(self) -> None:
+        """Replay the metrics of the steps before the checkpoint; their warnings have been given."""
+        for line in self.folder.metrics():
+            self._collapse, _ = collapse.observe(self._collapse, line)
+            self._drift, _ = policy_drift.observe(self._drift, line)
+            self._reward, _ = observe_reward(self._reward, line)
+            self._one_sided |= clipping_text(line) is not None

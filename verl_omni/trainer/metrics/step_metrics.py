@@ -1,0 +1,133 @@
+"""PURE: metrics of a step or an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl_omni.trainer.metrics import collapse
+from verl_omni.utils.metric_names import combine
+
+NUMBERS = (int, float, np.number, bool)
+
+
+class StaleSample(RuntimeError):
+    """A sample has another weight version than the last published one."""
+
+
+class StaleReplica(RuntimeError):
+    """A rollout replica serves another weight version than the last published one."""
+
+
+def replica_versions(found: Sequence[int | None], published: int) -> dict[str, int]:
+    """Metrics of the lowest and highest weight version that replicas serve; none while no replica answers.
+
+    Raises:
+        StaleReplica: a replica does not serve `published`; the message lists all versions.
+    """
+    if not found:
+        return {}
+    if set(found) != {published}:
+        raise StaleReplica(f"published weight version {published}, but the replicas serve {list(found)}")
+    return {"weights/min_replica_version": published, "weights/max_replica_version": published}
+
+
+def check_versions(stamps: Sequence[Any], expected: int) -> None:
+    """Check that every sample has the weight version `expected`.
+
+    Raises:
+        StaleSample: a sample has another; the message counts them.
+    """
+    wrong = [stamp for stamp in stamps if stamp != expected]
+    if wrong:
+        raise StaleSample(
+            f"{len(wrong)} of {len(stamps)} samples carry weight version {sorted({str(s) for s in wrong})}, "
+            f"expected {expected}"
+        )
+
+
+def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "") -> dict[str, float]:
+    """Mean and standard deviation of the reward [B], and the mean of every numeric extra a scorer gave.
+
+    Each is over the samples that have it. If some lack it, `reward/unscored` says how many have no reward (NaN), and
+    `reward/<extra>/n` how many have that extra, as a finite number.
+    """
+    known = scored(scores)
+    made: dict[str, float] = {f"{prefix}reward/mean": known.mean().item()}
+    if len(known) > 1:  # of one sample there is no deviation
+        made[f"{prefix}reward/std"] = known.std().item()
+    if len(known) < len(scores):
+        made[f"{prefix}reward/unscored"] = len(scores) - len(known)
+    for name, values in extras.items():
+        numbers = [value for value in _numbers(values) if math.isfinite(value)]
+        if not numbers:
+            continue
+        made[f"{prefix}reward/{name}/mean"] = float(np.mean(numbers))
+        if len(numbers) < len(values):
+            made[f"{prefix}reward/{name}/n"] = len(numbers)
+    return made
+
+
+def scored(scores: Tensor) -> Tensor:
+    """The rewards of the samples that have one, [b]."""
+    return scores[~scores.isnan()]
+
+
+def not_finite(extras: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """The numeric extras that are NaN or infinite for some samples, with the number of these samples."""
+    counts = {name: sum(not math.isfinite(value) for value in _numbers(values)) for name, values in extras.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    """The values of an extra without None; empty if one is no number."""
+    given = [value for value in values if value is not None]
+    return [float(value) for value in given] if all(isinstance(value, NUMBERS) for value in given) else []
+
+
+def evaluation(scores: Tensor, extras: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """Metrics of an evaluation: mean, standard error, number of samples with a reward, and means of the extras."""
+    made = rewards(scores, extras, prefix="val/")
+    spread = made.pop("val/reward/std", None)
+    error = {} if spread is None else {"val/reward/stderr": spread / math.sqrt(len(scored(scores)))}
+    named = {name.replace("val/reward/", "val/") if name.count("/") > 2 else name: v for name, v in made.items()}
+    return {**named, **error, "val/n": len(scored(scores))}
+
+
+def reward_spread(scores: Tensor, groups: Sequence[str]) -> dict[str, float]:
+    """Mean over prompts of the standard deviation of their samples' rewards; empty where no prompt has two rewards."""
+    by_prompt: dict[str, list[float]] = {}
+    for group, score in zip(groups, scores.tolist(), strict=True):
+        if not math.isnan(score):
+            by_prompt.setdefault(group, []).append(score)
+    spreads = [float(np.std(own)) for own in by_prompt.values() if len(own) > 1]
+    return {collapse.REWARD_SPREAD: float(np.mean(spreads))} if spreads else {}
+
+
+def image_diversity(samples: Tensor) -> dict[str, float]:
+    """Mean pixel standard deviation across samples, uint8 [B, ...] -> [0, 1]; empty for one sample, or for latents."""
+    if len(samples) < 2 or samples.dtype != torch.uint8:
+        return {}
+    # One sample at a time: a batch of large images as floats may not fit in memory.
+    total, squares = torch.zeros((2, *samples.shape[1:]), dtype=torch.float64)
+    for sample in samples:
+        value = sample.double() / 255
+        total += value
+        squares += value * value
+    variance = squares / len(samples) - (total / len(samples)) ** 2
+    return {collapse.IMAGES: variance.clamp(min=0).sqrt().mean().item()}
+
+
+def eta(seconds_per_step: Sequence[float], remaining: int) -> float | None:
+    """Estimated seconds for the remaining steps, from the median of the last ten; None without steps."""
+    return float(np.median(seconds_per_step[-10:])) * remaining if seconds_per_step else None
+
+
+def over_ranks(ranks: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Each metric over the ranks: the average, or the maximum of metrics that are maxima by their names."""
+    return {name: combine(name, values) for name, values in ranks.items()}

@@ -1,0 +1,75 @@
+"""Nodes of the Ray cluster that the pools of a run are pinned to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from omegaconf import DictConfig
+
+from verl_omni.trainer.settings import pool_settings
+
+NODE_POLL_SECONDS = 5.0
+OTHERS_SECONDS = 120.0  # for another node, once there is room for the replicas that the run needs
+
+
+def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> None:
+    """Wait until the Ray cluster has the nodes that the pools are pinned to: those of a pool may join late.
+
+    Raises:
+        ValueError: no node has one of the resources within `rollout.deadline_seconds`.
+    """
+    import ray
+
+    wanted, deadline = pool_settings.resources(config), config.actor_rollout_ref.rollout.deadline_seconds
+    latest = time.monotonic() + deadline
+    while missing := sorted(wanted.keys() - ray.cluster_resources().keys()):
+        if time.monotonic() > latest:
+            raise ValueError(
+                f"{wanted[missing[0]]}: no node of the Ray cluster has the resource {missing[0]} after {deadline:g} s; "
+                f"start the nodes of this pool with --resources='{{\"{missing[0]}\": 1}}'"
+            )
+        report_phase(f"waiting for nodes with the Ray resource {' and '.join(missing)}")
+        time.sleep(NODE_POLL_SECONDS)
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.nnodes > 0 and rollout.node_resource is not None:
+        _wait_for_replicas(rollout, latest, report_phase)
+
+
+def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callable[[str], None]) -> None:
+    """Wait for the nodes of all standalone replicas.
+
+    Those that the run needs are enough from `latest` on, and when no other has joined for `OTHERS_SECONDS`.
+
+    The settings are then those of the replicas that have room, as if each had a node of its own: the nodes that are
+    there may have fewer accelerators than `rollout.n_gpus_per_node`. Others may join later.
+
+    Raises:
+        ValueError: there is no room for `rollout.min_replicas` replicas.
+    """
+    import ray
+    from verl.utils.device import get_resource_name
+
+    wanted, accelerator, said, since = pool_settings.replicas(rollout), get_resource_name(), -1, 0.0
+    while True:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        found = pool_settings.room(rollout, nodes, accelerator)
+        if found >= wanted:
+            return
+        if found > said:
+            since = time.monotonic()
+        late, enough = time.monotonic() > latest, found >= rollout.min_replicas
+        if late or (enough and time.monotonic() > since + OTHERS_SECONDS):
+            if not enough:
+                raise ValueError(
+                    f"{pool_settings.ROLLOUT}.node_resource: after {rollout.deadline_seconds:g} s, the nodes with the resource "
+                    f"{rollout.node_resource} have room for {found} replicas, and rollout.min_replicas is "
+                    f"{rollout.min_replicas}"
+                )
+            report_phase(f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later")
+            rollout.nnodes, rollout.n_gpus_per_node = found, pool_settings.replica_size(rollout)
+            return
+        if found != said:
+            report_phase(f"waiting for the nodes of {wanted} rollout replicas: {found} are there")
+            said = found
+        time.sleep(NODE_POLL_SECONDS)

@@ -1,0 +1,118 @@
+"""Replicas of a judge with accelerators of its own, which may fail, leave and join while a run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verl_omni.trainer.replicas.replica_reports import JoinTimes, ReplicaReports, versions_of_hosts
+
+
+class JudgeRouting(Protocol):
+    """Calls to the judge's router and replicas. Each has a deadline."""
+
+    def add(self, address: str) -> None:
+        """Send questions to another replica too."""
+
+    def remove(self, address: str, reason: str) -> None:
+        """Send a replica no more questions."""
+
+    def failed(self) -> dict[str, str]:
+        """Addresses that the router has given up, with the reason."""
+
+    def peak(self) -> int:
+        """Largest number of questions without an answer since the last call."""
+
+    def dead(self, replicas: list[Any]) -> dict[int, str]:
+        """Rank and reason of each replica of which a process has ended."""
+
+
+@dataclass
+class JudgeMembers:
+    """The `Members` of a judge's pool.
+
+    Unlike replicas of the engine, those of a judge have no weights to wait for: one that has started serves.
+
+    Attributes:
+        serving: replicas that get questions.
+        left: replicas that serve no more, whose processes are still to be stopped.
+        reports: what hears of replicas that join and leave.
+    """
+
+    routing: JudgeRouting
+    serving: list[Any]
+    reports: ReplicaReports = field(default_factory=ReplicaReports)
+    left: list[Any] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def all(self) -> list[Any]:
+        """The replicas that get questions."""
+        with self._lock:
+            return list(self.serving)
+
+    def served(self, replica: Any) -> bool:
+        """Whether a replica gets questions; of one that was lost, it is not known whether it has answered any."""
+        with self._lock:
+            return replica in self.serving
+
+    def join(self, replica: Any, times: JoinTimes) -> None:
+        """Send a started replica questions.
+
+        Raises:
+            Exception: the router did not answer, or the report could not be written; the replica gets no questions.
+        """
+        with self._lock:
+            try:
+                self.routing.add(replica.server_address)
+                self.reports.joined(replica.replica_rank, 0, times)
+            except Exception as error:
+                with contextlib.suppress(Exception):  # it refuses connections soon, which the router finds out itself
+                    self.routing.remove(replica.server_address, f"it did not join: {error}")
+                raise
+            self.serving.append(replica)
+
+    def lose(self, replica: Any, reason: str) -> None:
+        """Remove a replica that is gone, or does not answer; its questions go to others."""
+        with self._lock:
+            if replica in self.serving:
+                self.routing.remove(replica.server_address, reason)
+                self.serving.remove(replica)
+                self.left.append(replica)
+                self.reports.lost(f"judge replica {replica.replica_rank} serves no more: {reason}")
+
+    def leave(self, replica: Any) -> bool:
+        """Send a replica no more questions; it may answer those that it has. Returns whether it served."""
+        with self._lock:
+            if replica not in self.serving:
+                return False
+            self.routing.remove(replica.server_address, "its node is being removed")
+            self.serving.remove(replica)
+            self.reports.leaving(replica.replica_rank)
+            return True
+
+    def take_left(self) -> list[Any]:
+        """Replicas whose processes must be stopped; each is returned once."""
+        with self._lock:
+            found, self.left = self.left, []
+            return found
+
+    def looked(self, places: Mapping[str, int]) -> None:
+        """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
+
+        The others serve, with the only version of a judge's weights: 0. What is reported of the questions is their peak
+        since the last look, because a judge may answer a whole batch between two.
+
+        Args:
+            places: see `versions_of_hosts`.
+        """
+        with self._lock:
+            failed, dead = self.routing.failed(), self.routing.dead(self.serving)
+            for replica in list(self.serving):
+                reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
+                if reason:
+                    self.lose(replica, reason)
+            self.reports.versions(versions_of_hosts([(each.server_address, 0) for each in self.serving], places))
+            self.reports.queued(self.routing.peak())

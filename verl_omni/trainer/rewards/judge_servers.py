@@ -1,0 +1,158 @@
+"""Judge of a run: starts its replicas and their router, wakes them for scoring, replaces lost ones, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from ray.exceptions import RayActorError
+from verl.single_controller.ray.base import RayResourcePool, split_resource_pool
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_resource_name
+from verl.workers.config import HFModelConfig
+
+from verl_omni.trainer.replicas.actor_nodes import start_judge_router
+from verl_omni.trainer.replicas.replica_launcher import ANSWER_SECONDS, RayLauncher
+from verl_omni.trainer.replicas.replica_pool import ReplicaPool
+from verl_omni.trainer.rewards.judge_members import JudgeMembers
+from verl_omni.trainer.settings import judge_settings
+from verl_omni.utils.root_cause import describe_error
+from verl_omni.workers.rollout.vllm_rollout.judge.replica import JudgeReplica
+
+STOP_SECONDS = 60.0  # timeout for the engines to shut down
+
+
+class RayRouting:
+    """The `JudgeRouting` over Ray.
+
+    Args:
+        router: actor of JudgeRouter.
+    """
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    def add(self, address: str) -> None:
+        """See `JudgeRouting`."""
+        ray.get(self._router.add.remote(address), timeout=ANSWER_SECONDS)
+
+    def remove(self, address: str, reason: str) -> None:
+        """See `JudgeRouting`."""
+        ray.get(self._router.remove.remote(address, reason), timeout=ANSWER_SECONDS)
+
+    def failed(self) -> dict[str, str]:
+        """See `JudgeRouting`."""
+        found: dict[str, str] = ray.get(self._router.failed.remote(), timeout=ANSWER_SECONDS)
+        return found
+
+    def peak(self) -> int:
+        """See `JudgeRouting`."""
+        found: int = ray.get(self._router.peak.remote(), timeout=ANSWER_SECONDS)
+        return found
+
+    def dead(self, replicas: Sequence[Any]) -> dict[int, str]:
+        """See `JudgeRouting`. An actor that is only busy is not dead."""
+        actors = [(each.replica_rank, actor) for each in replicas for actor in (*each.servers, *each.workers)]
+        asked = {actor.__ray_ready__.remote(): rank for rank, actor in actors}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
+        found: dict[int, str] = {}
+        for answer in answered:
+            try:
+                ray.get(answer)
+            except RayActorError as error:
+                found[asked[answer]] = describe_error(error)
+        return found
+
+
+class JudgeServers:
+    """The replicas of `reward.reward_model`, behind one address.
+
+    Attributes:
+        address: host:port of the router, which the scorers get as `reward_router_address`.
+        pool: what replaces lost replicas, and follows the nodes, of a judge with accelerators of its own.
+    """
+
+    pool: ReplicaPool[JudgeMembers] | None = None
+
+    def __init__(self, config: DictConfig, trainer_pool: RayResourcePool) -> None:
+        """Start them.
+
+        Raises:
+            ReplicaCallFailed: a replica did not start, or not within `reward.reward_model.deadline_seconds`.
+        """
+        model = config.reward.reward_model
+        self._sleeps = judge_settings.sleeps(config)
+        engine, hugging_face = omega_conf_to_dataclass(model.rollout), HFModelConfig(path=model.model_path)
+        per_node = config.trainer.n_gpus_per_node if judge_settings.shared(config) else model.n_gpus_per_node
+
+        def make(rank: int) -> JudgeReplica:
+            return JudgeReplica(
+                rank, engine, hugging_face, per_node, node_resource=model.node_resource,
+                ray_resource=model.ray_resource, deadline=model.deadline_seconds,
+            )  # fmt: skip
+
+        self._replicas = [make(rank) for rank in range(judge_settings.replicas(config))]
+        if judge_settings.shared(config):
+            pools = split_resource_pool(trainer_pool, split_size=judge_settings.replica_size(model))
+            starting = [each.init_colocated(pool) for each, pool in zip(self._replicas, pools, strict=True)]
+        else:
+            starting = [each.init_standalone() for each in self._replicas]
+        _run_all(starting)
+        self._router, self.address = start_judge_router(
+            [each.server_address for each in self._replicas], f"the judge {model.model_path}", model.deadline_seconds,
+            elastic=judge_settings.elastic(config),
+        )  # fmt: skip
+        if judge_settings.elastic(config):
+            self.pool = self._pool(config, make)
+        self.sleep()
+
+    def _pool(self, config: DictConfig, make: Callable[[int], JudgeReplica]) -> ReplicaPool[JudgeMembers]:
+        members = JudgeMembers(RayRouting(self._router), list(self._replicas))
+        launcher = RayLauncher(
+            make,
+            places=lambda nodes: judge_settings.room(config, nodes, str(get_resource_name())),
+            requests=lambda replica: [self._router.requests.remote(replica.server_address)],
+            deadline=config.reward.reward_model.deadline_seconds,
+            pinned=config.reward.reward_model.node_resource is not None,
+        )
+        return ReplicaPool(
+            members,
+            launcher,
+            first_rank=len(self._replicas),
+            looked=members.looked,
+            noun="judge replica",
+            failing="was lost within seconds",
+        )
+
+    def wake_up(self) -> None:
+        """Load the weights again, if the judge sleeps between batches."""
+        if self._sleeps:
+            _run_all([each.wake_up() for each in self._replicas])
+
+    def sleep(self) -> None:
+        """Free the accelerators' memory, if the judge sleeps between batches."""
+        if self._sleeps:
+            _run_all([each.sleep() for each in self._replicas])
+
+    def stop(self) -> None:
+        """Stop the engines. Works after a failure too; an engine that does not stop in time is killed."""
+        replicas = self._replicas if self.pool is None else self.pool.stop()
+        servers = [server for each in replicas for server in each.servers]
+        endings = {server.shutdown.remote(): server for server in servers}
+        ended, silent = ray.wait(list(endings), num_returns=len(endings), timeout=STOP_SECONDS)
+        for ending in silent:
+            ray.kill(endings[ending])
+        for ending in ended:
+            with contextlib.suppress(RayActorError):  # it has exited already
+                ray.get(ending)
+
+
+def _run_all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+    async def gathered() -> None:
+        await asyncio.gather(*calls)
+
+    asyncio.run(gathered())

@@ -1,0 +1,210 @@
+"""Reward workers of a run: verl's, and scoring of a whole batch by a judge that sleeps otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from omegaconf import DictConfig
+from ray.exceptions import RayActorError
+from tensordict import TensorDict
+from typing_extensions import override
+from verl import DataProto
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.single_controller.ray import RayResourcePool
+from verl.trainer.ppo.reward import resolve_reward_manager_cls
+from verl.utils.device import get_device_name
+
+from verl_omni.agent_loop.batching import check_reward_fields, reward_columns
+from verl_omni.agent_loop.rows import run_rows, short_prompt
+from verl_omni.agent_loop.training_tensors import UNSCORED
+from verl_omni.reward_loop import clip_model
+from verl_omni.reward_loop.rewards.python import package_of
+from verl_omni.reward_loop.scorer_names import lost_worker_text
+from verl_omni.reward_loop.scorer_results import FAILURE, failure_of
+from verl_omni.trainer.replicas.actor_nodes import PinnedRewardLoopManager
+from verl_omni.trainer.settings import judge_settings, scorer_devices
+from verl_omni.utils.columns import objects
+
+if TYPE_CHECKING:
+    from verl_omni.trainer.replicas.replica_pool import ReplicaPool
+    from verl_omni.trainer.rewards.judge_members import JudgeMembers
+    from verl_omni.trainer.rewards.judge_servers import JudgeServers  # imports vLLM's server
+
+
+class RewardWorker(RewardLoopWorker):  # type: ignore[misc]
+    """verl's worker. Its own asks a judge's classification route where there is no custom function."""
+
+    @override
+    def _init_reward_fn(self) -> None:
+        """Make the reward manager; the file of the user's function is loaded by this package's loader.
+
+        Raises:
+            ValueError: as of `package_of`; other errors inside the file are not translated.
+        """
+        function = self.config.reward.custom_reward_function
+        if (path := function.path) is None:
+            super()._init_reward_fn()
+            return
+        function.path = package_of(str(path), str(function.name))
+        try:
+            super()._init_reward_fn()
+        finally:
+            function.path = path  # errors name it
+
+    @override
+    async def compute_score(self, data: DataProto) -> dict[str, Any]:
+        """The score of one sample, from the reward manager."""
+        found: dict[str, Any] = await self.reward_manager.run_single(data)
+        return found
+
+    async def rest(self) -> None:
+        """Free the accelerator that scorers share with the trainer, until they score again."""
+        await asyncio.to_thread(clip_model.rest)
+
+    @override
+    async def compute_score_batch(self, data: DataProto) -> list[dict[str, Any]]:
+        """The scores of samples, in their order; those in the object store are loaded. An error cancels the others.
+
+        Raises:
+            SampleFailed: the reward manager raised an error; the message has the sample's prompt.
+        """
+        prompts = data.non_tensor_batch.get("raw_prompt", [None] * len(data))
+
+        async def scored(row: int) -> dict[str, Any]:
+            return await self.compute_score(await with_sample(data[row : row + 1]))
+
+        return await run_rows(
+            len(data),
+            scored,
+            lambda row: f"scoring a sample (prompt {short_prompt(prompts[row])})",
+        )
+
+
+async def with_sample(row: DataProto) -> DataProto:
+    """A row with its sample: the tensors of the reference in its column `unscored`, if it has one."""
+    columns = dict(row.non_tensor_batch)
+    if (references := columns.pop(UNSCORED, None)) is None:
+        return row
+    (reference,) = references
+    return DataProto(TensorDict(await reference, batch_size=1), columns, row.meta_info)
+
+
+class RewardWorkers(PinnedRewardLoopManager):
+    """verl's manager of reward workers.
+
+    Args:
+        judge: its router's address reaches the scorers.
+        pool: the trainer's accelerators, which scorers may share.
+    """
+
+    def __init__(self, config: DictConfig, judge: JudgeServers | None, pool: RayResourcePool | None = None) -> None:
+        # Not the parent's constructor, which starts a judge of its own.
+        self.config = config
+        self.judge = judge
+        self.scores_late = scorer_devices.scores_late(config)
+        if scorer_devices.sharing(config.reward):
+            self.shared_pool = pool
+            self.config = scorer_devices.resolved(config, str(get_device_name()))
+        self.reward_model_manager = judge
+        self.reward_router_address = None if judge is None else judge.address
+        self.reward_loop_workers_class = ray.remote(RewardWorker)
+        self.reward_manager_cls = resolve_reward_manager_cls(config)
+        self._init_reward_loop_workers()
+
+    @property
+    @override
+    def reward_loop_worker_handles(self) -> list[Any] | None:
+        """Workers that score samples while others are generated; None if they need the engines' accelerators."""
+        return None if self.scores_late else self.reward_loop_workers
+
+    @override
+    def compute_rm_score(self, data: DataProto) -> DataProto:
+        """Score generated samples, with the judge and the scorers on the trainer's accelerators, if there are any.
+
+        Returns:
+            `rm_scores` [B, 1], NaN where a sample could not be scored, the column `scoring_failure`, and the scorers'
+            further numbers in `meta_info["reward_extra_keys"]`.
+
+        Raises:
+            TimeoutError: the process of a reward worker does not respond within `reward.deadline_seconds`.
+            RuntimeError: the process of a reward worker has ended.
+            RayTaskError: the reward manager raised an error; the message has the sample's prompt.
+            ValueError: the scorer returned a field with the name of a column that training reads.
+        """
+        if self.judge is not None:
+            self.judge.wake_up()
+        parts = np.array_split(np.arange(len(data)), min(len(data), len(self.reward_loop_workers)))
+        replies = {
+            worker.compute_score_batch.remote(data.select_idxs(part)): worker
+            for part, worker in zip(parts, self.reward_loop_workers, strict=False)
+        }
+        self._wait(replies)
+        found = [each for part in ray.get(list(replies)) for each in part]
+        if self.judge is not None:
+            self.judge.sleep()
+        if self.shared_pool is not None:
+            resting = [worker.rest.remote() for worker in self.reward_loop_workers]
+            ray.get(resting, timeout=float(self.config.reward.deadline_seconds))
+        return self.collected(self.reward_manager_cls, data, found)
+
+    @staticmethod
+    def collected(manager: Any, data: DataProto, found: Sequence[Mapping[str, Any]]) -> DataProto:
+        """PURE: what reward workers returned for each sample, as a batch.
+
+        Raises:
+            ValueError: as of `compute_rm_score`.
+        """
+        extras = [each["reward_extra_info"] for each in found]
+        for each in extras:
+            check_reward_fields(each)
+        reported = reward_columns(extras)
+        failures = [failure_of(each["reward_score"], each.get(FAILURE)) for each in found]
+        return DataProto.from_dict(
+            tensors={"rm_scores": manager.assemble_rm_scores(data, [each["reward_score"] for each in found])},
+            non_tensors={**reported, FAILURE: objects(failures)},
+            meta_info={"reward_extra_keys": list(reported)},
+        )
+
+    @property
+    def judge_pool(self) -> ReplicaPool[JudgeMembers] | None:
+        """What replaces lost replicas of the judge; None if nothing does."""
+        return None if self.judge is None else self.judge.pool
+
+    def stop(self) -> None:
+        """Stop the judge, if there is one."""
+        if self.judge is not None:
+            self.judge.stop()
+
+    def _wait(self, replies: dict[Any, Any]) -> None:
+        """Wait for all replies, or for the first failure. A worker's own deadline limits each call of a scorer."""
+        seconds, waiting = float(self.config.reward.deadline_seconds), list(replies)
+        while waiting:
+            ended, waiting = ray.wait(waiting, timeout=seconds)
+            for reply in ended:
+                try:
+                    ray.get(reply)
+                except RayActorError as error:
+                    number = self.reward_loop_workers.index(replies[reply])
+                    raise RuntimeError(lost_worker_text(number, self.config.reward, error)) from error
+            alive = {replies[reply].__ray_ready__.remote(): replies[reply] for reply in waiting}
+            if not ended and ray.wait(list(alive), num_returns=len(alive), timeout=seconds)[1]:
+                raise TimeoutError(f"a reward worker did not respond within {seconds:g} s (reward.deadline_seconds)")
+
+
+def start_reward_workers(config: DictConfig, pool: Any, report_phase: Callable[[str], None]) -> RewardWorkers:
+    """Start the judge, if there is one, and the reward workers.
+
+    Args:
+        pool: the trainer's accelerators.
+    """
+    model = config.reward.reward_model
+    if not model.enable:
+        return RewardWorkers(config, None, pool)
+    from verl_omni.trainer.rewards.judge_servers import JudgeServers
+
+    report_phase(f"starting the judge {model.model_path} ({judge_settings.describe(config)})")
+    return RewardWorkers(config, JudgeServers(config, pool), pool)

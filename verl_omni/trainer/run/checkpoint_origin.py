@@ -1,0 +1,106 @@
+"""What a checkpoint was trained with: two files in its folder, the settings and digests of what they name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from verl_omni.trainer.run.resumed_settings import TRAINING_FILES
+
+SETTINGS, DATA = "config.yaml", "data.json"
+# Settings with files or folders whose content counts, wherever they are.
+WITH_CONTENT = (
+    TRAINING_FILES, "data.val_files", "actor_rollout_ref.model.path", "reward.custom_reward_function.path",
+    "reward.reward_model.model_path",
+)  # fmt: skip
+DIGESTED = 64 << 20  # bytes of the beginning of a file; Parquet files with images can have many times as many
+SAMPLES, SAMPLE = 64, 4096  # places in a file of a folder, and bytes at each: models have many gigabytes
+MOST_FILES = 1000  # of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOrigin:
+    """What a checkpoint was trained with.
+
+    Attributes:
+        content: by setting a digest of each file or folder; None where it could not be read.
+    """
+
+    settings: DictConfig
+    content: Mapping[str, Sequence[str | None]]
+
+    def files(self) -> dict[str, str]:
+        """The text of each file, by its name in the checkpoint's folder."""
+        return {SETTINGS: OmegaConf.to_yaml(self.settings, resolve=True), DATA: json.dumps(self.content) + "\n"}
+
+
+def of_run(config: DictConfig) -> CheckpointOrigin:
+    """What the checkpoints of a run with these settings are trained with."""
+    named = {name: _paths(OmegaConf.select(config, name)) for name in WITH_CONTENT}
+    return CheckpointOrigin(config, {name: [*map(_digest, paths)] for name, paths in named.items() if paths})
+
+
+def read(checkpoint: Path) -> CheckpointOrigin | None:
+    """The origin of a checkpoint; None if its folder does not have it, as those of earlier versions."""
+    try:
+        settings, content = OmegaConf.load(checkpoint / SETTINGS), json.loads((checkpoint / DATA).read_text())
+    except FileNotFoundError:
+        return None
+    if isinstance(content, list):  # of an earlier version, which had digests of the training files only
+        content = {TRAINING_FILES: content}
+    return CheckpointOrigin(settings, content) if isinstance(settings, DictConfig) else None
+
+
+def _paths(value: object) -> list[Path]:
+    given = value if isinstance(value, ListConfig) else [value] if value else []
+    return [Path(str(path)) for path in given]
+
+
+def _digest(path: Path) -> str | None:
+    """A digest of a file's size and first `DIGESTED` bytes, or of samples of all files of a folder."""
+    found = hashlib.blake2b(digest_size=16)
+    try:
+        if path.is_dir():
+            files = sorted(
+                file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))
+            )
+            if len(files) > MOST_FILES:
+                return None
+            for file in files:
+                found.update(f"{file.relative_to(path)}\n".encode())
+                for block in _samples(file):
+                    found.update(block)
+        else:
+            for block in _beginning(path):
+                found.update(block)
+    except OSError:
+        return None
+    return found.hexdigest()
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether it is something like `.cache`, in which `hf download` writes times."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _beginning(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield str(path.stat().st_size).encode()
+        left = DIGESTED
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            yield block
+            left -= len(block)
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield str(size).encode()
+    with path.open("rb") as file:
+        for place in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE) * place // (SAMPLES - 1))
+            yield file.read(SAMPLE)

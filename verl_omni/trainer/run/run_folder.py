@@ -1,0 +1,301 @@
+"""Run folder: all files that a run leaves, and the interface to the programs that watch it (docs/run-folder.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from verl_omni.trainer.run.machine import describe_machine, source_commit
+from verl_omni.utils.pixels import as_images
+
+STRIP_FRAMES = 4
+OWNER = ".owner"
+VIDEO_QUALITY = 90  # of WebP's lossy coding, at most 100
+VIDEO_EFFORT = 2  # of 0 to 6: the time to write grows faster than the file shrinks
+VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A generated image or video that is saved.
+
+    Attributes:
+        version: version of the weights that generated it.
+    """
+
+    prompt: str
+    seed: int
+    score: float | None  # None: it could not be scored
+    image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
+    inputs: Sequence[Image.Image] = ()  # images of its prompt
+    sde_noise_seed: int | None = None  # of the noise after the initial one, if it has a seed of its own
+    version: int | None = None
+
+
+class TakenOver(Exception):
+    """Another program has begun to write into the run folder."""
+
+
+class RunFolder:
+    """Writer of a run folder. Lines are appended and flushed; whole files are written aside and renamed.
+
+    Of several writers only the newest may write: pods of a preempted run may still be ending when others continue it.
+
+    Args:
+        on_event: called with every event, after it is in `progress.jsonl`.
+    """
+
+    def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
+        self.path, self.on_event = path, on_event
+        self._owner: str | None = None
+        self._newest: float | None = None  # the step of the last line of metrics.jsonl
+        self._lock = threading.RLock()  # results are sent in the background, and recorded from there
+        path.mkdir(parents=True, exist_ok=True)
+
+    def take(self) -> None:
+        """Become the only writer."""
+        self._owner = uuid.uuid4().hex
+        atomic_write(self.path / OWNER, self._owner)
+
+    def check_owner(self) -> None:
+        """Raise `TakenOver` if another writer has begun since `take`; one that cannot be read is no other one."""
+        if self._owner is None:
+            return
+        with contextlib.suppress(OSError):
+            if (self.path / OWNER).read_text(encoding="utf-8") != self._owner:
+                raise TakenOver(
+                    f"another program trains in {self.path} now; this one has ended and writes nothing there"
+                )
+
+    def start(self, config: DictConfig, *, resumed_from: int | None, continues: bool = True) -> None:
+        """Write settings and versions; drop the metrics of steps that a resumed run repeats, or of an earlier run.
+
+        Args:
+            continues: whether the checkpoint of `resumed_from` is this folder's, so that its metrics led to it.
+        """
+        self._write("config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
+        self._write("machine.json", json.dumps(describe_machine(), indent=2) + "\n")
+        continues = continues and resumed_from is not None
+        lines = self._lines("metrics.jsonl") if continues else []
+        kept = [line for line in lines if line["step"] <= (resumed_from or 0)]
+        self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self._newest = kept[-1]["step"] if kept else None
+        total = config.trainer.total_training_steps
+        self.event("start", total_steps=total, resumed_from=resumed_from, new_run=not continues)
+
+    def settings(self) -> DictConfig | None:
+        """The settings of the last run in this folder; None if there was none."""
+        path = self.path / "config.yaml"
+        if not path.exists():
+            return None
+        found = OmegaConf.load(path)
+        return found if isinstance(found, DictConfig) else None
+
+    def metrics(self) -> list[dict[str, float | None]]:
+        """Lines of `metrics.jsonl`, one a step; None for a number that was not finite."""
+        return self._lines("metrics.jsonl")
+
+    def line(self, step: int) -> dict[str, float]:
+        """The finite metrics of a step; empty if it has no line."""
+        lines = [line for line in self._lines("metrics.jsonl") if line["step"] == step]
+        return {name: value for line in lines for name, value in line.items() if value is not None}
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether the metrics of `step` already include an evaluation."""
+        return any(line["step"] == step and "val/reward/mean" in line for line in self._lines("metrics.jsonl"))
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Append an event; docs/run-folder.md lists them with their fields."""
+        self._record({"event": event, **fields})
+
+    def step(
+        self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None, unscored: int = 0
+    ) -> dict[str, float]:
+        """Append the metrics of a step, with `step` among them, and an event; they replace those of the same step.
+
+        A step has metrics twice if a checkpoint was saved before its evaluation.
+
+        Args:
+            eta_s: estimated seconds to the end. samples: number of training samples since this process started.
+            unscored: number of those without a reward.
+
+        Returns:
+            The metrics that the step did not have before.
+        """
+        line, before = {name: _plain(value) for name, value in metrics.items()}, {}
+        if line["step"] == self._newest:
+            *earlier, before = self.metrics()
+            self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in [*earlier, line]))
+        else:
+            self._append("metrics.jsonl", line)
+        self._newest = line["step"]
+        self._record({"event": "step", **line, "eta_s": eta_s, "samples": samples, "unscored": unscored})
+        return {name: value for name, value in metrics.items() if name not in before}
+
+    def samples(self, step: int, samples: Sequence[Sample], fps: float) -> None:
+        """Save samples of an evaluation as PNG files, with an index; videos also as files of `fps` frames a second."""
+        self.check_owner()
+        folder = self.path / "samples" / f"step_{step:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        index: list[dict[str, Any]] = []
+        videos: dict[Path, torch.Tensor] = {}
+        for place, sample in enumerate(samples):
+            name = f"{place:02d}.png"
+            as_file(sample).save(folder / name)
+            video = _add_video(videos, folder, f"{place:02d}.webp", sample)
+            index.append({"file": name, **video, "prompt": sample.prompt, "seed": sample.seed, "score": sample.score})
+        _write_videos(videos, fps)
+        atomic_write(folder / "index.json", json.dumps(index, indent=2) + "\n")
+
+    def _record(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._append("progress.jsonl", event)
+            self.on_event(event)
+
+    def _write(self, name: str, text: str) -> None:
+        self.check_owner()
+        atomic_write(self.path / name, text)
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        self.check_owner()
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        """Complete lines of a file; a kill may have cut off the last one."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
+
+
+def as_picture(sample: torch.Tensor) -> torch.Tensor:
+    """An image [C, H, W] unchanged; of a video [T, C, H, W], up to four frames in a row, first and last included.
+
+    Returns:
+        [C, H, W], or [C, H, frames * W].
+    """
+    if sample.ndim == 3:
+        return sample
+    places = torch.linspace(0, len(sample) - 1, min(len(sample), STRIP_FRAMES)).round().long()
+    return torch.cat(list(sample[places]), dim=-1)
+
+
+def as_file(sample: Sample) -> Image.Image:
+    """The picture of a sample, after the images of its prompt, which get its height."""
+    pixels = as_picture(sample.image).permute(1, 2, 0).numpy()
+    height = pixels.shape[0]
+    shown = [each.convert("RGB").resize((round(each.width * height / each.height), height)) for each in sample.inputs]
+    return Image.fromarray(np.concatenate([*map(np.asarray, shown), pixels], axis=1))
+
+
+def atomic_write(path: Path, text: str) -> None:
+    """Write a file atomically: write aside, fsync, rename."""
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """A JSON number; None for a number that is not finite, which JSON cannot express."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        value = float(value)
+    return value if isinstance(value, int) or math.isfinite(value) else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if commit := source_commit():
+        found["commit"] = commit
+    return found
+
+
+def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int | None, fps: float) -> None:
+    """Write `<folder>/<step>.jsonl` and the files it names; an older file of the step is replaced.
+
+    A line has `step`, `input` (the prompt), `output` (the picture's path in `folder`), of a video `video` (its path),
+    `score`, `seed` and `version`, and `sde_noise_seed` if the sample has one.
+
+    Args:
+        limit: how many of them, from the first; None: all.
+        fps: frames a second of videos.
+    """
+    pictures = folder / str(step)
+    pictures.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = []
+    videos: dict[Path, torch.Tensor] = {}
+    for place, sample in enumerate(samples[:limit]):
+        name = f"{step}/{place:04d}.png"
+        Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
+        video = _add_video(videos, folder, f"{step}/{place:04d}.webp", sample)
+        lines.append({
+            "step": step, "input": sample.prompt, "output": name, **video, "score": sample.score, "seed": sample.seed,
+            "version": sample.version,
+            **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
+        })  # fmt: skip
+    _write_videos(videos, fps)
+    atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
+    """What the line of a sample says of its file, if it is a video."""
+    if not _is_video(sample.image):
+        return {}
+    videos[folder / name] = sample.image
+    return {"video": name}
+
+
+def _write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
+    """Write frames uint8 [T, 3, H, W] to `path`, which ends in `.webp`; played in a loop, without sound.
+
+    Args:
+        fps: frames a second; a frame is shown for a whole number of milliseconds.
+    """
+    first, *others = as_images(frames)
+    first.save(
+        path, "WEBP", save_all=True, append_images=others, duration=round(1000 / fps), loop=0, quality=VIDEO_QUALITY,
+        method=VIDEO_EFFORT,
+    )  # fmt: skip
+
+
+def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:
+    """Write several, side by side: one of 121 frames of 704 x 1280 takes seconds."""
+    with ThreadPoolExecutor() as threads:
+        for written in [threads.submit(_write_video, path, frames, fps) for path, frames in videos.items()]:
+            written.result()
+
+
+def _is_video(sample: torch.Tensor) -> bool:
+    """Whether a sample is a video [T, C, H, W], and not an image [C, H, W]."""
+    return sample.ndim == 4

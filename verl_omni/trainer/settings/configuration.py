@@ -1,0 +1,415 @@
+"""Settings of the trainer: Hydra overrides to a checked configuration."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import pickle
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_omni.trainer.settings import (
+    cpu_values,
+    reference_modules,
+    registered_names,
+    setting_groups,
+    supported_values,
+    unused_values,
+    value_types,
+)
+from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB, import_extensions, store_settings
+from verl_omni.utils import engine_settings
+from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, copied_group, find_rule
+from verl_omni.workers.algorithms import registry
+from verl_omni.workers.algorithms.other_names import LOSS, resolve
+
+CONFIG_NAME = "diffusion_trainer"
+ENGINE = engine_settings.GROUP
+# Groups whose keys the user chooses; supported_values.py and reward_settings.py check some of them.
+OPEN = (
+    "data.apply_chat_template_kwargs",
+    "data.mm_processor_kwargs",
+    "reward.reward_functions",
+    "reward.scorer_kwargs",
+    "reward.custom_reward_function.reward_kwargs",
+    ENGINE,
+    "actor_rollout_ref.rollout.val_kwargs.pipeline",
+    "actor_rollout_ref.rollout.val_kwargs.algo",
+    "actor_rollout_ref.actor.optim.override_optimizer_config",
+    "actor_rollout_ref.model.extra_tokenizers",
+    "ray_kwargs.ray_init",
+)
+_SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}
+_KEY = re.compile(r"^(?P<mark>[+~]{0,2})(?P<key>[^=@]+)(?:=(?P<value>.*)|$)", re.DOTALL)
+
+
+class SettingsError(ValueError):
+    """Invalid settings; the message has one line for each."""
+
+
+def load(overrides: Sequence[str]) -> DictConfig:
+    """Compose the defaults with `overrides`.
+
+    Raises:
+        SettingsError: a name is unknown, a value cannot be parsed, is of another kind or is not supported, a required
+            setting is missing, or one does not go with the algorithm.
+    """
+    loss, others = _loss(_joined(overrides))
+    config = defaults(loss)
+    known, groups = _layout(loss) if registry.ALGORITHMS[loss].like is None else _layout_of(config)
+    own = _translate(others, known, loss)
+    if unknown := [*own.problems, *(line for override in own.overrides if (line := _unknown(override, known)))]:
+        # A recipe of a family that is missing has settings of it, which no other value makes work.
+        raise SettingsError("\n".join([*registered_names.problems_of(_given(own.overrides)), *unknown]))
+    try:
+        _apply(config, [_opened(override) for override in own.overrides])
+        if wrong := setting_groups.find_problems(config, groups):
+            raise SettingsError("\n".join(wrong))
+        _read_engine(config.actor_rollout_ref.rollout)
+        given = [match["key"] for override in own.overrides if (match := _KEY.match(override))]
+        if wrong := list(value_types.find_problems(config, _kinds(registry.ALGORITHMS[loss].like or loss), given)):
+            raise SettingsError("\n".join(wrong))
+        _check(config, known, own)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingsError(str(error)) from error
+    return config
+
+
+def _joined(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with a value of Hydra's own options that is an argument of its own after a `=`."""
+    found, rest = [], iter(overrides)
+    for each in rest:
+        option = _SHORT_OPTIONS.get(each, each)
+        found.append(f"{option}={next(rest, '')}" if option in _SHORT_OPTIONS.values() else _spelled(each))
+    return found
+
+
+def _spelled(override: str) -> str:
+    """The override with the name of an engine's setting as it is spelled here."""
+    match = _KEY.match(override)
+    if match is None or not match["key"].startswith(f"{ENGINE}."):
+        return override
+    value = "" if match["value"] is None else f"={match['value']}"
+    return f"{match['mark']}{engine_settings.full_name(match['key'])}{value}"
+
+
+def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
+    """Name built-in scorers and data sets for the reference's; refuse values that are missing, or do not go together.
+
+    Raises:
+        SettingsError: see `load`.
+    """
+    reference_modules.use_built_in(config.reward)
+    reference_modules.use_own_dataset(config.data)
+    _guide_evaluations(config.actor_rollout_ref.rollout)
+    if missing := sorted(set(known).intersection(_missing(config))):
+        raise SettingsError("\n".join(f"{name}: must be given" for name in missing))
+    wrong = [*registry.setting_conflicts(config), *supported_values.find_problems(config, _installed_trackers())]
+    if wrong := [*registered_names.find_problems(config), *_differing_copies(config, own.copies), *wrong]:
+        raise SettingsError("\n".join(wrong))
+
+
+def _read_engine(rollout: DictConfig) -> None:
+    """Give the engine's settings their types; a batch size among them is that of the rollout.
+
+    Raises:
+        SettingsError: one is unknown, or its value is not supported.
+    """
+    engine = rollout.engine_kwargs.vllm_omni
+    given = OmegaConf.to_container(engine, resolve=True)
+    arguments, problems = engine_settings.read(given)  # type: ignore[arg-type]
+    if problems:
+        raise SettingsError("\n".join(problems))
+    defaults = {name: None for name, value in given.items() if value is None and name in engine_settings.SETTINGS}
+    rollout.engine_kwargs.vllm_omni = {**defaults, **arguments}
+    if engine_settings.BATCH.rpartition(".")[2] in arguments:
+        rollout.max_num_seqs = f"${{{engine_settings.BATCH}}}"
+
+
+def _guide_evaluations(rollout: DictConfig) -> None:
+    """Let `true_cfg_scale` of evaluations take the value of their `guidance_scale`, as that of training does."""
+    own = rollout.val_kwargs.pipeline
+    if OmegaConf.is_interpolation(rollout.pipeline, "true_cfg_scale") and OmegaConf.is_dict(own):
+        with open_dict(own):
+            if "guidance_scale" in own:
+                own.setdefault("true_cfg_scale", own.guidance_scale)
+
+
+@cache
+def _installed_trackers() -> frozenset[str]:
+    """The packages of trackers that can be imported."""
+    packages = (package for package in supported_values.TRACKER_PACKAGES.values() if package is not None)
+    return frozenset(package for package in packages if importlib.util.find_spec(package) is not None)
+
+
+def defaults(loss: str) -> DictConfig:
+    """The default settings with an algorithm; interpolations are not resolved."""
+    # The settings of a user's algorithm may be registered again; those of this package are files.
+    if registry.ALGORITHMS[loss].like is not None:
+        return _compose(loss)
+    config: DictConfig = pickle.loads(_files(loss))
+    return config
+
+
+@cache
+def _files(loss: str) -> bytes:
+    """The settings of an algorithm of this package, pickled: reading them is six times as fast as a deep copy."""
+    return pickle.dumps(_compose(loss))
+
+
+@cache
+def _layout(loss: str) -> tuple[tuple[str, ...], dict[str, bool]]:
+    return _layout_of(defaults(loss))
+
+
+def _layout_of(config: DictConfig) -> tuple[tuple[str, ...], dict[str, bool]]:
+    """Names of all settings and groups, and what `setting_groups` knows of groups."""
+    return tuple(_names(config)), dict(setting_groups.groups(config))
+
+
+@cache
+def _kinds(loss: str) -> dict[str, type]:
+    """Types of the settings of an algorithm of this package; `SUPPORTED` has all values of the others."""
+    config = defaults(loss)
+    return value_types.kinds(config, (name for name in _names(config) if name not in supported_values.SUPPORTED))
+
+
+def _compose(loss: str) -> DictConfig:
+    store_settings(loss)
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl_omni.trainer.config", version_base="1.3"):
+        return compose(CONFIG_NAME, overrides=[f"loss={loss}"])
+
+
+def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Apply overrides as Hydra does, which would read the files again: that takes ten times as long.
+
+    Raises:
+        SettingsError: one of them is not in Hydra's grammar. Hydra's own errors do not say which.
+    """
+    parser, parsed = OverridesParser.create(), []
+    for override in overrides:
+        try:
+            parsed.append(parser.parse_override(override))
+        except HydraException as error:
+            advice = "write its text in quotes, with a backslash before quotes of the same kind"
+            raise SettingsError(f"{override!r} cannot be read ({str(error).splitlines()[0]}): {advice}") from error
+    ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
+    ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+
+
+def without_effect(
+    overrides: Sequence[str], config: DictConfig | None = None, *, has_accelerator: bool = True
+) -> dict[str, str]:
+    """The settings of the reference among `overrides` that do nothing here, each with the reason.
+
+    Args:
+        config: what `load` made of the overrides; with it, also those of other algorithms, and settings with a value
+            that changes nothing.
+        has_accelerator: without one, also settings with a value that changes nothing on a CPU.
+    """
+    given = _given(overrides)
+    found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
+    if config is not None:
+        loss, known = config.actor_rollout_ref.actor.diffusion_loss.loss_mode, set(_names(config))
+        found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
+        found |= unused_values.find(config, given)
+    return found if has_accelerator else found | cpu_values.find(given)
+
+
+@dataclass(slots=True)
+class _Translated:
+    """Overrides without those of the reference that the configuration does not have.
+
+    Attributes:
+        copies: (name, name of the setting that must have the same value, value).
+        problems: a message for each that is refused.
+    """
+
+    overrides: list[str] = field(default_factory=list)
+    copies: list[tuple[str, str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _translate(overrides: Sequence[str], known: Sequence[str], loss: str) -> _Translated:
+    found = _Translated()
+    names = [match["key"] for override in overrides if (match := _KEY.match(override))]
+    for override in overrides:
+        match = _KEY.match(override)
+        key, text = (match["key"], match["value"] or "") if match else ("", "")
+        if key in (unused_values.LOG_PROBS, unused_values.KL) and unused_values.unneeded(loss, key, _parsed(text)):
+            continue
+        if match and _is_of_another_loss(key, known):
+            continue
+        rule = find_rule(key) if match and key not in known else None
+        deleted = match is not None and match["mark"].startswith("~")
+        if deleted and isinstance(rule, WithoutEffect):
+            continue
+        if match is None or rule is None or deleted:
+            found.overrides.append(override)
+            continue
+        match rule:
+            case Renamed(name=name):
+                found.overrides.append(f"{name}={text}")
+            case Copied(name=name):
+                if name not in names:
+                    found.overrides.append(f"{name}={text}")
+                found.copies.append((key, name, _parsed(text)))
+            case Rejected(accepted=accepted, advice=advice) if not rule.accepts(_parsed(text)):
+                values = " or ".join(registry.plain_value(value) for value in accepted)
+                found.problems.append(f"{key}: {text} is not supported; write {values}: {advice}")
+    return found
+
+
+def _is_of_another_loss(name: str, known: Collection[str]) -> bool:
+    """Whether only other algorithms than the one of `known` have a setting: the reference has one section for all."""
+    return name not in known and name in _settings_of_losses()
+
+
+@cache
+def _settings_of_losses() -> frozenset[str]:
+    """Names of the settings that an algorithm of this package has."""
+    own = (loss for loss, entry in registry.ALGORITHMS.items() if entry.like is None)
+    return frozenset(name for loss in own for name in _names(defaults(loss)))
+
+
+def _given(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of overrides, by name; those of a mapping of the engine's settings too."""
+    given = (match for each in overrides if (match := _KEY.match(_spelled(each))))
+    found = {match["key"]: _parsed(match["value"] or "") for match in given}
+    inner = found.get(ENGINE)
+    own = inner if isinstance(inner, dict) else {}
+    return {**{engine_settings.full_name(f"{ENGINE}.{name}"): value for name, value in own.items()}, **found}
+
+
+def _parsed(text: str) -> Any:
+    """A value as Hydra reads it; its text if Hydra cannot."""
+    try:
+        return OverridesParser.create().parse_override(f"value={text}").value()
+    except HydraException:
+        return text
+
+
+def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]) -> Iterator[str]:
+    for key, name, value in copies:
+        own = OmegaConf.select(config, name)
+        if unused_values.of_training_without_steps(config, key):
+            continue
+        if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
+            given, there = registry.plain_value(value), registry.plain_value(own)
+            yield f"{key}: {given} differs from {name}, which is {there}; write the value there only"
+
+
+def _loss(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """The algorithm's name, which selects a file of config/loss, and the overrides without it.
+
+    Raises:
+        SettingsError: there is no such algorithm, or a module that may register it is not found.
+    """
+    try:
+        import_extensions(_external_lib(overrides))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    try:
+        loss, others = resolve(overrides, registry.DEFAULT, lambda text: registry.plain_value(_parsed(text)))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    try:
+        registry.check_name(loss)
+    except ValueError as error:
+        raise SettingsError(f"{LOSS}: {error}") from error
+    return loss, others
+
+
+def _external_lib(overrides: Sequence[str]) -> Any:
+    given = [match for override in overrides if (match := _KEY.match(override)) and match["key"] == EXTERNAL_LIB]
+    return _parsed(given[-1]["value"] or "null") if given else None
+
+
+def _names(config: Any, prefix: str = "") -> Iterator[str]:
+    """Names of all settings and groups."""
+    for key in config:
+        name = f"{prefix}{key}"
+        yield name
+        if not OmegaConf.is_missing(config, key) and isinstance(config._get_node(key), DictConfig):
+            node = config._get_node(key)
+            if not node._is_none():
+                yield from _names(node, f"{name}.")
+
+
+def _missing(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Names of settings that are still `???`; one that interpolates a missing setting does not count."""
+    for key in config:
+        node = config._get_node(key)
+        if node._is_missing():
+            yield f"{prefix}{key}"
+        elif isinstance(node, DictConfig) and not node._is_none():
+            yield from _missing(node, f"{prefix}{key}.")
+
+
+def _unknown(override: str, known: Sequence[str]) -> str | None:
+    match = _KEY.match(override)
+    if match is None:
+        return f"{override!r} is not an override; write name=value"
+    key, rule = match["key"], find_rule(match["key"])
+    if key.startswith("-") and rule is None:
+        return f"{key}: is not an option of the trainer; settings are written as name=value"
+    if match["mark"].startswith("~") and (key in known or rule is not None):
+        value = f"; write {key}=VALUE, or nothing for its default" if rule is None else ""
+        return f"{key}: a setting cannot be deleted{value}"
+    if key in known or _is_open(key):
+        return None
+    for group in (key, key.rpartition(".")[0]):
+        if group not in known and (target := copied_group(group)):
+            return f"{key}: unknown setting; write {target}"
+    near = _nearest(key, [*known, *_of_evaluations(known)])
+    return f"{key}: unknown setting" + (f"; did you mean {near}?" if near else "")
+
+
+def _of_evaluations(known: Sequence[str]) -> Iterator[str]:
+    """Names of settings of evaluations, whose groups are empty by default."""
+    rollout = "actor_rollout_ref.rollout."
+    for name in known:
+        if name.startswith((f"{rollout}pipeline.", f"{rollout}algo.")):
+            yield f"{rollout}val_kwargs.{name.removeprefix(rollout)}"
+
+
+def _nearest(key: str, known: Sequence[str]) -> str | None:
+    """The most similar name whose last part is similar too, or one with the same last part; None: there is none."""
+    last = key.rpartition(".")[2]
+    parts = {name: name.rpartition(".")[2] for name in known}
+    similar = (
+        name
+        for name in difflib.get_close_matches(key, known, n=10, cutoff=0.5)
+        if difflib.SequenceMatcher(None, last, parts[name]).ratio() >= 0.6
+    )
+    return next(similar, next((name for name, part in parts.items() if part == last), None))
+
+
+def _is_open(key: str) -> bool:
+    return any(key.startswith(f"{name}.") for name in OPEN)
+
+
+def _opened(override: str) -> str:
+    """The override with `++` where Hydra requires a mark, and where a recipe has `+`.
+
+    Hydra refuses a name without a default unless it is marked, and one with a default if it is marked with `+`. Which
+    settings have a default differs from the reference, so the marks of a recipe say nothing here.
+    """
+    match = _KEY.match(override)
+    if match is None or match["mark"] not in ("", "+"):
+        return override
+    is_open = match["key"] in OPEN or _is_open(match["key"])
+    return f"++{override.removeprefix('+')}" if match["mark"] or is_open else override

@@ -1,0 +1,190 @@
+"""Settings of the reward, checked before anything starts: which scorer runs, what it takes, how several are combined.
+
+A user's file is parsed and not run: it may load a model when it is imported, which only reward workers should do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.reward_loop.judge_client import SERVED
+from verl_omni.reward_loop.part_settings import OWN_SETTINGS, TRAINER, weight_problem
+from verl_omni.reward_loop.rewards import ADVICE, OF_IMAGES, SCORERS, UNAVAILABLE, get_scorer, setting_problems
+from verl_omni.reward_loop.scorer_signature import (
+    Signature,
+    may_define,
+    nearest_name,
+    signature_in_source,
+    signature_of,
+)
+from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
+
+OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
+FUNCTION = "reward.custom_reward_function"
+ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
+NORMALIZED = "normalized_sum"  # value of reward.aggregation
+OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
+
+
+class ScorerNotFound(ValueError):
+    """A file has no such function."""
+
+
+def find_problems(reward: DictConfig) -> list[str]:
+    """What is wrong with `reward`, a line for each setting; nothing where another reward manager runs."""
+    manager = reward.reward_manager
+    if manager.source == "register" and manager.name in OF_TEXTS:
+        return [f"reward.reward_manager.name: {manager.name} of verl scores texts; write source=importlib and {ONE}"]
+    if manager.source != "importlib" or manager.module.path != OWN_MODULE:
+        return []
+    if manager.name not in (ONE, SEVERAL):
+        return [f"reward.reward_manager.name: {manager.name} does not exist; write {ONE} or {SEVERAL}"]
+    return list(_of_several(reward) if manager.name == SEVERAL else _of_one(reward))
+
+
+def normalization_problems(config: DictConfig) -> Iterator[str]:
+    """What normalized scores cannot work with, a line for each setting of the trainer."""
+    reward, setting = config.reward, f"reward.aggregation: {NORMALIZED}"
+    if reward.aggregation != NORMALIZED:
+        return
+    manager = reward.reward_manager
+    if manager.source != "importlib" or manager.module.path != OWN_MODULE or manager.name != SEVERAL:
+        yield f"{setting} needs the scores of each scorer; write reward.reward_manager.name={SEVERAL}"
+    if config.actor_rollout_ref.rollout.n < 2:
+        yield f"{setting} compares the samples of a prompt; write at least 2 as actor_rollout_ref.rollout.n"
+    if config.algorithm.sample_source == "offline":
+        yield f"{setting} does not go with algorithm.sample_source=offline, which trains on preferences, not on scores"
+
+
+def sample_problems(config: DictConfig) -> Iterator[str]:
+    """Scorers of what the model does not generate, a line for each: of audio, or of images where it makes videos.
+
+    Of models of a user's family nothing is known.
+    """
+    from verl_omni.pipelines.registry import FAMILIES, family
+
+    reward, architecture = config.reward, config.actor_rollout_ref.model.architecture
+    named = {"reward.scorer": (reward.scorer, reward.scorer_kwargs)}
+    named |= {
+        f"reward.reward_functions.{key}": (part.get("name") or key, part)
+        for key, part in reward.reward_functions.items()
+        if not part.get("path")
+    }
+    for where, (name, given) in named.items():
+        if name == "clap" and architecture not in FAMILIES.registered:
+            yield (
+                f"{where}: {name} compares audio with the prompt, and {architecture} generates none; a model family of "
+                "your own may (docs/extensions.md)"
+            )
+        pickled = name in ("http", "http_batch") and given.get("protocol") == "pickle"
+        if (name in OF_IMAGES or pickled) and family(architecture).videos:
+            protocol = " with protocol=pickle" if pickled else ""
+            yield (
+                f"{where}: {name}{protocol} takes images, and {architecture} generates videos; write a scorer of "
+                "videos, or a function of your own (docs/rewards.md)"
+            )
+
+
+def _of_several(reward: DictConfig) -> Iterator[str]:
+    for name in ("scorer", "scorer_kwargs", "custom_reward_function.path", "custom_reward_function.reward_kwargs"):
+        if OmegaConf.select(reward, name):
+            yield f"reward.{name}: is not read by {SEVERAL}; write the scorer into reward.reward_functions"
+    parts: dict[str, Any] = OmegaConf.to_container(reward.reward_functions, resolve=True)  # type: ignore[assignment]
+    if not parts:
+        yield f"reward.reward_functions: must have a scorer with {SEVERAL}"
+    elif problem := weight_problem([given.get("weight", 1.0) for given in parts.values()]):
+        yield problem
+    served = bool(reward.reward_model.enable)
+    for key, given in parts.items():
+        where = f"reward.reward_functions.{key}"
+        own = {name: value for name, value in given.items() if name not in OWN_SETTINGS}
+        if path := given.get("path"):
+            yield from _of_function(where, "path", str(path), given.get("name") or "compute_score", own)
+        else:
+            yield from _of_scorer(where, "name", str(given.get("name") or key), own, served=served)
+
+
+def _of_one(reward: DictConfig) -> Iterator[str]:
+    if reward.reward_functions:
+        yield f"reward.reward_functions: is not read by {ONE}; write reward.reward_manager.name={SEVERAL}"
+    kwargs = OmegaConf.to_container(reward.scorer_kwargs, resolve=True)
+    function = reward.custom_reward_function
+    given = OmegaConf.to_container(function.reward_kwargs, resolve=True)
+    if function.path is not None:
+        for name in ("scorer", "scorer_kwargs"):
+            if reward[name]:
+                yield f"reward.{name}: is not read with {FUNCTION}.path; remove one of them"
+        yield from _of_function(FUNCTION, "path", str(function.path), function.name, given, "reward_kwargs.")
+        return
+    if given:
+        yield f"{FUNCTION}.reward_kwargs: is not read without {FUNCTION}.path; write reward.scorer_kwargs"
+    if reward.scorer is not None:  # otherwise each row's data source names a scorer
+        served = bool(reward.reward_model.enable)
+        yield from _of_scorer("reward", "scorer", str(reward.scorer), kwargs, "scorer_kwargs.", served=served)
+
+
+def _of_scorer(
+    where: str, setting: str, name: str, given: dict[str, Any], inside: str = "", *, served: bool
+) -> Iterator[str]:
+    """A scorer of this package; the scorer `python` passes settings on to the function that it names.
+
+    Args:
+        served: whether the run serves a judge, which scorers ask that name no other.
+    """
+    if name in UNAVAILABLE:
+        yield f"{where}.{setting}: {name} is not available: {UNAVAILABLE[name]}; {ADVICE}"
+        return
+    if name not in SCORERS:
+        yield f"{where}.{setting}: unknown scorer {name}{nearest_name(name, SCORERS)}"
+        return
+    if name == "python":
+        file, _, function = str(given.get("function", "")).rpartition(":")
+        if not (file and function.isidentifier()):
+            yield f"{where}.{inside}function: must be given as path/to/file.py:name or package.module:name"
+            return
+        own = {key: value for key, value in given.items() if key != "function"}
+        path = file if file.endswith(".py") else f"pkg://{file}"
+        yield from _of_function(where, f"{inside}function", path, function, own, inside)
+        return
+    signature = signature_of(get_scorer(name))
+    complete = (
+        {**SERVED, **given} if served and SERVED.keys() <= signature.settings and not given.get("base_url") else given
+    )
+    # Values are checked only under right names.
+    problems = signature.problems(given) or setting_problems(name, complete)
+    yield from (f"{where}.{inside}{problem}" for problem in problems)
+
+
+def _of_function(
+    where: str, setting: str, path: str, name: str, given: Collection[str], inside: str = ""
+) -> Iterator[str]:
+    if isinstance(given, Mapping) and given.get("device") == TRAINER:
+        yield (
+            f"{where}.{inside}device: only scorers of this package share the trainer's accelerators, whose memory they "
+            "free after a batch; write cpu, or cuda for an accelerator of its own"
+        )
+    try:
+        signature = _signature(path, name)
+    except (SourceNotFound, ScorerNotFound, SyntaxError) as error:
+        yield f"{where}.{setting}: {error}"
+        return
+    if signature is not None:
+        yield from (f"{where}.{inside}{problem}" for problem in signature.problems(given))
+
+
+def _signature(path: str, name: str) -> Signature | None:
+    """Signature of a user's function; None where only running its module would show it.
+
+    Raises:
+        SourceNotFound, ScorerNotFound: there is no such file, module or function. SyntaxError: it is not Python.
+    """
+    if (file := find_source(path)) is None:
+        return None
+    text = file.read_text(encoding="utf-8")
+    signature = signature_in_source(text, name)
+    if signature is None and not may_define(text, name):
+        raise ScorerNotFound(f"{file} has no function {name}")
+    return signature

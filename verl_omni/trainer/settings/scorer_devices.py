@@ -1,0 +1,178 @@
+"""PURE: where scorers run: on the CPU, on accelerators that each reward worker reserves, or on the trainer's."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_omni.reward_loop.part_settings import TRAINER
+from verl_omni.trainer.generation import generation_ahead
+from verl_omni.trainer.settings import judge_settings
+
+_ACCELERATOR = re.compile(r"(?:cuda|npu)(?::(\d+))?")
+PLACED = 1e-4  # of a custom resource, which a node has once: enough to place an actor on the node
+SMALLEST_SHARE = 1e-4  # of an accelerator, in Ray
+FUNCTION = "reward.custom_reward_function"
+WITH_MODELS = ("aesthetic", "clap", "clip_score", "hpsv3", "pickscore")  # built-in scorers with a setting `device`
+
+
+def _given(reward: DictConfig) -> dict[str, str]:
+    """The devices that settings name."""
+    groups = ("reward.scorer_kwargs", f"{FUNCTION}.reward_kwargs")
+    sections = {group: OmegaConf.select(reward, group.partition(".")[2]) for group in groups}
+    sections |= {f"reward.reward_functions.{key}": scorer for key, scorer in reward.reward_functions.items()}
+    return {
+        f"{name}.device": str(section.device)
+        for name, section in sections.items()
+        if OmegaConf.is_dict(section) and section.get("device") is not None
+    }
+
+
+def devices(reward: DictConfig) -> dict[str, str]:
+    """Accelerators that scorers ask for, by the setting `device` that names each."""
+    return {name: value for name, value in _given(reward).items() if _ACCELERATOR.fullmatch(value)}
+
+
+def sharing(reward: DictConfig) -> list[str]:
+    """The settings of scorers that share the trainer's accelerators."""
+    return [name for name, value in _given(reward).items() if value == TRAINER]
+
+
+def scores_late(config: DictConfig) -> bool:
+    """Whether a batch is scored once it is generated, because a judge or a scorer needs the engines' accelerators."""
+    return bool(sharing(config.reward)) or judge_settings.sleeps(config)
+
+
+def colocated(config: DictConfig) -> int:
+    """Equal shares that Ray counts of each of the trainer's accelerators: the trained model, a judge, scorers."""
+    return 1 + judge_settings.shared(config) + bool(sharing(config.reward))
+
+
+def find_problems(config: DictConfig) -> Iterator[str]:
+    """What does not work with scorers on the trainer's accelerators, a line for each."""
+    if not (shared := sharing(config.reward)):
+        return
+    names = ", ".join(shared)
+    if own := devices(config.reward):
+        yield (
+            f"{names}: a reward worker has accelerators of its own ({', '.join(own)}), or shares the trainer's; write "
+            f"{TRAINER} for all of them, or for none"
+        )
+    if generation_ahead.batches_ahead(config):
+        yield (
+            f"{names}: the trainer updates while the next batch is generated and scored, so its accelerators are busy; "
+            "write cpu, or cuda for an accelerator of the scorer's own"
+        )
+
+
+def resolved(config: DictConfig, device: str) -> DictConfig:
+    """A copy of the settings in which scorers on the trainer's accelerators have their device.
+
+    Args:
+        device: torch's name of it; Ray shows a reward worker one accelerator.
+    """
+    made = copy.deepcopy(config)
+    for name in sharing(config.reward):
+        OmegaConf.update(made, name, device)
+    return made
+
+
+def describe(reward: DictConfig, device: str) -> str | None:
+    """Where scorers with a model run, for the output of a run; None if there are none.
+
+    Args:
+        device: the trainer's, as torch names it.
+    """
+    parts = {str(own.get("name") or key): own for key, own in reward.reward_functions.items()}
+    function = reward.custom_reward_function
+    one = {str(reward.scorer or "the scorers of the rows"): reward.scorer_kwargs}
+    if function.path is not None:
+        one = {str(function.name): function.reward_kwargs or {}}
+    named = parts or one
+    found = []
+    for name, given in named.items():
+        if (own := given.get("device") or ("cpu" if name in WITH_MODELS else None)) is None:
+            continue
+        if own == TRAINER:
+            found.append(f"{name} on the trainer's {device}, once a batch is generated")
+        elif _ACCELERATOR.fullmatch(str(own)):
+            found.append(f"{name} on {own}, an accelerator of its own")
+        else:
+            advice = "" if device == "cpu" else f"; its setting device={TRAINER} would share the trainer's {device}"
+            found.append(f"{name} on {own}{advice}")
+    return f"scorers: {', '.join(found)}" if found else None
+
+
+def per_worker(reward: DictConfig) -> int:
+    """Accelerators that a reward worker reserves: as many as its devices number; 0 if no scorer asks for one.
+
+    Ray shows a worker those that it reserved only, as device 0, 1, ….
+    """
+    found = [_ACCELERATOR.fullmatch(each) for each in devices(reward).values()]
+    return max((int(match[1] or 0) + 1 for match in found if match is not None), default=0)
+
+
+def wanted(reward: DictConfig) -> int:
+    """Accelerators of all reward workers."""
+    return per_worker(reward) * int(reward.num_workers)
+
+
+def worker_options(reward: DictConfig, accelerator: str, node_resource: str | None) -> dict[str, Any]:
+    """Options of Ray for each reward worker that reserves accelerators.
+
+    Args:
+        accelerator: the resource that Ray counts, such as `GPU`.
+        node_resource: the custom resource of the trainer's nodes; None: any node.
+    """
+    placed = {} if node_resource is None else {node_resource: PLACED}
+    return _reserving(per_worker(reward), accelerator, placed)
+
+
+def shared_options(workers: int, accelerators: int, colocated: int, accelerator: str) -> dict[str, Any]:
+    """Options of Ray for each reward worker that shares an accelerator of the trainer's placement group.
+
+    Args:
+        workers: reward workers. accelerators: of the trainer.
+        colocated: equal shares of an accelerator that the placement group is divided into, of which these have one.
+        accelerator: the resource that Ray counts.
+    """
+    share = 1 / colocated / math.ceil(workers / accelerators)
+    return _reserving(math.floor(share / SMALLEST_SHARE) * SMALLEST_SHARE, accelerator, {})
+
+
+def _reserving(count: float, accelerator: str, resources: Mapping[str, float]) -> dict[str, Any]:
+    if accelerator == "GPU":
+        return {"num_cpus": 0, "num_gpus": count, "resources": dict(resources)}
+    return {"num_cpus": 0, "resources": {**resources, accelerator: count}}
+
+
+def shortage(config: DictConfig, nodes: Iterable[Mapping[str, float]], accelerator: str) -> str | None:
+    """Why the reward workers would wait for accelerators for ever; None if there are enough.
+
+    Args:
+        nodes: Ray's resources of each node.
+        accelerator: Ray's name of the trainer's accelerators, which reward workers use, too.
+    """
+    needed = wanted(config.reward)
+    if not needed:
+        return None
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    there = int(sum(node.get(accelerator, 0) for node in nodes))
+    taken = trainer.nnodes * trainer.n_gpus_per_node
+    if rollout.ray_resource in (None, accelerator):
+        taken += rollout.nnodes * rollout.n_gpus_per_node
+    if config.reward.reward_model.ray_resource in (None, accelerator):
+        taken += judge_settings.accelerators(config)
+    if there - taken >= needed:
+        return None
+    return (
+        f"{', '.join(devices(config.reward))}: {config.reward.num_workers} reward workers reserve "
+        f"{per_worker(config.reward)} accelerators each, and of the {there} that Ray has, training, rollout and judge "
+        f"take {taken}; write trainer or cpu, lower trainer.n_gpus_per_node or reward.num_workers, or serve the model "
+        "yourself and use the scorer http_batch"
+    )
