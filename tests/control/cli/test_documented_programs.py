@@ -46,7 +46,7 @@ NEEDS = {
     "python benchmarks/operator_soak.py": "minutes",
     "python3 -m my_flux.tiny_model": "tests/ml/engine/test_own_family.py",
     "python3 -m venv": "nothing", "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
-    "python3 -m verl_omni.trainer.run.trained_model": "tests/ml/trainer/test_trained_model.py",
+    "python3 -m verl_omni.trainer.output.trained_model": "tests/ml/trainer/test_trained_model.py",
     "python3 reward_server.py": "tests/ml/reward_loop/test_reward_server_page.py",
 }  # fmt: skip
 RUN = ("drl validate --cluster", "drl render --cluster")

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A batch of scored samples, now or ahead of the update that trains on it."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Metrics of steps and evaluations, and warnings that follow from them."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Standalone rollout replicas: launch, calls, weight updates, replacement of lost ones."""

@@ -62,8 +62,8 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
         if late or (enough and time.monotonic() > since + OTHERS_SECONDS):
             if not enough:
                 raise ValueError(
-                    f"{pool_settings.ROLLOUT}.node_resource: after {rollout.deadline_seconds:g} s, the nodes with the resource "
-                    f"{rollout.node_resource} have room for {found} replicas, and rollout.min_replicas is "
+                    f"{pool_settings.ROLLOUT}.node_resource: after {rollout.deadline_seconds:g} s, the nodes with the "
+                    f"resource {rollout.node_resource} have room for {found} replicas, and rollout.min_replicas is "
                     f"{rollout.min_replicas}"
                 )
             report_phase(f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later")

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Reward workers and judges of a run."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""PURE: the CustomResourceDefinition, from the models of the job."""

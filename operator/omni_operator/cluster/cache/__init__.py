@@ -1,1 +1,1 @@
-"""TODO."""
+"""Jobs and their children as the watches deliver them, parsed, by job. Passes read nothing else."""

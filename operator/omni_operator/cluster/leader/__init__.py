@@ -1,1 +1,1 @@
-"""TODO."""
+"""One replica leads: election through a Lease, and a fence that stops writes of all others."""

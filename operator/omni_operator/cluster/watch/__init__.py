@@ -1,1 +1,1 @@
-"""TODO."""
+"""Watches of one kind of object: a list, then its changes without a gap, and their liveness."""

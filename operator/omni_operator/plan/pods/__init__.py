@@ -1,1 +1,1 @@
-"""TODO."""
+"""PURE: pod templates and worker groups of a job's RayCluster."""

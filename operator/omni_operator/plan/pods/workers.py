@@ -93,8 +93,8 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
 def _logical_cpus(job: DiffusionRLJob, pool: Pool) -> int:
     given = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
     own, most = pool.accelerator.count, max(each.accelerator.count for each in pools_of(job))
-    # What the trainer derives at most in one pod (verl_omni/trainer/settings/process_counts.py, tests/contract). Agent-loop and
-    # reward workers are spread over the pods of both pools.
+    # What the trainer derives at most in one pod (verl_omni/trainer/settings/process_counts.py, tests/contract).
+    # Agent-loop and reward workers are spread over the pods of both pools.
     loops = job.spec.rollout.agent_loop.workers or 2 * math.ceil(most / 8)
     rewards = job.spec.reward.replicas or most
     judge = job.spec.reward.model

@@ -1,1 +1,1 @@
-"""TODO."""
+"""PURE: the next steps of a job, from what was observed."""

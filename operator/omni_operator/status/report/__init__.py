@@ -1,1 +1,1 @@
-"""TODO."""
+"""PURE: status, conditions and events of a job, from its situation."""

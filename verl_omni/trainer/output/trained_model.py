@@ -1,6 +1,6 @@
 """Transformers in diffusers' format, from a checkpoint of a run that trains all weights.
 
-    python3 -m verl_omni.trainer.run.trained_model runs/x/checkpoints/step_000020 --out FOLDER [--average] [--model FOLDER]
+    python3 -m verl_omni.trainer.output.trained_model CHECKPOINT --out FOLDER [--average] [--model FOLDER]
 
 The checkpoint has the shards of every rank; this reads them in one process, in host memory.
 """
@@ -70,7 +70,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the transformers of a checkpoint. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m verl_omni.trainer.run.trained_model", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python3 -m verl_omni.trainer.output.trained_model", description=main.__doc__)
     parser.add_argument("checkpoint", type=Path, help="a folder step_NNNNNN of a run that trains all weights")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--model", type=Path, help="folder of the run's model; default: that of the checkpoint")
