@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from e2e.helm import CHART
 from omni_operator.api.crd.structural import structural
-from omni_operator.plan.policy.pod_policy import OWN_VOLUME_TYPES, PodPolicy
+from omni_operator.plan.pod_policy import OWN_VOLUME_TYPES, PodPolicy
 
 WIDTH = 120
 POLICY = "jobs.podPolicy"

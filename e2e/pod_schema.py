@@ -14,7 +14,7 @@ import yaml
 
 from e2e.cluster.paths import SOURCES
 from e2e.cluster.tools import KUBERAY, kuberay_files, version
-from omni_operator.api.crd.pod_schema import FILE, PARTS
+from omni_operator.api.spec.pod_schema import FILE, PARTS
 
 TARGET = Path(__file__).resolve().parents[1] / "operator" / "omni_operator" / "api" / FILE
 KEPT = {

@@ -33,7 +33,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError, read_job
 from omni_operator.api.base import whole
 from omni_operator.api.crd.definition import schema
-from omni_operator.api.files.validation_messages import describe_errors, format_path
+from omni_operator.api.validation_messages import describe_errors, format_path
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = "/apis/diffusionrl.io/v1alpha1/namespaces/default/diffusionrljobs?dryRun=All&fieldValidation=Strict"

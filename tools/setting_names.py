@@ -28,7 +28,7 @@ from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, Withou
 from verl_omni.verl_names import AGENT_LOOP
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
-FILE = Path("operator/omni_operator/api/rules/setting_names.py")
+FILE = Path("operator/omni_operator/api/overrides/setting_names.py")
 WIDTH = 120
 HEADER = '''\
 """Names of the trainer's settings. Written from verl_omni/trainer/config by `make crds`; do not edit."""

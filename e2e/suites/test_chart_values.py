@@ -12,7 +12,7 @@ import pytest
 from e2e import helm
 from e2e.cluster.control_plane import ControlPlane
 from e2e.operator_process import operator
-from omni_operator.plan.policy.pod_policy import OWN_VOLUME_TYPES, VOLUME_TYPES, PodPolicy
+from omni_operator.plan.pod_policy import OWN_VOLUME_TYPES, VOLUME_TYPES, PodPolicy
 
 pytestmark = pytest.mark.cluster
 

@@ -15,8 +15,8 @@ from e2e.pod_schema import TARGET, pod_template, text
 from e2e.random_documents import Documents
 from omni_operator import plan
 from omni_operator.api import JobError, read_job
-from omni_operator.api.crd.pod_schema import find_errors
-from omni_operator.plan.policy.pod_policy import PodPolicy
+from omni_operator.api.spec.pod_schema import find_errors
+from omni_operator.plan.pod_policy import PodPolicy
 
 pytestmark = pytest.mark.cluster
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from omni_operator.api.files.validation_messages import describe_errors, format_path
+from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.leader.leader_election import LONGEST_SECONDS
 from omni_operator.plan import ClusterSettings
 from omni_operator.plan.cluster_settings import RESOURCE_NAMES
-from omni_operator.plan.policy.pod_policy import PodPolicy
+from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.status.decisions.timeouts import Timeouts
 
 PREFIX = "OMNI_OPERATOR_"

@@ -7,7 +7,7 @@ from typing import Any
 
 MODULE_LIMIT = 600
 FUNCTION_LIMIT = 80
-LONG_MODULES = {"operator/omni_operator/api/rules/setting_names.py": "generated: the names of all settings"}
+LONG_MODULES = {"operator/omni_operator/api/overrides/setting_names.py": "generated: the names of all settings"}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 

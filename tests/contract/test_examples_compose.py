@@ -79,7 +79,7 @@ def test_an_example_with_a_released_model_fits(name: str) -> None:
 
 
 def test_reserved_settings_exist_in_the_trainer() -> None:
-    from omni_operator.api.rules.reserved import RESERVED
+    from omni_operator.api.overrides.reserved import RESERVED
     from verl_omni.trainer.settings import configuration
 
     required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]

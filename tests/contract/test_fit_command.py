@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_operator.api.rules.override_names import describe_unsupported
-from omni_operator.api.rules.reserved import owner_of
+from omni_operator.api.overrides.override_names import describe_unsupported
+from omni_operator.api.overrides.reserved import owner_of
 from omni_operator.cli.machine import machine_facts
 from omni_operator.cli.main import app
 from verl_omni.models.tiny import make_tiny_sd3

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from control.cli.document_blocks import PAGES, ROOT, blocks, inline_commands
-from omni_operator.api.rules.setting_names import BY_LOSS
+from omni_operator.api.overrides.setting_names import BY_LOSS
 from verl_omni.trainer.settings import configuration
 
 # Generated from the names themselves.

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import JobError, load_job
+from omni_operator.api.overrides.setting_names import REQUIRED
 from omni_operator.api.rules import override_rules
-from omni_operator.api.rules.setting_names import REQUIRED
 from omni_operator.api.spec.training import LOSSES
 from omni_operator.cli.main import app
 from verl_omni.trainer.settings import configuration

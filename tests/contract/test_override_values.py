@@ -10,8 +10,8 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import JobError, load_job
-from omni_operator.api.rules.reserved import owner_of
-from omni_operator.api.rules.setting_names import (
+from omni_operator.api.overrides.reserved import owner_of
+from omni_operator.api.overrides.setting_names import (
     BY_LOSS,
     COMMON,
     GROUPS,

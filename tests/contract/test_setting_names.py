@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator.api.rules.override_names import describe_reserved, describe_unsupported
-from omni_operator.api.rules.setting_names import BY_LOSS, COMMON
+from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.overrides.setting_names import BY_LOSS, COMMON
 from verl_omni.trainer.settings import configuration
 from verl_omni.utils.reference_settings import Copied, Renamed, rules
 

@@ -27,7 +27,7 @@ from verl_omni.trainer.run.checkpoint_saver import CheckpointSaver
 from verl_omni.trainer.run.run_folder import RunFolder, write_samples
 from verl_omni.trainer.run.trackers import Trackers
 from verl_omni.trainer.run.watched_call import watched
-from verl_omni.trainer.settings import scorer_devices
+from verl_omni.trainer.settings import async_settings, scorer_devices
 from verl_omni.utils.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
@@ -132,7 +132,7 @@ class DiffusionTrainer:
             # A run that ended while it waited for replicas has recorded the metrics of the step.
             line = self.folder.line(step) | {"step": step, "weights/version": step, **served}
             self._record(line | self._evaluate(step))
-        if ahead := generation_ahead.batches_ahead(self.config):
+        if ahead := async_settings.batches_ahead(self.config):
             self._ahead = generation_ahead.GenerationAhead(
                 self._generate, ahead=ahead, first=step, last=self.total, is_loss=is_loss_of_replicas
             )
@@ -319,7 +319,7 @@ class DiffusionTrainer:
             def generate() -> sample_generation.ScoredSamples:
                 return self._generate_scored(prompts, score, step)
 
-            waits = generation_ahead.batches_ahead(self.config) == 0  # the requests themselves do, for others to join
+            waits = async_settings.batches_ahead(self.config) == 0  # the requests themselves do, for others to join
             found = generate() if waits else self._with_others(generate, step)
             step_metrics.check_versions(found.versions, step)
             if not self._awake:

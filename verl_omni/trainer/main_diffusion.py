@@ -279,10 +279,10 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
-    from verl_omni.trainer.generation import generation_ahead
     from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
+    from verl_omni.trainer.settings import async_settings
 
-    if text := generation_ahead.unlimited_text(run.config):
+    if text := async_settings.unlimited_text(run.config):
         run.folder.event("warning", reason="OlderSamplesNotLimited", message=text)
     train, held_out = prompt_dataset.load_checked(run.config)
     for text in prompt_warnings.describe_truncated(run.config, train, held_out):

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, open_dict
 
 from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.trainer.data import run_length
-from verl_omni.trainer.generation.generation_ahead import batches_ahead
 from verl_omni.trainer.replicas.pool_nodes import wait_for_nodes
 from verl_omni.trainer.replicas.replica_pool import ReplicaPool
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
@@ -30,6 +29,7 @@ from verl_omni.trainer.settings import (
     sequence_split,
     tensor_split,
 )
+from verl_omni.trainer.settings.async_settings import batches_ahead
 from verl_omni.trainer.stack import Cluster, PlainCluster, Stack
 from verl_omni.utils import rendezvous_ports
 from verl_omni.workers.actor.setting_checks import check_fsdp_size

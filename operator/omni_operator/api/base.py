@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 RULE = "job_rule"
 VALIDATIONS = "x-kubernetes-validations"
+FieldPath = tuple[str | int, ...]  # names of fields and indices of list items
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Violation:
         text: what is wrong and how to correct it.
     """
 
-    at: tuple[str | int, ...]
+    at: FieldPath
     text: str
 
 

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from omni_operator import plan
 from omni_operator.api import JobError, LoadedJob
 from omni_operator.api.base import Violation
-from omni_operator.api.files.validation_messages import describe_errors, format_path
 from omni_operator.api.files.yaml_document import Document, Problem
 from omni_operator.api.spec.pods import ImageName
-from omni_operator.plan.policy.policy_refusals import find_policy_refusals
+from omni_operator.api.validation_messages import describe_errors, format_path
+from omni_operator.plan.policy_refusals import find_policy_refusals
 
 from . import console
 

@@ -111,7 +111,7 @@ def _explained() -> Iterator[None]:
     except typer.BadParameter as error:
         from pydantic import ValidationError
 
-        from omni_operator.api.files.validation_messages import describe_value
+        from omni_operator.api.validation_messages import describe_value
 
         detail = error.__cause__.errors()[0] if isinstance(error.__cause__, ValidationError) else None
         if detail is not None and detail["msg"] == error.message:  # not the message of an option of ours

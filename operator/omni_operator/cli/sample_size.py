@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_operator.api.rules.setting_names import REGISTERED
+from omni_operator.api.overrides.setting_names import REGISTERED
 
 FAMILIES = REGISTERED["actor_rollout_ref.model.architecture"]
 

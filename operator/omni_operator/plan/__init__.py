@@ -1,10 +1,10 @@
 """PURE: the trainer's overrides and the Kubernetes objects of a job."""
 
 from .cluster_settings import ClusterSettings
-from .disruptions import render_budget
 from .entrypoint import render_entrypoint, render_pod_overrides, resolve_for_pods
 from .objects import digest_attempt, digest_spec, render_attempt, render_job_objects, render_objects
 from .overrides import render_command, render_overrides, render_settings
+from .pods.disruptions import render_budget
 from .pods.workers import render_group
 from .refusals import describe_refusals, find_refusals, find_warnings
 from .run_layout import RunLayout, local_layout, map_paths, pod_layout, resolve_paths

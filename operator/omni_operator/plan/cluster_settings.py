@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from omni_operator.api.base import NullFree, StrictModel
 from omni_operator.api.spec.pods import ResourceName, Vendor
 
-from .policy.pod_policy import PodPolicy
+from .pod_policy import PodPolicy
 
 # Default resource names of the vendors' device plug-ins; settings and jobs can override them.
 RESOURCE_NAMES: dict[Vendor, str] = {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/Ascend910"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from omni_operator.api import DiffusionRLJob, Spec
-from omni_operator.api.rules.override_names import BYPASS, CORRECTION, limits_older_samples
+from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples
 from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.reward import Reward, Scorer
 from omni_operator.api.spec.rollout import Rollout

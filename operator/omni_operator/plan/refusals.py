@@ -8,9 +8,9 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
-from omni_operator.api.files.validation_messages import format_path
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.spec.pod_template import drop_nulls
+from omni_operator.api.validation_messages import format_path
 
 from .cluster_settings import ClusterSettings
 from .objects import render_files
@@ -26,7 +26,7 @@ from .pods.storage import (
     is_offline,
     trainer_variables,
 )
-from .policy.policy_refusals import find_policy_refusals
+from .policy_refusals import find_policy_refusals
 from .pools import KUEUE_QUEUE, Pool, pools_of
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself

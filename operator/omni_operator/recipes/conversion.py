@@ -9,8 +9,13 @@ from typing import Any
 
 from omni_operator.api.job import API_VERSION, KIND
 from omni_operator.api.metadata import NAME_LIMIT
-from omni_operator.api.rules.override_names import describe_reserved, describe_unsupported, has_no_effect, parse_value
-from omni_operator.api.rules.setting_names import ELSEWHERE, MISSING_FAMILY, REGISTERED
+from omni_operator.api.overrides.override_names import (
+    describe_reserved,
+    describe_unsupported,
+    has_no_effect,
+    parse_value,
+)
+from omni_operator.api.overrides.setting_names import ELSEWHERE, MISSING_FAMILY, REGISTERED
 from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_operator.api.rules.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
+from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

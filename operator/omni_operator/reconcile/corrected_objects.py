@@ -13,15 +13,16 @@ from datetime import datetime
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import AlreadyExists, Forbidden, KindAbsent, Refused
+from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import RAYCLUSTERS, Key, Kind, kind_of
 from omni_operator.cluster.protocol import Cluster, GroupChange
 from omni_operator.reconcile import owned_objects
+from omni_operator.reconcile.corrections import AT_ONCE, Change, change_of, describe
 from omni_operator.reconcile.pass_memory import JobMemory, PassMemory
 from omni_operator.reconcile.pod_replacement import replace_pods
 from omni_operator.reconcile.refused_requests import BACKOFF_MOST
 from omni_operator.reconcile.spec_cache import ValidSpec
 from omni_operator.status.decisions.situation import ReplacementStep, ScaleGroup, Step
-from omni_operator.status.observed.corrections import AT_ONCE, Change, change_of, describe, find_author
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import ObservedRayCluster
 from omni_operator.status.observed.running_pods import as_running

@@ -8,11 +8,12 @@ from omni_operator.api.names import JOB_LABEL, Names
 from omni_operator.api.status import Status
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.errors import Refused
+from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.reconcile import owned_objects
+from omni_operator.reconcile.corrections import Change, describe
 from omni_operator.reconcile.pass_memory import JobMemory
-from omni_operator.status.observed.corrections import Change, describe, find_author
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Observation
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from omni_operator.cluster.kinds import Key, Kind
+from omni_operator.reconcile.corrections import CorrectionRows
 from omni_operator.reconcile.refused_requests import NO_REFUSALS, NO_SERVER_ERRORS, Refusals, ServerErrors
-from omni_operator.status.observed.corrections import CorrectionRows
 from omni_operator.status.observed.observation import Observation
 from omni_operator.status.observed.timestamps import EARLIEST
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from omni_operator.api.files.validation_messages import describe_errors, format_path
 from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
+from omni_operator.api.validation_messages import describe_errors, format_path
 from omni_operator.cluster.cache.object_packer import REFUSED
 from omni_operator.cluster.kinds import Body, Key
 from omni_operator.plan import (
@@ -33,7 +33,7 @@ from omni_operator.plan import (
 from omni_operator.status.observed.observation import ObservedRayCluster, ObservedRayJob
 
 if TYPE_CHECKING:
-    from omni_operator.api.files.yaml_document import Path
+    from omni_operator.api.base import FieldPath
 
 REPAIRS = 8  # times that fields are removed until the others are valid
 KEPT = 64  # several times the passes that run at the same time
@@ -139,7 +139,7 @@ def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | InvalidSpec:
     return InvalidSpec(text, _without_invalid(body, [at for at, _ in found]))
 
 
-def _without_invalid(body: Body, invalid: Sequence[Path]) -> DiffusionRLJob | None:
+def _without_invalid(body: Body, invalid: Sequence[FieldPath]) -> DiffusionRLJob | None:
     """The job without invalid fields, or without what has them; None if a field is left that it needs."""
     rest = {**copy.deepcopy(body), "status": {}}
     for _ in range(REPAIRS):
@@ -154,12 +154,12 @@ def _without_invalid(body: Body, invalid: Sequence[Path]) -> DiffusionRLJob | No
     return None
 
 
-def _in_order(at: Path) -> list[str]:
+def _in_order(at: FieldPath) -> list[str]:
     """A key that orders paths as their places in the document: index 10 comes after 9."""
     return [f"{step:09}" if isinstance(step, int) else step for step in at]
 
 
-def _remove(rest: Body, at: Path) -> bool:
+def _remove(rest: Body, at: FieldPath) -> bool:
     """Remove what is at a path, or the innermost part of the spec around it. Returns whether there is any."""
     inside: Any = rest
     found: list[tuple[Any, str | int]] = []

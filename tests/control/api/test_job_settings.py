@@ -8,7 +8,7 @@ import pytest
 
 from control.api.small_job import GOOD, problems
 from omni_operator.api import read_job
-from omni_operator.api.rules.reserved import RESERVED
+from omni_operator.api.overrides.reserved import RESERVED
 
 JUDGE = "model: m, base_url: 'http://judge:80/v1'"
 

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from e2e import helm as tool
 from e2e.health import PAGE
-from omni_operator.plan.policy.pod_policy import OWN_VOLUME_TYPES, VOLUME_TYPES, PodPolicy
+from omni_operator.plan.pod_policy import OWN_VOLUME_TYPES, VOLUME_TYPES, PodPolicy
 from omni_operator.settings import PREFIX, SettingsError, from_environ
 
 Values = dict[str, Any]

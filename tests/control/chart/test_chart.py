@@ -16,7 +16,7 @@ from e2e import helm as tool
 from omni_operator.api.crd import definition
 from omni_operator.client.operator_settings import SELECTOR
 from omni_operator.cluster.leader.leader_election import LeaseTimes
-from omni_operator.plan.policy.pod_policy import PodPolicy
+from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.settings import _READERS, PREFIX, Settings, from_environ
 from tools import crd_file
 

@@ -13,7 +13,7 @@ import pytest
 from e2e import helm as tool
 from e2e.cluster import deadlines
 from e2e.cluster.processes import run
-from omni_operator.api.crd.pod_schema import find_errors
+from omni_operator.api.spec.pod_schema import find_errors
 
 pytestmark = pytest.mark.cluster
 

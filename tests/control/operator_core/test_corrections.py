@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, ROLLOUT, Pools
+from omni_operator.cluster.field_managers import find_author
 from omni_operator.cluster.kinds import NETWORK_POLICIES, RAYCLUSTERS, RAYJOBS, Kind
 from omni_operator.reconcile.corrected_objects import GROUPS
-from omni_operator.status.observed.corrections import AT_ONCE, FORGOTTEN, PAUSE_MOST, Corrections, find_author
+from omni_operator.reconcile.corrections import AT_ONCE, FORGOTTEN, PAUSE_MOST, Corrections
 
 KEY = ("team-a", "red")
 POLICY = NETWORK_POLICIES, KEY[0], "red"

@@ -8,7 +8,7 @@ import pytest
 
 from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYCLUSTERS
 from omni_operator.plan import ClusterSettings
-from omni_operator.plan.policy.pod_policy import PodPolicy
+from omni_operator.plan.pod_policy import PodPolicy
 from omni_operator.reconcile.spec_cache import InvalidSpec, SpecCache
 
 KEY = ("team-a", "red")

@@ -8,7 +8,7 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, read_job
-from omni_operator.api.rules.reserved import RESERVED, owner_of
+from omni_operator.api.overrides.reserved import RESERVED, owner_of
 
 BASE = """
 apiVersion: diffusionrl.io/v1alpha1

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError
 from omni_operator.api.crd import definition
-from omni_operator.api.crd.pod_schema import TOLD, find_errors
-from omni_operator.api.files.validation_messages import format_path
 from omni_operator.api.names import report_audience
+from omni_operator.api.spec.pod_schema import TOLD, find_errors
+from omni_operator.api.validation_messages import format_path
+from omni_operator.plan.pod_policy import PodPolicy
+from omni_operator.plan.pod_rules import find_breaches
 from omni_operator.plan.pods.head import render_head_group
 from omni_operator.plan.pods.workers import render_worker_groups
-from omni_operator.plan.policy.pod_policy import PodPolicy
-from omni_operator.plan.policy.pod_rules import find_breaches
 
 MakeJob = Callable[..., DiffusionRLJob]
 SPEC = definition.schema()["properties"]["spec"]

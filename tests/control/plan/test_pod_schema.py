@@ -10,8 +10,8 @@ import pytest
 
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob, JobError
-from omni_operator.api.crd.pod_schema import find_errors
-from omni_operator.api.files.validation_messages import format_path
+from omni_operator.api.spec.pod_schema import find_errors
+from omni_operator.api.validation_messages import format_path
 
 MakeJob = Callable[..., DiffusionRLJob]
 

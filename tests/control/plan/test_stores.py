@@ -10,7 +10,7 @@ import pytest
 from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.files.job_loader import read_job
-from omni_operator.plan.policy.pod_policy import PodPolicy
+from omni_operator.plan.pod_policy import PodPolicy
 
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
 TEXT = """

@@ -11,7 +11,7 @@ import pytest
 from control.recipes.recipe_arguments import ACTOR, REQUIRED, ROLLOUT, refused
 from omni_operator import plan
 from omni_operator.api import load_job, read_job
-from omni_operator.api.rules.setting_names import ELSEWHERE
+from omni_operator.api.overrides.setting_names import ELSEWHERE
 from omni_operator.recipes import convert
 from omni_operator.recipes.fields import FIELDS, IMPLIED, REFERENCE_DEFAULTS, SCORERS, TOGETHER
 

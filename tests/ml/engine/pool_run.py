@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from verl_omni.trainer import main_diffusion, main_diffusion_v1, startup
-from verl_omni.trainer.generation.generation_ahead import batches_ahead
+from verl_omni.trainer.settings.async_settings import batches_ahead
 
 VERSION_OF_LOSSES = 1
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ml.trainer.runs_in_memory import AHEAD, ASYNC, STRATEGY, THRESHOLD
-from verl_omni.trainer.generation import generation_ahead
 from verl_omni.trainer.generation.generation_ahead import GenerationAhead
-from verl_omni.trainer.settings import configuration
+from verl_omni.trainer.settings import async_settings, configuration
 from verl_omni.weight_sync.errors import TooFewReplicas, is_loss_of_replicas
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -183,7 +182,7 @@ def test_the_number_of_batches_ahead() -> None:
         ((*ASYNC, f"{STRATEGY}=drop"), 1), ((*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=1"), 0),
         ((*ASYNC, f"{AHEAD}=9", f"{STRATEGY}=drop", f"{THRESHOLD}=null"), 9),
     ):  # fmt: skip
-        assert generation_ahead.batches_ahead(configuration.load([*REQUIRED, *overrides])) == ahead
+        assert async_settings.batches_ahead(configuration.load([*REQUIRED, *overrides])) == ahead
 
 
 @pytest.mark.parametrize(
@@ -199,5 +198,5 @@ def test_the_number_of_batches_ahead() -> None:
 )  # fmt: skip
 def test_a_run_with_older_samples_and_no_limit_is_warned(overrides: tuple[str, ...], said: str | None) -> None:
     """Flow-DPPO cannot take the engine's log-probabilities, DiffusionNFT has no ratio: there is nothing to write."""
-    found = generation_ahead.unlimited_text(configuration.load([*REQUIRED, *overrides]))
+    found = async_settings.unlimited_text(configuration.load([*REQUIRED, *overrides]))
     assert said is None if found is None else said is not None and said in found and f"Write {BYPASS}=true" in found

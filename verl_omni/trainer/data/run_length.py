@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,6 @@ from omegaconf import DictConfig
 
 from verl_omni.trainer.data import prompt_files
 from verl_omni.trainer.settings.reference_modules import DATASET
-
-STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
-
-
-def find_problems(config: DictConfig) -> Iterator[str]:
-    """PURE: what is wrong with the settings of the length, a line for each."""
-    trainer = config.trainer
-    if trainer.total_training_steps is None and trainer.total_epochs is None:
-        yield f"{STEPS}: must be given, or {EPOCHS}"
-    for name, value in ((STEPS, trainer.total_training_steps), (EPOCHS, trainer.total_epochs)):
-        if value is not None and value <= 0:
-            yield f"{name}: must be positive: {value}"
-    if trainer.total_epochs is not None and config.data.filter_overlong_prompts:
-        yield (
-            f"{EPOCHS}: with data.filter_overlong_prompts=true the number of prompts is known only after the start; "
-            f"write {EPOCHS}=null and {STEPS}"
-        )
 
 
 def total_steps(config: DictConfig) -> int:
@@ -48,7 +30,9 @@ def total_steps(config: DictConfig) -> int:
     if config.algorithm.sample_source == "offline" and config.data.custom_cls.path == DATASET["path"]:
         rows -= _count_ties(config.data, rows)
     if rows < batch:
-        raise ValueError(f"{EPOCHS}: data.train_files has {rows} prompts, and a step {batch} (data.train_batch_size)")
+        raise ValueError(
+            f"trainer.total_epochs: data.train_files has {rows} prompts, and a step {batch} (data.train_batch_size)"
+        )
     found = epochs * (rows // batch)
     return int(found if steps is None else min(steps, found))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from verl_omni.trainer.generation import generation_ahead
 from verl_omni.trainer.memory_estimate import engine_memory, evaluations, reward_memory, trainer_memory
 from verl_omni.trainer.memory_estimate.engine_memory import EngineMemory
 from verl_omni.trainer.memory_estimate.estimate import Estimate, Setup, estimate
@@ -26,7 +25,7 @@ from verl_omni.trainer.memory_estimate.sample_tensors import (
 )
 from verl_omni.trainer.memory_estimate.sharding import FLOAT32
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
-from verl_omni.trainer.settings import pool_settings, scorer_devices, tensor_split
+from verl_omni.trainer.settings import async_settings, pool_settings, scorer_devices, tensor_split
 from verl_omni.trainer.settings.process_counts import BATCHES_IN_FLIGHT
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -180,6 +179,6 @@ def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Set
         offloads_optimizer=accelerator and offload.optimizer_offload,
         copies_checkpoints=actor.checkpoint.async_save,
         regathers=offload.reshard_after_forward,
-        ahead=generation_ahead.batches_ahead(config),
+        ahead=async_settings.batches_ahead(config),
         forks=bool(config.trainer.fork_workers),
     )

@@ -7,8 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from verl_omni.trainer.generation import generation_ahead
-from verl_omni.trainer.settings import pool_settings
+from verl_omni.trainer.settings import async_settings, pool_settings
 
 MODEL = "reward.reward_model"
 
@@ -43,7 +42,7 @@ def _shared(config: DictConfig, model: DictConfig) -> Iterator[str]:
     for name in ("node_resource", "ray_resource"):
         if model[name] is not None:
             yield f"{MODEL}.{name}: is not read with {MODEL}.enable_resource_pool=false; remove it"
-    if generation_ahead.batches_ahead(config):
+    if async_settings.batches_ahead(config):
         yield (
             f"{MODEL}.enable_resource_pool: the trainer updates while the next batch is generated and scored, so the "
             "judge needs accelerators of its own; write true"

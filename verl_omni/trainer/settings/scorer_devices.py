@@ -11,8 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.part_settings import TRAINER
-from verl_omni.trainer.generation import generation_ahead
-from verl_omni.trainer.settings import judge_settings
+from verl_omni.trainer.settings import async_settings, judge_settings
 
 _ACCELERATOR = re.compile(r"(?:cuda|npu)(?::(\d+))?")
 PLACED = 1e-4  # of a custom resource, which a node has once: enough to place an actor on the node
@@ -63,7 +62,7 @@ def find_problems(config: DictConfig) -> Iterator[str]:
             f"{names}: a reward worker has accelerators of its own ({', '.join(own)}), or shares the trainer's; write "
             f"{TRAINER} for all of them, or for none"
         )
-    if generation_ahead.batches_ahead(config):
+    if async_settings.batches_ahead(config):
         yield (
             f"{names}: the trainer updates while the next batch is generated and scored, so its accelerators are busy; "
             "write cpu, or cuda for an accelerator of the scorer's own"

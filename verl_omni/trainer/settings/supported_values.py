@@ -12,12 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_omni.reward_loop.part_settings import part_problems
 from verl_omni.reward_loop.scorer_signature import nearest_name
-from verl_omni.trainer.data import run_length
-from verl_omni.trainer.generation import generation_ahead
-from verl_omni.trainer.settings import judge_settings, number_ranges, pool_settings, scorer_devices
+from verl_omni.trainer.settings import async_settings, judge_settings, number_ranges, pool_settings, scorer_devices
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
+STEPS = "trainer.total_training_steps"
+EPOCHS = "trainer.total_epochs"
 ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
 FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
 CORRECTION = "algorithm.rollout_correction"
@@ -125,10 +125,10 @@ SUPPORTED = {
         ("weighted_mean", "weighted_sum", "normalized_sum"), "scores are added by their weights"
     ),
     "trainer.v1.trainer_mode": SupportedValues(
-        ("sync", generation_ahead.ASYNC), f"with {ROLLOUT}.nnodes > 0, separate_async overlaps generation and update"
+        ("sync", async_settings.ASYNC), f"with {ROLLOUT}.nnodes > 0, separate_async overlaps generation and update"
     ),
     "trainer.v1.sampler.max_off_policy_strategy": SupportedValues(
-        ("wait", generation_ahead.DROP),
+        ("wait", async_settings.DROP),
         "beyond max_off_policy_threshold, wait refuses the run, and drop generates fewer batches ahead",
     ),
     "trainer.resume_mode": SupportedValues(
@@ -146,11 +146,11 @@ def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
     trackers = [*_trackers(config.trainer.logger, installed), *_pictures(config.trainer)]
     own = [
         *number_ranges.find_problems(config),
-        *run_length.find_problems(config),
+        *_length(config),
         *pool_settings.find_problems(config),
         *judge_settings.find_problems(config),
         *scorer_devices.find_problems(config),
-        *generation_ahead.find_problems(config),
+        *async_settings.find_problems(config),
         *engine_settings.conflicts(
             config.actor_rollout_ref.rollout, trains_adapter=config.actor_rollout_ref.model.lora_rank > 0
         ),
@@ -267,3 +267,18 @@ def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) ->
             yield f"trainer.logger: unknown tracker {name}{nearest_name(str(name), TRACKER_PACKAGES)}"
         elif (package := TRACKER_PACKAGES[name]) is not None and package not in installed:
             yield f"trainer.logger: {name} needs the Python package {package}, which is not installed"
+
+
+def _length(config: DictConfig) -> Iterator[str]:
+    """PURE: what is wrong with the settings of the length, a line for each."""
+    trainer = config.trainer
+    if trainer.total_training_steps is None and trainer.total_epochs is None:
+        yield f"{STEPS}: must be given, or {EPOCHS}"
+    for name, value in ((STEPS, trainer.total_training_steps), (EPOCHS, trainer.total_epochs)):
+        if value is not None and value <= 0:
+            yield f"{name}: must be positive: {value}"
+    if trainer.total_epochs is not None and config.data.filter_overlong_prompts:
+        yield (
+            f"{EPOCHS}: with data.filter_overlong_prompts=true the number of prompts is known only after the start; "
+            f"write {EPOCHS}=null and {STEPS}"
+        )

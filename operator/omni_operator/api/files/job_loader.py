@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from omni_operator.api.base import FieldPath
 from omni_operator.api.job import KIND, DiffusionRLJob
+from omni_operator.api.validation_messages import describe_errors, format_path
 
 from .file_metadata import FileMetadata
-from .validation_messages import describe_errors, format_path
 from .yaml_document import Document, JobError, Problem, is_index
-from .yaml_document import Path as FieldPath
 
 STDIN = Path("-")
 __all__ = ["JobError", "LoadedJob", "Problem", "load_job", "read_job"]

@@ -12,9 +12,9 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from typing_extensions import override
 
-from .yaml_parser import make_yaml
+from omni_operator.api.base import FieldPath
 
-Path = tuple[str | int, ...]
+from .yaml_parser import make_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Document:
 
     source: str
     tree: CommentedMap
-    assigned: dict[Path, str] = field(default_factory=dict)
+    assigned: dict[FieldPath, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
 
     @classmethod
@@ -114,7 +114,7 @@ class Document:
         _put(node, last, value, where)
         self.assigned[path] = where
 
-    def replace(self, path: Path, value: str) -> None:
+    def replace(self, path: FieldPath, value: str) -> None:
         """Replace an existing value."""
         node: Any = self.tree
         for step in path[:-1]:
@@ -128,7 +128,7 @@ class Document:
         assert isinstance(plain, dict)
         return plain
 
-    def where(self, path: Path) -> str:
+    def where(self, path: FieldPath) -> str:
         """File and line, or option, of the value at `path` or of its nearest existing parent."""
         for length in range(len(path), 0, -1):
             if said := self.assigned.get(path[:length]):
@@ -147,7 +147,7 @@ class Document:
             node = node[step]
         return f"{self.source}:{line + 1}"
 
-    def _made_by(self, path: Path) -> str | None:
+    def _made_by(self, path: FieldPath) -> str | None:
         """The assignment that created the mapping at `path`, which the file does not have."""
         return next((said for made, said in self.assigned.items() if made[: len(path)] == path), None)
 
@@ -182,7 +182,7 @@ def _reason(error: MarkedYAMLError) -> str:
     return (error.problem or str(error)).strip().replace("\n", " ")
 
 
-def _path(name: str) -> Path:
+def _path(name: str) -> FieldPath:
     """The path of `spec.reward.scorers.0.name`, or as problems write it, `spec.reward.scorers[0].name`."""
     dotted = re.sub(r"\[(\d+)\]", r".\1", name)
     return tuple(int(part) if is_index(part) else part for part in dotted.split("."))

@@ -1,1 +1,1 @@
-"""PURE: rules that no single section can state: accelerators, and overrides of trainer settings."""
+"""PURE: rules that involve several sections: accelerators, and overrides that contradict fields of the job."""

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_operator.api.base import Violation
+from omni_operator.api.overrides.override_names import ENGINE, setting_here
+from omni_operator.api.overrides.override_values import find_wrong_values, is_number, read_value
+from omni_operator.api.overrides.setting_names import BY_LOSS, COMMON
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, SOURCE, Algorithm, Trainer
-
-from .override_names import ENGINE, setting_here
-from .override_values import find_wrong_values, is_number, read_value
-from .setting_names import BY_LOSS, COMMON
 
 ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
 BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_operator.api.base import RULE, VALIDATIONS, Cel, Violation
-from omni_operator.api.crd.pod_schema import TOLD, find_errors
 from omni_operator.api.labels import find_bad_annotations, find_bad_labels
+from omni_operator.api.spec.pod_schema import TOLD, find_errors
 
 OPEN: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 # Prefixes of labels and annotations by which the operator and KubeRay know their pods.

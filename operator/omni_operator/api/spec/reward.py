@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, JsonValue, StringConstraints, Valida
 from typing_extensions import override
 
 from omni_operator.api.base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
-from omni_operator.api.files.validation_messages import describe_errors
 from omni_operator.api.suggestions import did_you_mean
+from omni_operator.api.validation_messages import describe_errors
 
 from .judge import JudgeModel
 from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, BrightnessSettings, JudgeSettings

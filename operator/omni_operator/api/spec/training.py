@@ -11,8 +11,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from omni_operator.api.rules.override_names import describe_reserved, describe_unsupported
-from omni_operator.api.rules.reserved import OF_THE_ALGORITHM, RESERVED
+from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.overrides.reserved import OF_THE_ALGORITHM, RESERVED
 
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from omni_operator.api import DiffusionRLJob
-from omni_operator.api.base import is_in_store
-from omni_operator.api.files.validation_messages import format_path
+from omni_operator.api.base import FieldPath, is_in_store
 from omni_operator.api.files.yaml_document import Document, Problem
-from omni_operator.api.files.yaml_document import Path as Field
 from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ENTRYPOINT
+from omni_operator.api.validation_messages import format_path
 from omni_operator.cli import console, sample_size
 from omni_operator.cli.machine.machine_facts import Accelerators
 from omni_operator.cli.machine.training_stack import missing_stack, missing_text, run_module
@@ -96,7 +95,7 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
     result = run_module(INPUT_CHECK, [json.dumps(request)])
     if result.returncode:
         return [Problem("this machine", f"the check of model and prompts failed: {result.stderr.strip()[-2000:]}")]
-    at: dict[str, Field] = {
+    at: dict[str, FieldPath] = {
         "model": ("spec", "model", "base"),
         "adapter": ("spec", "model", "lora", "startFrom"),
         **{f"{name}/{place}": ("spec", "data", name, int(place)) for name in files for place in files[name]},
@@ -123,13 +122,13 @@ def machine_problems(
         yield Problem("this machine", missing_text(missing))
 
 
-def _program(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+def _program(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     program = job.spec.algorithm.entrypoint[0]
     if program not in PYTHONS and shutil.which(program) is None:
         yield ("spec", "algorithm", "entrypoint"), f"no program {program!r} on this machine"
 
 
-def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+def _model(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     model, at = job.spec.model, ("spec", "model", "base")
     adapter = model.lora.start_from
     if adapter is not None and not Path(adapter).exists():
@@ -153,12 +152,12 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
         )
 
 
-def _sizes(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     """Heights and widths that no sample of the model has, for training and in overrides for evaluations."""
     model, pipeline, algorithm = job.spec.model, job.spec.rollout.pipeline, job.spec.algorithm
     if not model.base_is_folder or algorithm.entrypoint != ENTRYPOINT:
         return
-    sides: list[tuple[Field, str, int]] = [
+    sides: list[tuple[FieldPath, str, int]] = [
         (("spec", "rollout", "pipeline", side), "", getattr(pipeline, side)) for side in SIDES
     ]
     for place, text in enumerate(algorithm.overrides):
@@ -170,7 +169,7 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
             yield at, f"{name}{problem}"
 
 
-def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     data = job.spec.data
     overrides = _overrides(job)
     custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
@@ -188,7 +187,7 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
                 yield at, f"{console.short_path(Path(path))}: {problem}"
 
 
-def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
+def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     for place, scorer in enumerate(job.spec.reward.scorers):
         function = scorer.function
         if function and not function.path.startswith("pkg://") and not Path(function.path).is_file():
@@ -200,9 +199,9 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[Field, str]]:
                 yield at, f"no file or folder {console.short_path(Path(path))}"
 
 
-def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[Field, str]]:
+def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[FieldPath, str]]:
     spec, vendor = job.spec, job.spec.trainer.accelerator.vendor
-    pools: dict[Field, str | None] = {
+    pools: dict[FieldPath, str | None] = {
         ("rollout",): spec.rollout_accelerator.vendor, ("reward", "model"): spec.judge_accelerator.vendor,
     }  # fmt: skip
     for pool, other in pools.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_operator.api.rules.reserved import owner_of
+from omni_operator.api.overrides.reserved import owner_of
 
 TIB, GIB, MIB = 1 << 40, 1 << 30, 1 << 20
 NAME = 24  # width of the first column

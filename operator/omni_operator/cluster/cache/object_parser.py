@@ -25,12 +25,12 @@ from omni_operator.api.names import (
     TRAINER_GROUP,
     rolling_names,
 )
+from omni_operator.cluster.field_managers import describe_author, find_author
 from omni_operator.cluster.kinds import Body
 from omni_operator.plan.digest import CHECKED, digest_checked
 from omni_operator.plan.pods.containers import CONTAINER
 from omni_operator.plan.pools import KUEUE_QUEUE
 from omni_operator.status.observed import evidence
-from omni_operator.status.observed.corrections import describe_author, find_author
 from omni_operator.status.observed.observation import (
     HEAD,
     Asked,

@@ -7,7 +7,7 @@ from typing import Any
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import Names
 from omni_operator.plan.cluster_settings import ClusterSettings
-from omni_operator.plan.disruptions import protect_pod
+from omni_operator.plan.pods.disruptions import protect_pod
 
 from .containers import CONTAINER, apply_user_template, render_pod_template
 from .merge import merge_templates

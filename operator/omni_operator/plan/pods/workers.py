@@ -17,7 +17,7 @@ from omni_operator.api.names import (
     rolling_names,
 )
 from omni_operator.plan.cluster_settings import ClusterSettings
-from omni_operator.plan.disruptions import protect_pod
+from omni_operator.plan.pods.disruptions import protect_pod
 from omni_operator.plan.pools import Pool, pools_of
 
 from . import quantity

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.status.condition_value import ConditionValue, false_because
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import JobFacts, RollingUpdate
 from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
-from omni_operator.status.report.conditions import ConditionValue, false_because
 
 from .situation import (
     FinishReplacement,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from omni_operator.api.names import POD_LIMITS, REWARD_GROUP, ROLLOUT_GROUP
+from omni_operator.status.condition_value import ConditionValue, Table, false_because, true_because, unknown_because
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.job_facts import Autoscaling, JobFacts, PoolFacts
 from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, PodGroup
 from omni_operator.status.observed.queue_history import QueueHistory
-from omni_operator.status.report.conditions import ConditionValue, Table, false_because, true_because, unknown_because
 
 from .situation import ScaleGroup
 

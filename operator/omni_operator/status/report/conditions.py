@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 
 from omni_operator.api.job import NO_VENDOR, RESULTS_LOST
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
 from omni_operator.api.status import CONDITION_TYPES, Condition, Status
+from omni_operator.status.condition_value import (
+    ConditionValue,
+    Table,
+    false_because,
+    true_because,
+    unknown_because,
+)
 from omni_operator.status.decisions.partial_admission import describe_admission, describe_request
 from omni_operator.status.decisions.situation import (
     Active,
@@ -30,32 +35,7 @@ from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
 from omni_operator.status.observed.timestamps import format_timestamp, parse_timestamp
 
-ConditionStatus = Literal["True", "False", "Unknown"]
 MESSAGE_LIMIT = 1024  # characters of the message of a condition
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionValue:
-    """Status, reason and message of a condition, without times."""
-
-    status: ConditionStatus
-    reason: str
-    message: str = ""
-
-
-def true_because(reason: str, message: str = "") -> ConditionValue:
-    """A condition with status True."""
-    return ConditionValue("True", reason, message)
-
-
-def false_because(reason: str, message: str = "") -> ConditionValue:
-    """A condition with status False."""
-    return ConditionValue("False", reason, message)
-
-
-def unknown_because(reason: str, message: str = "") -> ConditionValue:
-    """A condition with status Unknown."""
-    return ConditionValue("Unknown", reason, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +60,6 @@ class Heartbeat:
     def synced(self, at: datetime) -> datetime:
         """Since when the weights have aged, of which a sync was reported."""
         return max(at, self.started) if self.started else at
-
-
-Table = Mapping[str, ConditionValue]
 
 
 def derive_conditions(

@@ -21,6 +21,7 @@ from omni_operator.api.status import (
     TrainerWarning,
     Weights,
 )
+from omni_operator.status.condition_value import ConditionValue, Table, false_because
 from omni_operator.status.decisions.rolling import count_updated
 from omni_operator.status.decisions.scaling import review_scaling
 from omni_operator.status.decisions.situation import (
@@ -45,19 +46,16 @@ from omni_operator.status.observed.observation import Observation, ObservedRayCl
 from omni_operator.status.observed.running_pods import as_running, count_accelerators
 from omni_operator.status.observed.timestamps import format_timestamp, parse_timestamp
 from omni_operator.status.observed.trainer_report import add_warning
-
-from .conditions import (
-    ConditionValue,
+from omni_operator.status.report.conditions import (
     Heartbeat,
-    Table,
     derive_conditions,
-    false_because,
     review_end,
     review_output,
     review_spec,
     show_refusal,
     update_conditions,
 )
+
 from .progress import Counting, update_checkpoint, update_progress, update_usage, update_weights
 from .spec_applied import review_update
 from .state import with_state

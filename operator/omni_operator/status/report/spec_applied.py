@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from omni_operator.api.status import Status
+from omni_operator.status.condition_value import ConditionValue, false_because, true_because
 from omni_operator.status.decisions.rolling import has_other_templates, review_rolling
 from omni_operator.status.decisions.situation import CHANGED_BY_OTHERS
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Observation, ObservedRayJob
-
-from .conditions import ConditionValue, false_because, true_because
 
 UNCOMPARED = (CHANGED_BY_OTHERS, "InvalidSpec")
 NEXT_ATTEMPT = false_because(

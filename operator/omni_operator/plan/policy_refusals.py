@@ -12,9 +12,9 @@ from typing import Any
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import Violation
-from omni_operator.api.crd.pod_schema import TOLD, find_errors
-from omni_operator.api.files.validation_messages import format_path
 from omni_operator.api.names import report_audience
+from omni_operator.api.spec.pod_schema import TOLD, find_errors
+from omni_operator.api.validation_messages import format_path
 from omni_operator.plan.cluster_settings import ClusterSettings
 from omni_operator.plan.pods.head import render_head_group
 from omni_operator.plan.pods.merge import KEYS

@@ -10,8 +10,8 @@ from typing import Any
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.names import TRAINER_GROUP, Names
 
-from .pods.containers import pre_stop
-from .pods.merge import merge_templates
+from .containers import pre_stop
+from .merge import merge_templates
 
 Object = dict[str, Any]
 HEAD_GROUP = "headgroup"  # KubeRay's name of it

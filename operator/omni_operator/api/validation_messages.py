@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from omni_operator.api.base import RULE
+from omni_operator.api.base import RULE, FieldPath
 from omni_operator.api.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    from .yaml_document import Path
 
 KINDS = {
     "string_type": "a string", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
@@ -30,11 +27,11 @@ PARSED = {
 NAMES = 8
 
 
-def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Path, str]]:
+def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[FieldPath, str]]:
     """The path and the message of every error."""
     details = error.errors()
     for detail in details:
-        path: Path = tuple(detail["loc"])
+        path: FieldPath = tuple(detail["loc"])
         if detail["type"] == "too_short" and any(_below(other["loc"], path) for other in details):
             continue  # pydantic does not count items that failed; their own errors are listed
         if detail["type"] == RULE:
@@ -44,17 +41,17 @@ def describe_errors(error: ValidationError, root: type[BaseModel]) -> Iterator[t
             yield path, _message(dict(detail), path, root)
 
 
-def _below(inner: Path, outer: Path) -> bool:
+def _below(inner: FieldPath, outer: FieldPath) -> bool:
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
-def format_path(path: Path) -> str:
+def format_path(path: FieldPath) -> str:
     """`("spec", "reward", "scorers", 0)` -> `spec.reward.scorers[0]`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".") or "the job"
 
 
-def _message(detail: dict[str, Any], path: Path, root: type[BaseModel]) -> str:
+def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> str:
     kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
     if kind == "extra_forbidden":
         return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
@@ -122,13 +119,13 @@ def _nearest_or_all(name: str, valid: list[str]) -> str:
     return did_you_mean(name, valid) or f"; valid fields: {', '.join(valid[:NAMES])}{more}"
 
 
-def fields_at(root: type[BaseModel], path: Path) -> list[str]:
+def fields_at(root: type[BaseModel], path: FieldPath) -> list[str]:
     """YAML names of the fields that the mapping at `path` may have."""
     model = _model_at(root, path)
     return [info.alias or name for name, info in model.model_fields.items()] if model else []
 
 
-def _description(root: type[BaseModel], path: Path) -> str:
+def _description(root: type[BaseModel], path: FieldPath) -> str:
     model = _model_at(root, path[:-1])
     for name, info in model.model_fields.items() if model else ():
         if path and path[-1] in (name, info.alias) and info.description:
@@ -137,7 +134,7 @@ def _description(root: type[BaseModel], path: Path) -> str:
     return ""
 
 
-def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+def _model_at(root: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
     for step in path:
         if isinstance(step, int):

@@ -6,13 +6,11 @@ as the API server answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
-from omni_operator.api.names import FIELD_MANAGER
-from omni_operator.cluster.kinds import Body
+from omni_operator.cluster.field_managers import describe_author
 from omni_operator.status.decisions.situation import (
     FinishReplacement,
     GiveUpTemplate,
@@ -22,7 +20,6 @@ from omni_operator.status.decisions.situation import (
     StartReplacement,
     Step,
 )
-from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
 
 AT_ONCE = 5  # in a row; the first time that something is written counts too
 PAUSE_FIRST, PAUSE_MOST = timedelta(seconds=1), timedelta(seconds=60)
@@ -116,41 +113,9 @@ def change_of(step: Step) -> Change | None:
             return None
 
 
-def find_author(body: Body, *field: str, fallback: bool = True) -> str:
-    """Name of the field manager that changed an object last, other than the operator; empty if none is known.
-
-    Args:
-        field: path of the changed field, as in `managedFields`. A manager that has it counts before others, whose
-            changes may be of the same second.
-        fallback: whether these others count at all.
-    """
-    found = [
-        entry
-        for entry in body["metadata"].get("managedFields") or ()
-        if not entry.get("subresource") and not str(entry.get("manager") or "").startswith(FIELD_MANAGER)
-    ]
-    last: Mapping[str, object] = max(
-        [entry for entry in found if field and _owns(entry, field)] or (found if fallback else ()),
-        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={},
-    )  # fmt: skip
-    return str(last.get("manager") or "")
-
-
-def _owns(entry: Mapping[str, Any], field: Iterable[str]) -> bool:
-    inside: Any = entry.get("fieldsV1")
-    for name in field:
-        inside = inside.get(name) if isinstance(inside, dict) else None
-    return inside is not None
-
-
 def describe(what: str, author: str) -> str:
     """The text of a condition about something that others change."""
     return (
         f"{describe_author(author)} changes {what} again after each correction by the operator, which waits longer "
         "each time, up to 60 s"
     )
-
-
-def describe_author(author: str) -> str:
-    """The field manager in a text; it may be unknown."""
-    return f"field manager {author!r}" if author else "another program"

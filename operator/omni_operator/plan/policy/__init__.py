@@ -1,1 +1,0 @@
-"""PURE: what a cluster's administrator allows in the pods of jobs."""

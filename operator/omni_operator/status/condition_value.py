@@ -1,0 +1,36 @@
+"""PURE: the value of a condition: status, reason and message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionValue:
+    """Status, reason and message of a condition, without times."""
+
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def true_because(reason: str, message: str = "") -> ConditionValue:
+    """A condition with status True."""
+    return ConditionValue("True", reason, message)
+
+
+def false_because(reason: str, message: str = "") -> ConditionValue:
+    """A condition with status False."""
+    return ConditionValue("False", reason, message)
+
+
+def unknown_because(reason: str, message: str = "") -> ConditionValue:
+    """A condition with status Unknown."""
+    return ConditionValue("Unknown", reason, message)
+
+
+Table = Mapping[str, ConditionValue]
