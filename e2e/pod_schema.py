@@ -16,7 +16,7 @@ from e2e.cluster.paths import SOURCES
 from e2e.cluster.tools import KUBERAY, kuberay_files, version
 from omni_operator.api.spec.pod_schema import FILE, PARTS
 
-TARGET = Path(__file__).resolve().parents[1] / "operator" / "omni_operator" / "api" / FILE
+TARGET = Path(__file__).resolve().parents[1] / "operator" / "omni_operator" / "api" / "spec" / FILE
 KEPT = {
     "type", "format", "pattern", "required", "default", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
     "x-kubernetes-int-or-string",

@@ -21,7 +21,7 @@ from omni_operator.cluster.kinds import JOBS
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.status.observed.timestamps import EARLIEST
 from tools.generated_file import write_or_check
-from verl_omni.utils import exported_metrics
+from verl_omni.utils.metrics import exported_metrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 # Metrics of Ray's own that the dashboards show.

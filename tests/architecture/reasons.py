@@ -24,7 +24,7 @@ def reasons_of_conditions(root: Path) -> dict[str, set[str]]:
     """Reasons in the calls that make conditions and refusals, with the statuses that the calls name."""
     package = root / "operator" / "omni_operator"
     found: dict[str, set[str]] = {reason: {"False"} for reason in _TROUBLES}
-    for path in [*(package / "status").glob("*.py"), package / "cluster" / "refusals.py"]:
+    for path in [*(package / "status").rglob("*.py"), package / "reconcile" / "refused_requests.py"]:
         for call in _calls(path):
             name = call.func.id if isinstance(call.func, ast.Name) else ""
             at, status = MAKERS.get(name, (None, None))
@@ -57,7 +57,8 @@ def _reason(node: ast.expr, constants: dict[str, str], path: Path) -> str:
         case ast.Name(id=name) if name in constants:
             return constants[name]
         case ast.Attribute(value=ast.Name(id=module), attr=name):
-            return _constants(path.with_name(f"{module}.py"))[name]
+            (file,) = path.parents[1].rglob(f"{module}.py")
+            return _constants(file)[name]
         case _:
             raise AssertionError(f"{path}:{node.lineno}: the reason of a warning is not a constant")
 

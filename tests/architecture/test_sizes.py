@@ -1,12 +1,15 @@
-"""Modules stop at 600 lines and functions at 80; an exception is an entry here, with its reason."""
+"""Limits of modules, functions and folders; an exception is an entry here, with its reason."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from pathlib import PurePath
 from typing import Any
 
 MODULE_LIMIT = 600
 FUNCTION_LIMIT = 80
+FOLDER_LIMIT = 20  # modules
 LONG_MODULES = {"operator/omni_operator/api/overrides/setting_names.py": "generated: the names of all settings"}
 LONG_FUNCTIONS: dict[str, str] = {}
 
@@ -31,6 +34,13 @@ def test_modules_stay_short(modules: list[Any]) -> None:
 
 def test_functions_stay_short(modules: list[Any]) -> None:
     assert too_long(functions(modules), FUNCTION_LIMIT, LONG_FUNCTIONS) == []
+
+
+def test_folders_stay_small(modules: list[Any]) -> None:
+    paths = [PurePath(module.path) for module in modules]
+    folders = Counter(path.parent.as_posix() for path in paths if path.name != "__init__.py")
+    assert max(folders.values()) > 10
+    assert {folder: count for folder, count in folders.items() if count > FOLDER_LIMIT} == {}
 
 
 def test_every_exception_is_still_one(modules: list[Any]) -> None:

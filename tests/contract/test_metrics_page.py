@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import metrics_page
-from verl_omni.utils.exported_metrics import PREFIX, ROLLOUT, TRAINER
+from verl_omni.utils.metrics.exported_metrics import PREFIX, ROLLOUT, TRAINER
 
 
 def test_the_page_is_up_to_date() -> None:

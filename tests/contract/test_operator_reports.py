@@ -15,7 +15,7 @@ from omni_operator.status.observed.trainer_report import WARNING_REASONS, Report
 
 def events_in_the_source(root: Path) -> set[str]:
     """Names of the events that the trainer's source writes."""
-    texts = [path.read_text(encoding="utf-8") for path in (root / "verl_omni" / "trainer").glob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (root / "verl_omni" / "trainer").rglob("*.py")]
     return {name for text in texts for name in re.findall(r"(?:\.event\(|\"event\": )\"(\w+)\"", text)}
 
 
@@ -27,7 +27,7 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     from verl_omni.trainer.replicas.replica_reports import JoinTimes, JudgeReports, RunReports
     from verl_omni.trainer.run.operator_reporter import OperatorReporter
     from verl_omni.trainer.run.run_folder import RunFolder
-    from verl_omni.utils.metrics_writer import MetricsWriter
+    from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
     posted: list[bytes] = []
 

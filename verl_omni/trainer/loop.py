@@ -28,7 +28,7 @@ from verl_omni.trainer.run.run_folder import RunFolder, write_samples
 from verl_omni.trainer.run.trackers import Trackers
 from verl_omni.trainer.run.watched_call import watched
 from verl_omni.trainer.settings import async_settings, scorer_devices
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 from verl_omni.utils.seeds import hashed_seed
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 from verl_omni.workers.algorithms.base import training_algorithm

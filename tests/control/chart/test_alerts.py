@@ -14,13 +14,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from e2e import helm as tool
+from e2e import prometheus
 from e2e.cluster import deadlines
 from e2e.cluster.errors import ToolMissing
 from e2e.conftest import leave_out
 from omni_operator import plan
 from omni_operator.api import load_job
 from omni_operator.plan import ClusterSettings
-from tools import metrics_page, prometheus
+from tools import metrics_page
 
 Rule = dict[str, Any]
 RULES = tool.CHART / "monitoring" / "alerts.yaml"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from e2e import dashboards, metrics_page
+from e2e import dashboards
+from tools import metrics_page
 
 NAMES = ("omni-job", "omni-operator")
 Body = dict[str, Any]

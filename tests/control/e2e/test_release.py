@@ -290,7 +290,7 @@ def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
         assert {"omni_operator/main.py", "verl_omni/trainer/main_diffusion.py"} <= set(names)
-        assert "omni_operator/api/pod_template_schema.json" in names
+        assert "omni_operator/api/spec/pod_template_schema.json" in names
         assert not [name for name in names if "tests" in name.split("/")]
     with tarfile.open(chart) as packed:
         described = packed.extractfile("omni-operator/Chart.yaml")

@@ -212,7 +212,7 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
 
     from verl_omni.trainer.loop import DiffusionTrainer
     from verl_omni.trainer.run.run_folder import RunFolder
-    from verl_omni.utils import exported_metrics as exported
+    from verl_omni.utils.metrics import exported_metrics as exported
 
     trainer = DiffusionTrainer(
         running.config, running.stack, RunFolder(tmp_path / "run"), running.rows, running.rows,

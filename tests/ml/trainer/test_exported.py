@@ -11,8 +11,14 @@ import torch
 from tests.ml.trainer.test_loop import trainer
 from verl_omni.trainer.generation import sample_generation
 from verl_omni.trainer.metrics.exported import TrainerMetrics
-from verl_omni.utils.exported_metrics import OF_A_JUDGE, OF_A_STORE, OF_STANDALONE_REPLICAS, TRAINER, ExportedMetric
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics.exported_metrics import (
+    OF_A_JUDGE,
+    OF_A_STORE,
+    OF_STANDALONE_REPLICAS,
+    TRAINER,
+    ExportedMetric,
+)
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 
 class Recorder(MetricsWriter):

@@ -17,7 +17,7 @@ from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS, ReplicaP
 from verl_omni.trainer.replicas.replica_reports import JudgeReports
 from verl_omni.trainer.rewards.judge_members import JudgeMembers
 from verl_omni.trainer.settings import configuration, judge_settings
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 RM = "reward.reward_model"
 

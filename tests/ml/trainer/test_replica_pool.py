@@ -14,7 +14,7 @@ from tests.ml.trainer.replicas_in_memory import Addressed, Memory, Replica, pool
 from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS, RETRY_SECONDS, StartedReplica
 from verl_omni.trainer.replicas.replica_reports import JoinTimes, JudgeReports, RunReports
 from verl_omni.trainer.run.run_folder import RunFolder
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 

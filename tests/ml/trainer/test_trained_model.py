@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from ml.workers import test_experts
 from ml.workers.test_actor import SAMPLER, batch, make
 from verl_omni.models.tiny import MAKERS
-from verl_omni.trainer.run import checkpoint_origin, checkpoints, trained_model
+from verl_omni.trainer.output import trained_model
+from verl_omni.trainer.run import checkpoint_origin, checkpoints
 from verl_omni.workers.actor.shard_loading import FILE
 
 pytestmark = pytest.mark.slow  # trains

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from verl_omni.utils.exported_metrics import PHASE_SECONDS, PHASES, ROLLOUT, SKIPPED_STEPS, STEP, TRAINER
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics.exported_metrics import PHASE_SECONDS, PHASES, ROLLOUT, SKIPPED_STEPS, STEP, TRAINER
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 ALL = (*TRAINER, *ROLLOUT)
 

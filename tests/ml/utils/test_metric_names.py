@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from verl_omni.utils.metric_names import combine
+from verl_omni.utils.metrics.metric_names import combine
 
 
 @pytest.mark.parametrize("name", ["actor/ratio_max", "rollout_corr/max_abs_diff", "actor/loss"])

@@ -255,7 +255,7 @@ async def test_an_http_request_uses_the_policys_adapter(tmp_path: Path) -> None:
 
 
 async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_omni.utils.metrics_writer import MetricsWriter
+    from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
     seen: list[tuple[str, float, str]] = []
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_omni.utils import exported_metrics as exported
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics import exported_metrics as exported
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 # Metrics of a step's line that are exported, if they were measured in it.
 GAUGES = {"step": exported.STEP, "reward/mean": exported.REWARD, "val/reward/mean": exported.VALIDATION_REWARD}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_omni.trainer.metrics import collapse
-from verl_omni.utils.metric_names import combine
+from verl_omni.utils.metrics.metric_names import combine
 
 NUMBERS = (int, float, np.number, bool)
 

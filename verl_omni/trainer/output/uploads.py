@@ -25,8 +25,8 @@ from verl_omni.trainer.output import hub_destination, inputs
 from verl_omni.trainer.output.destinations import Destination, ResultFile, StoreDestination, result_file
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, atomic_write
-from verl_omni.utils import exported_metrics as exported
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics import exported_metrics as exported
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 from verl_omni.utils.stores import Store, StoreError, StoreRefused
 
 logger = logging.getLogger(__name__)

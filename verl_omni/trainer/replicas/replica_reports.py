@@ -8,8 +8,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from verl_omni.utils import exported_metrics as exported
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics import exported_metrics as exported
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
 QUEUED_REQUESTS, JUDGE_VERSIONS = "reward/queued_requests", "reward/replica_versions"

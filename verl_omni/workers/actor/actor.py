@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl_omni.algos import agreement
 from verl_omni.algos.flow_matching import TIMESTEPS
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.utils.metric_names import combine
+from verl_omni.utils.metrics.metric_names import combine
 from verl_omni.workers.actor import build, experts, export, parallel, precision, shard_loading
 from verl_omni.workers.actor.measurements import Measurements
 from verl_omni.workers.actor.model_flops import ModelFlops

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from verl_omni.utils.metric_names import is_maximum
+from verl_omni.utils.metrics.metric_names import is_maximum
 from verl_omni.workers.actor.policy import Batch
 from verl_omni.workers.algorithms.flow_grpo import COMPARED, StepLossConfig, StepObjective
 

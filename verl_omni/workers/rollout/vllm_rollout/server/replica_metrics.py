@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from verl_omni.utils.exported_metrics import IN_FLIGHT, RECEIVED_BYTES, SERVED
-from verl_omni.utils.metrics_writer import MetricsWriter
+from verl_omni.utils.metrics.exported_metrics import IN_FLIGHT, RECEIVED_BYTES, SERVED
+from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 
 class ReplicaMetrics:

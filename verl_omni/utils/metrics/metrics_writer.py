@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_omni.utils.exported_metrics import ExportedMetric
+from verl_omni.utils.metrics.exported_metrics import ExportedMetric
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Prometheus metrics of trainer and rollout replicas, and names of training metrics."""
