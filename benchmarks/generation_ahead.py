@@ -58,8 +58,9 @@ class Sleeping:
 
 def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> float:
     """Mean of the steps of one run, without its start and its checkpoint."""
-    from verl_omni.trainer.loop import DiffusionTrainer
+    from verl_omni.trainer.main_diffusion import build_loop
     from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.trainer.settings import configuration, process_counts
 
     config = configuration.load(
@@ -76,13 +77,13 @@ def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> f
     row = {"raw_prompt": [{"role": "user", "content": "p"}], "data_source": "d", "reward_model": {"ground_truth": ""},
            "extra_info": {"prompt": "p"}}  # fmt: skip
     parts = Sleeping(generation_s, update_s)
-    stack = SimpleNamespace(
-        agent_loop=parts, workers=parts, versions=lambda: [parts.version], pool=None,
+    stack: Any = SimpleNamespace(
+        agent_loop=parts, workers=parts, versions=lambda: [parts.version], pool=None, judges=None,
         weights=SimpleNamespace(update_weights=parts.update_weights, sleep_replicas=lambda: None),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
-        DiffusionTrainer(config, stack, run, [row] * 4, None, stop_requested=lambda: False).fit(None)
+        build_loop(config, stack, run, [row] * 4, None, RunRequests(lambda: False)).fit(None)
         return sum(float(line["timing_s/step"] or 0.0) for line in run.metrics()) / STEPS
 
 

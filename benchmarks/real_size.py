@@ -199,18 +199,17 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         import ray
 
         from verl_omni.trainer import main_diffusion
-        from verl_omni.trainer.loop import DiffusionTrainer
         from verl_omni.trainer.run.event_text import format_event
         from verl_omni.trainer.run.run_folder import RunFolder
+        from verl_omni.trainer.run.step_checkpoints import RunRequests
 
         parts = {name: Timed(getattr(run.stack, name), calls) for name in ("workers", "agent_loop", "weights")}
         made = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))
         made.start(run.config, resumed_from=None)
         prompts, _ = main_diffusion._prompts(run.config)
-        trainer = DiffusionTrainer(
-            run.config, dataclasses.replace(run.stack, **parts), made, prompts, None, stop_requested=lambda: False
-        )
-        trainer.fit(None)
+        stack = dataclasses.replace(run.stack, **parts)
+        requests = RunRequests(lambda: False)
+        main_diffusion.build_loop(run.config, stack, made, prompts, None, requests).fit(None)
         bound = None
         if scale is CPU:  # elsewhere, the worker has a process of its own
             (server,) = run.stack.servers.server_handles

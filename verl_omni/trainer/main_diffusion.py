@@ -10,14 +10,21 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.trainer import startup
 from verl_omni.trainer.run.event_text import format_event
 from verl_omni.trainer.run.stop_signal import StopOnSignal, describe_loss
 from verl_omni.trainer.settings import configuration
 from verl_omni.trainer.settings.extension_settings import ExtensionFailed
-from verl_omni.trainer.stack import Cluster
+from verl_omni.trainer.stack import Cluster, Stack
+
+if TYPE_CHECKING:
+    from verl_omni.trainer.data.preferences import PreferencePairs
+    from verl_omni.trainer.loop import TrainingLoop
+    from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
+    from verl_omni.trainer.run.trackers import Trackers
 
 OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -279,7 +286,6 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
-    from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
     from verl_omni.trainer.settings import async_settings
 
     if text := async_settings.unlimited_text(run.config):
@@ -294,6 +300,7 @@ def train_on(
         run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.trainer.run.trackers import open_trackers
 
     kept = run.folder.metrics()
@@ -301,12 +308,62 @@ def train_on(
     if tracking is not None:
         resources.callback(tracking.finish)
     run.folder.event("phase", text="publishing the first weights, evaluating")
-    trainer = DiffusionTrainer(
-        run.config, stack, run.folder, train, held_out,
-        stop_requested=stop_requested, checkpoint_wanted=run.checkpoint_wanted, note=run.note,
-        tracking=tracking, pairs=pairs, saved_for_others=lambda: run.saves.wait_for_end(stop_requested, report_phase),
-    )  # fmt: skip
-    trainer.fit(run.checkpoint)
+    requests = RunRequests(
+        stop_requested, run.checkpoint_wanted, lambda: run.saves.wait_for_end(stop_requested, report_phase)
+    )
+    loop = build_loop(
+        run.config, stack, run.folder, train, held_out, requests, note=run.note, tracking=tracking, pairs=pairs
+    )
+    loop.fit(run.checkpoint)
+
+
+def build_loop(
+    config: Any,
+    stack: Stack,
+    folder: RunFolder,
+    train: Any,
+    held_out: Any | None,
+    requests: RunRequests,
+    *,
+    note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None,
+    tracking: Trackers | None = None,
+    pairs: PreferencePairs | None = None,
+) -> TrainingLoop:
+    """The training loop on a stack that runs; its pools of replicas report to the run folder from here on.
+
+    Args:
+        train, held_out: data sets of training and evaluation.
+        note: gives the operator a number, or a mapping, with the next report.
+        pairs: the training data as preference pairs, where no samples are generated.
+    """
+    # After Ray's start: they load Ray.
+    from verl_omni.trainer.data.prompt_dataset import PromptOrder
+    from verl_omni.trainer.generation.engines import Engines
+    from verl_omni.trainer.generation.evaluation import Evaluation
+    from verl_omni.trainer.generation.sample_generator import SampleGenerator
+    from verl_omni.trainer.generation.training_batches import TrainingBatches
+    from verl_omni.trainer.loop import TrainingLoop
+    from verl_omni.trainer.metrics.step_recorder import StepRecorder
+    from verl_omni.trainer.replicas.replica_reports import report_pools
+    from verl_omni.trainer.run.checkpoint_saver import saver_of_run
+    from verl_omni.trainer.run.step_checkpoints import StepCheckpoints
+    from verl_omni.trainer.update.policy_update import PolicyUpdate
+
+    total = int(config.trainer.total_training_steps)
+    recorder = StepRecorder(folder, total, tracking=tracking)
+    saver = saver_of_run(config, stack.workers, folder)
+    checkpoints = StepCheckpoints(
+        saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending
+    )
+    data = config.data
+    order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)
+    engines = Engines(config, stack, recorder.exported)
+    generator = SampleGenerator(config, stack, engines, folder, checkpoints.poll_requests)
+    batches = TrainingBatches(config, generator, train, order, last=total, offline=pairs is not None)
+    update = PolicyUpdate(config, stack.workers, order, recorder.exported, pairs)
+    evaluation = Evaluation(config, generator, engines, recorder, held_out, last=total)
+    report_pools(stack, folder, note, checkpoints.poll_requests)
+    return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)
 
 
 def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:

@@ -210,15 +210,14 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
     """A run of two steps, scraped where Ray exports metrics, with the labels that a PodMonitor gives."""
     import ray
 
-    from verl_omni.trainer.loop import DiffusionTrainer
+    from verl_omni.trainer.main_diffusion import build_loop
     from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.utils.metrics import exported_metrics as exported
 
-    trainer = DiffusionTrainer(
-        running.config, running.stack, RunFolder(tmp_path / "run"), running.rows, running.rows,
-        stop_requested=lambda: False,
-    )  # fmt: skip
-    trainer.fit(None)
+    folder = RunFolder(tmp_path / "run")
+    requests = RunRequests(lambda: False)
+    build_loop(running.config, running.stack, folder, running.rows, running.rows, requests).fit(None)
     (port,) = {node["MetricsExportPort"] for node in ray.nodes()}
     labels = {"namespace": "ml", "diffusionrl_job": "red", "attempt": "1", "pod": "red-head"}
     values = {"namespace": "ml", "job": "red", "__rate_interval": "1m"}

@@ -12,9 +12,10 @@ from verl import DataProto
 
 from tests.ml.trainer.runs_in_memory import AHEAD, STRATEGY, THRESHOLD, Trained, trainer
 from verl_omni.agent_loop.rows import SampleFailed
-from verl_omni.trainer.loop import LOSSES_OF_ALL_REPLICAS, Interrupted
+from verl_omni.trainer.generation.sample_generator import LOSSES_OF_ALL_REPLICAS
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.run.step_checkpoints import Interrupted
 
 
 @pytest.mark.slow
@@ -39,7 +40,7 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
             fail_after(stack, last - first)
         else:
             stops += 1
-            made.stop_requested = lambda stack=stack, count=last - first: len(stack.updates) == count
+            made.requests.stop_wanted = lambda stack=stack, count=last - first: len(stack.updates) == count
         with contextlib.suppress(Interrupted, ConnectionError):
             made.fit(newest)
         trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
@@ -131,7 +132,7 @@ def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights
     trainer(tmp_path / "whole", whole, 4).fit(None)
     calls = lost_in_evaluations(stack, 0, 2, 3)
     made = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
-    made.held_out = made.train
+    made.loop.evaluation.rows = made.rows
     made.fit(None)
     assert calls == ([0, 0, 2, 2, 2, 4] if first == "true" else [2, 2, 4, 4, 4])
     assert stack.updates == whole.updates
@@ -144,7 +145,7 @@ def test_evaluations_that_lose_all_replicas_again_and_again_end_the_run(tmp_path
     stack = Trained()
     calls = lost_in_evaluations(stack, *range(10))
     made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
-    made.held_out = made.train
+    made.loop.evaluation.rows = made.rows
     with pytest.raises(SampleFailed):
         made.fit(None)
     assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)

@@ -16,12 +16,14 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
+from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer.generation import sample_generation
-from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
+from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
+from verl_omni.trainer.run.step_checkpoints import Interrupted
 from verl_omni.trainer.settings import configuration, process_counts
 
 pytestmark = pytest.mark.slow  # composes all settings for each
@@ -76,7 +78,9 @@ class AnsweringWorkers:
         return [True, ended]
 
 
-def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> DiffusionTrainer:
+def trainer(
+    folder: Path, *overrides: str, optimizer_steps: float = 1.0, rows: Any = ROWS, held_out: Any = ROWS
+) -> RunInMemory:
     config = configuration.load(
         [
             "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=2",
@@ -97,7 +101,7 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
         agent_loop=AnsweringAgentLoop(), workers=AnsweringWorkers(optimizer_steps), weights=weights,
         versions=lambda: published[-1:], pool=None, judges=None,
     )  # fmt: skip
-    return DiffusionTrainer(config, stack, RunFolder(folder), ROWS, ROWS, stop_requested=lambda: False)
+    return run_in_memory(config, stack, folder, rows, held_out)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +172,7 @@ def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_pa
     made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
     prompts = sample_generation.training_prompts(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
     requested = row_params(made.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
-    made._generate(1, 0)
+    made.loop.batches.generate(1, 0)
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
     for name in ("seed", "sde_noise_seed"):
         assert [line[name] for line in lines] == [row[name] for row in requested]
@@ -179,7 +183,9 @@ def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_
 ) -> None:
     def seeds(*overrides: str) -> list[int]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        trainer(folder / "run", f"trainer.rollout_data_dir={folder}", "trainer.seed=3", *overrides)._generate(1, 0)
+        trainer(
+            folder / "run", f"trainer.rollout_data_dir={folder}", "trainer.seed=3", *overrides
+        ).loop.batches.generate(1, 0)
         return [json.loads(line)["seed"] for line in (folder / "1.jsonl").read_text().splitlines()]
 
     name = "actor_rollout_ref.rollout.seed"
@@ -200,13 +206,15 @@ def test_no_two_updates_of_runs_with_neighbouring_seeds_share_draws(tmp_path: Pa
 
         made.stack.workers.update_actor = noted
         for step in (1, 2, 3):
-            made._update(made._generate(step, 0), step, fresh=True)
+            batch = GeneratedBatch(step, step - 1, made.loop.batches.generate(step, 0))
+            made.loop.update.train_on(batch)
     assert len(drawn) == len(set(drawn)) == 2 * 3 * 4
 
 
 def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path) -> None:
-    made, seen = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9"), []
-    made.held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
+    held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
+    made = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9", held_out=held_out)
+    seen: list[int] = []
     generate = made.stack.agent_loop.generate_sequences
 
     def generating(prompts: DataProto) -> DataProto:
@@ -215,15 +223,15 @@ def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path
         return generate(prompts)  # type: ignore[no-any-return]
 
     made.stack.agent_loop.generate_sequences = generating
-    made._evaluate(0)
+    made.loop.evaluation.evaluate(0)
     shown = json.loads((tmp_path / "samples" / "step_000000" / "index.json").read_text())
     assert seen[:2] == [sample["seed"] for sample in shown] == [1234, 10]
 
 
 def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> None:
     """verl's RLHFDataset adds no text of the prompt to `extra_info`."""
-    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}")
-    made.train = made.held_out = [{"raw_prompt": row["raw_prompt"], "extra_info": {}} for row in ROWS]
+    rows = [{"raw_prompt": row["raw_prompt"], "extra_info": {}} for row in ROWS]
+    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}", rows=rows, held_out=rows)
     made.fit(None)
     lines = [json.loads(line) for line in (tmp_path / "drawn" / "1.jsonl").read_text().splitlines()]
     assert {line["input"] for line in lines} == {"a red circle", "a blue square"}
@@ -233,8 +241,8 @@ def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> No
 
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
     made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
-    assert made._generate(1, 0).images is None
-    assert made._generate(2, 1).images is not None
+    assert made.loop.batches.generate(1, 0).images is None
+    assert made.loop.batches.generate(2, 1).images is not None
 
 
 def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_path: Path) -> None:
@@ -304,7 +312,7 @@ def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
     assert found == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
 
 
-@pytest.mark.parametrize("why", ["stop_requested", "checkpoint_wanted"])
+@pytest.mark.parametrize("why", ["stop_wanted", "checkpoint_wanted"])
 def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> None:
     made = trainer(tmp_path, *BACKGROUND, "trainer.save_freq=0", "trainer.total_training_steps=3")
     seen: list[list[int]] = []
@@ -314,14 +322,14 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
         return len(seen) == 2
 
     after: list[list[int]] = []
-    made.saved_for_others = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
-    setattr(made, why, asked)
+    made.requests.saved = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
+    setattr(made.requests, why, asked)
     with contextlib.suppress(Interrupted):
         made.fit(None)
-    assert after == ([] if why == "stop_requested" else [[2]])
+    assert after == ([] if why == "stop_wanted" else [[2]])
     saved = checkpoints.steps(tmp_path / "checkpoints")
-    assert (saved, len(seen)) == (([1], 2) if why == "stop_requested" else ([2, 3], 3))
-    assert why == "stop_requested" or seen[2] == [2], "complete before the next step"
+    assert (saved, len(seen)) == (([1], 2) if why == "stop_wanted" else ([2, 3], 3))
+    assert why == "stop_wanted" or seen[2] == [2], "complete before the next step"
 
 
 @pytest.mark.parametrize("background", ["false", "true"], ids=["written", "being written"])
@@ -332,7 +340,7 @@ def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, 
     )  # fmt: skip
     saved: list[int] = []
     made.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
-    made.stop_requested = lambda: made._complete == 2
+    made.requests.stop_wanted = lambda: made.loop.checkpoints.last_complete_step == 2
     with pytest.raises(Interrupted):
         made.fit(None)
     assert saved == [1, 2]
@@ -381,7 +389,7 @@ def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) 
     assert [event["step"] for event in events if event.get("reason") == "CheckpointDropped"] == [1]
 
 
-def fail_in_step(made: DiffusionTrainer, step: int) -> DiffusionTrainer:
+def fail_in_step(made: RunInMemory, step: int) -> RunInMemory:
     """Let the update of a step fail."""
     update, updates = made.stack.workers.update_actor, []
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
 from verl_omni.trainer.generation.sample_generation import ScoredSamples
-from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.settings import configuration, reward_settings
+from verl_omni.trainer.update.policy_update import PolicyUpdate
 from verl_omni.workers.algorithms.base import training_algorithm
 
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
@@ -98,12 +100,9 @@ def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str,
         requests.append(request)
         return SimpleNamespace(meta_info={"metrics": {}})
 
-    trainer: Any = SimpleNamespace(
-        config=config, algorithm=training_algorithm("flow_grpo"), loss=None,
-        exported=SimpleNamespace(trained=lambda count: None),
-        stack=SimpleNamespace(workers=SimpleNamespace(update_actor=update_actor)),
-    )  # fmt: skip
-    DiffusionTrainer._update(trainer, replace(SAMPLES, extras={
-        "reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-0.1, -0.4, -0.4, -0.1],
-    }), 1, fresh=True)  # fmt: skip
+    workers = SimpleNamespace(update_actor=update_actor)
+    exported: Any = SimpleNamespace(trained=lambda count: None)
+    update = PolicyUpdate(config, workers, PromptOrder(2, 2, 0), exported)
+    scores = {"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-0.1, -0.4, -0.4, -0.1]}
+    update.train_on(GeneratedBatch(1, 0, replace(SAMPLES, extras=scores)))
     assert requests[0].batch["advantages"].sign().tolist() == signs

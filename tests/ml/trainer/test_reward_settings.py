@@ -250,7 +250,7 @@ def test_scorers_are_checked_without_ray() -> None:
     """Ray reads its settings when it is imported, after the checks; workers are forked before that."""
     program = (
         "import sys\n"
-        "from verl_omni.trainer import reward_settings, settings\n"
+        "from verl_omni.trainer.settings import reward_settings, settings\n"
         "for scorer in ('http', 'http_batch', 'genrm_ocr', 'unified_reward'):\n"
         "    url = \"url: 'http://x'\" if 'http' in scorer else ''\n"
         "    own = [f'reward.scorer={scorer}', f'reward.scorer_kwargs={{{url}}}']\n"

@@ -16,7 +16,8 @@ PROGRAM = """
 import contextlib, os, signal, sys
 from pathlib import Path
 from omegaconf import OmegaConf
-from verl_omni.trainer import checkpoints, main_diffusion
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.trainer.run.stop_signal import StopOnSignal
 
@@ -32,7 +33,7 @@ def train(run, resources):
     for _ in range(signals):
         os.kill(os.getpid(), signal.SIGINT)
     if stop.requested:
-        from verl_omni.trainer.loop import Interrupted
+        from verl_omni.trainer.run.step_checkpoints import Interrupted
         raise Interrupted("stopped after step 3 of 9")
 
 config = OmegaConf.create({"trainer": {

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from verl_omni.models.tiny import make_tiny_sd3, make_tiny_wan
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.trainer.generation import rank_rows
 from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.update import rank_rows
 from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms import reference_loss

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_omni.trainer.run import checkpoints
+from omegaconf import DictConfig
+
+from verl_omni.trainer.run import checkpoint_origin, checkpoints
+from verl_omni.trainer.run.run_folder import RunFolder
 
 DROPPED = "CheckpointDropped"
 
@@ -145,3 +148,17 @@ class CheckpointSaver:
     def _saved(self, step: int, path: Path) -> None:
         self.newest = step
         self._event("checkpoint", step=step, path=str(path))
+
+
+def saver_of_run(config: DictConfig, workers: Any, folder: RunFolder) -> CheckpointSaver:
+    """The saver that the settings of a run ask for."""
+    return CheckpointSaver(
+        folder.path / "checkpoints",
+        workers,
+        keep=int(config.trainer.max_actor_ckpt_to_keep or 0),
+        background=config.actor_rollout_ref.actor.checkpoint.async_save,
+        deadline_s=config.actor_rollout_ref.nccl_timeout,
+        event=folder.event,
+        may_write=folder.check_owner,
+        also=checkpoint_origin.of_run(config).files(),
+    )
