@@ -45,9 +45,10 @@ def test_defaults_are_filled_in_without_ray_so_that_workers_can_be_forked() -> N
     """Ray's name in `sys.modules` refuses forks, and each worker then imports the training stack for itself."""
     program = """
 import sys
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
+from verl_omni.trainer.settings import configuration
 given = ["actor_rollout_ref.model.path=examples/shapes-sd3", "data.train_files=x.jsonl"]
-config = settings.load([*given, "trainer.total_training_steps=1"])
+config = configuration.load([*given, "trainer.total_training_steps=1"])
 startup.fit_to_machine(config, has_accelerator=False)
 print(config.trainer.fork_workers, "ray" in sys.modules)
 """

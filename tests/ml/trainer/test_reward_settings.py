@@ -250,11 +250,11 @@ def test_scorers_are_checked_without_ray() -> None:
     """Ray reads its settings when it is imported, after the checks; workers are forked before that."""
     program = (
         "import sys\n"
-        "from verl_omni.trainer.settings import reward_settings, settings\n"
+        "from verl_omni.trainer.settings import configuration, reward_settings\n"
         "for scorer in ('http', 'http_batch', 'genrm_ocr', 'unified_reward'):\n"
         "    url = \"url: 'http://x'\" if 'http' in scorer else ''\n"
         "    own = [f'reward.scorer={scorer}', f'reward.scorer_kwargs={{{url}}}']\n"
-        f"    reward_settings.find_problems(settings.load([*{REQUIRED}, *own]).reward)\n"
+        f"    reward_settings.find_problems(configuration.load([*{REQUIRED}, *own]).reward)\n"
         "    assert 'ray' not in sys.modules, scorer\n"
         "assert 'verl_omni.reward_loop.scorer_results' in sys.modules\n"
     )
