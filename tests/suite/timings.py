@@ -13,6 +13,7 @@ from pathlib import Path
 from e2e.turns import Passed
 
 SLOWEST = 10
+LONG_STAGE = 60.0  # seconds; the table counts the others
 BEGIN, END = "<!-- durations: written by `make test-times` -->", "<!-- end of durations -->"
 
 
@@ -105,7 +106,10 @@ def slowest(tests: Iterable[TestTime]) -> list[TestTime]:
 
 def table(machine: str, stages: Sequence[StageTime], tests: Sequence[TestTime]) -> str:
     """The durations in Markdown."""
-    rows = [f"| {stage.name} | {stage.seconds:.0f} | {_counts(stage.said)} |" for stage in stages]
+    long = [stage for stage in stages if stage.seconds >= LONG_STAGE]
+    rest = sum(stage.seconds for stage in stages) - sum(stage.seconds for stage in long)
+    rows = [f"| {stage.name} | {stage.seconds:.0f} | {_counts(stage.said)} |" for stage in long]
+    rows.append(f"| {len(stages) - len(long)} shorter stages together | {rest:.0f} |  |")
     tops = [f"| `{test.name}` | {test.seconds:.0f} |" for test in slowest(tests)]
     return "\n".join([
         f"Measured on a machine with {machine}. Stages of different lanes overlap.", "",
