@@ -41,7 +41,7 @@ class RunInMemory:
 
 
 def run_in_memory(config: Any, stack: Any, folder: Path, rows: Any, held_out: Any | None, **parts: Any) -> RunInMemory:
-    """A run on a stack of stand-ins, which nobody asks to stop."""
+    """A run on a stack of stand-ins that gets no request to stop."""
     run_folder = RunFolder(folder)
     requests = RunRequests(lambda: False)
     loop = build_loop(config, stack, run_folder, rows, held_out, requests, **parts)
