@@ -55,8 +55,11 @@ def make_model(path: Path) -> None:
     make_tiny_sd3(path)
     small = SD3Transformer2DModel.load_config(path / "transformer")
     sizes = {
-        "num_layers": BLOCKS, "num_attention_heads": HEADS, "attention_head_dim": HEAD, "caption_projection_dim": WIDTH,
-    }  # fmt: skip
+        "num_layers": BLOCKS,
+        "num_attention_heads": HEADS,
+        "attention_head_dim": HEAD,
+        "caption_projection_dim": WIDTH,
+    }
     SD3Transformer2DModel.from_config({**small, **sizes}).save_pretrained(path / "transformer")
 
 
@@ -103,9 +106,12 @@ def add_worker_methods(_server: Any) -> None:
 
         settings = json.loads((Path(folder) / SETTINGS).read_text())
         request = OmniTensorLoRARequest(
-            VLLM_LORA_NAME, VLLM_LORA_INT_ID, folder,
-            peft_config=settings, lora_tensors=load_file(Path(folder) / TENSORS),
-        )  # fmt: skip
+            VLLM_LORA_NAME,
+            VLLM_LORA_INT_ID,
+            folder,
+            peft_config=settings,
+            lora_tensors=load_file(Path(folder) / TENSORS),
+        )
         began = time.perf_counter()
         take_request(self, request)
         return time.perf_counter() - began
@@ -132,10 +138,14 @@ class Trainer:
         answer = self.server.collective_rpc.remote(
             "update_weights_from_ipc",
             kwargs={
-                "peft_config": peft_settings(rank), "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
-                "deadline": DEADLINE, "global_steps": version,
+                "peft_config": peft_settings(rank),
+                "base_sync_done": True,
+                "use_shm": True,
+                "zmq_update_id": update,
+                "deadline": DEADLINE,
+                "global_steps": version,
             },
-        )  # fmt: skip
+        )
         job = ray.get_runtime_context().get_job_id()
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         transfer.send(tensors.items(), handle=handle, bucket_bytes=BUCKET, device=None, deadline=DEADLINE)
@@ -174,8 +184,15 @@ class Trainer:
         """An image from the same noise each time."""
         import ray
 
-        params = {"height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "seed": 5,
-                  "max_sequence_length": 16, "logprobs": False}  # fmt: skip
+        params = {
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": 4,
+            "guidance_scale": 1.0,
+            "seed": 5,
+            "max_sequence_length": 16,
+            "logprobs": False,
+        }
         reply = self.server.generate.remote(
             prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"draw-{next(self.versions)}"
         )

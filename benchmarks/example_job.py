@@ -49,9 +49,16 @@ def write_variant(job: Path, to: Path, *, control: bool, ahead: int | None = Non
 
 
 def measure(
-    example: Path, seed: int, steps: int | None, runs: Path, *, control: bool, ahead: int | None = None,
-    variant: str = "", changes: Sequence[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+    example: Path,
+    seed: int,
+    steps: int | None,
+    runs: Path,
+    *,
+    control: bool,
+    ahead: int | None = None,
+    variant: str = "",
+    changes: Sequence[str] = (),
+) -> dict[str, Any]:
     """Run the job once.
 
     Args:

@@ -26,11 +26,17 @@ def models(rows: list[Row]) -> str:
     """Peaks of the public models, and the devices that hold them."""
     cells = [
         [
-            row["model"], f"{row['parameters'] / 1e9:.1f}", str(row["devices"]), _gib(row["generation"]),
-            _gib(row["update"]), _gib(row["host"]), f"{row['sample'] / MIB:.1f}", _smallest(row["peak"]),
+            row["model"],
+            f"{row['parameters'] / 1e9:.1f}",
+            str(row["devices"]),
+            _gib(row["generation"]),
+            _gib(row["update"]),
+            _gib(row["host"]),
+            f"{row['sample'] / MIB:.1f}",
+            _smallest(row["peak"]),
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     return formatting.table(
         ["model", "billion parameters", "devices", "generation", "update", "host", "sample, MiB", "fits on"], cells
     )

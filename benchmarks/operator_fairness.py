@@ -105,9 +105,13 @@ def measure(jobs: int, seconds: int) -> dict[str, Any]:
             wait_for("all RayJobs", lambda: count(client, RAYJOBS) >= jobs, PATIENCE)
             taken = time.monotonic() - began
     return {
-        "jobs": jobs, "seconds": seconds, "taken_s": taken, "suspensions": len(during),
-        **medians("quiet", quiet), **medians("during", during),
-    }  # fmt: skip
+        "jobs": jobs,
+        "seconds": seconds,
+        "taken_s": taken,
+        "suspensions": len(during),
+        **medians("quiet", quiet),
+        **medians("during", during),
+    }
 
 
 def medians(name: str, found: list[Suspension]) -> dict[str, float]:
@@ -137,14 +141,22 @@ async def measure_queue(jobs: int) -> dict[str, float]:
     """Seconds that the operator alone takes for an event of one namespace while another one gets jobs, all at once."""
     cluster, cache = FakeCluster(utc_now), ObjectCache()
     reconciler = Reconciler(
-        cluster=cast("Cluster", SlowCluster(cluster)), cache=cache, reports=ReportStore(), clock=utc_now,
-        settings=ClusterSettings(image="rollout:1"), instance="benchmark",
-    )  # fmt: skip
+        cluster=cast("Cluster", SlowCluster(cluster)),
+        cache=cache,
+        reports=ReportStore(),
+        clock=utc_now,
+        settings=ClusterSettings(image="rollout:1"),
+        instance="benchmark",
+    )
     workers = JobWorkers(
-        reconciler.reconcile, rank=lambda key: found.rank if (found := cache.summary(key)) else 1,
-        revision=lambda key: found.revision if (found := cache.summary(key)) else None, resync=lambda: 3600.0,
-        measured=lambda result, seconds: None, clock=utc_now, passes=16,
-    )  # fmt: skip
+        reconciler.reconcile,
+        rank=lambda key: found.rank if (found := cache.summary(key)) else 1,
+        revision=lambda key: found.revision if (found := cache.summary(key)) else None,
+        resync=lambda: 3600.0,
+        measured=lambda result, seconds: None,
+        clock=utc_now,
+        passes=16,
+    )
     seen = 0
 
     async def until(good: Callable[[], object], pause: float = 0.01) -> float:
@@ -195,7 +207,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = [
         {**measure(given.jobs, given.seconds), **asyncio.run(measure_queue(given.jobs))} for _ in range(given.repeats)
-    ]  # fmt: skip
+    ]
     columns = ["queue_served_max_s", "queue_left", "taken_s", "during_request_s", "during_served_s"]
     write(given.out, runs)
     table(runs, columns)

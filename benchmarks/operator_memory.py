@@ -50,9 +50,13 @@ def objects() -> list[tuple[Kind, str]]:
     meta = {"name": NAME, "namespace": "default"}
     cache.put(JOBS, cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}))
     reconciler = Reconciler(
-        cluster=cluster, cache=cache, reports=ReportStore(), settings=plan.ClusterSettings(image="rollout:1"),
-        clock=lambda: NOW, instance="benchmark",
-    )  # fmt: skip
+        cluster=cluster,
+        cache=cache,
+        reports=ReportStore(),
+        settings=plan.ClusterSettings(image="rollout:1"),
+        clock=lambda: NOW,
+        instance="benchmark",
+    )
     asyncio.run(reconciler.reconcile(("default", NAME)))
     return [(kind, json.dumps(body)) for kind in (JOBS, RAYJOBS, NETWORK_POLICIES) for body in cluster.all(kind)]
 

@@ -128,17 +128,15 @@ def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: floa
         settled(running)
         found["passes_cpu_s"] = processor_seconds(running) - used
         before, jobs = idle_memory(running), count(client, JOBS)
-        found |= {
-            "memory_restarted_mib": before,
-            "memory_per_job_kib": (before - empty) * 1024 / jobs,
-        }
+        found |= {"memory_restarted_mib": before, "memory_per_job_kib": (before - empty) * 1024 / jobs}
         began, used = time.monotonic(), processor_seconds(running)
         delete(client, [f"job-{number}" for number in range(deleted)])
         found["deletion_requests_s"] = time.monotonic() - began
         wait_for(
             "deleted jobs and their RayJobs to be gone",
-            lambda: max(count(client, JOBS), count(client, RAYJOBS)) <= jobs - deleted, PATIENCE,
-        )  # fmt: skip
+            lambda: max(count(client, JOBS), count(client, RAYJOBS)) <= jobs - deleted,
+            PATIENCE,
+        )
         found["deletion_s"] = time.monotonic() - began
         settled(running)
         found["cpu_per_deleted_job_ms"] = (processor_seconds(running) - used) * 1000 / deleted

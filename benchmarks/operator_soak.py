@@ -49,9 +49,13 @@ def take(running: RunningOperator, began: float, made: int) -> Sample:
     text = running.page("/metrics").text
     tasks = next(line for line in text.splitlines() if line.startswith("diffusionrl_operator_tasks "))
     return Sample(
-        time.monotonic() - began, made, resident(running), float(tasks.split()[1]), len(process.net_connections()),
+        time.monotonic() - began,
+        made,
+        resident(running),
+        float(tasks.split()[1]),
+        len(process.net_connections()),
         process.num_threads(),
-    )  # fmt: skip
+    )
 
 
 def churn(client: httpx.Client, number: int, jobs: int) -> None:

@@ -35,7 +35,8 @@ TRAINING: dict[str, Entry] = {
     "colors-grpo": ("The main example", training.main_example, "example_job.py"),
     "red-grpo": ("The smallest example", training.smallest_example, "example_job.py --job examples/red-grpo.yaml"),
     "shapes-grpo": (
-        "The compositional reward", training.compositional_reward,
+        "The compositional reward",
+        training.compositional_reward,
         "example_job.py --job examples/shapes-grpo.yaml --seeds 0 --steps 60 --no-control",
     ),
     "start_up": ("Start-up", training.start_up, "start_up.py --repeats 1"),
@@ -46,11 +47,12 @@ TRAINING: dict[str, Entry] = {
     "sde_window": ("Placement of the SDE window", training.sde_window, "sde_window.py"),
     "staleness": ("Learning from older samples", training.staleness, "staleness.py"),
     "staleness_colors": (
-        "Older samples with a limit on the ratio", training.staleness_with_limit,
+        "Older samples with a limit on the ratio",
+        training.staleness_with_limit,
         "staleness.py --job examples/colors-grpo.yaml --out docs/figures/staleness_colors.json --override "
         "algorithm.rollout_correction.bypass_mode=true actor_rollout_ref.actor.diffusion_loss.clip_ratio=0.0003",
     ),
-}  # fmt: skip
+}
 ROLLOUT: dict[str, Entry] = {
     "batching": ("Request batching", rollout.batching, "batching.py"),
     "reward_overlap": ("Reward computation during generation", rollout.reward_overlap, "reward_overlap.py"),

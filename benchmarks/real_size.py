@@ -70,33 +70,59 @@ class Scale:
 
 
 CPU = Scale(
-    training_steps=1, prompts=1, samples=2, size=256, denoising_steps=4, rank=16, micro=1, batch=2,
-    text_length=77, complete=False, environment={"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())},
-)  # fmt: skip
+    training_steps=1,
+    prompts=1,
+    samples=2,
+    size=256,
+    denoising_steps=4,
+    rank=16,
+    micro=1,
+    batch=2,
+    text_length=77,
+    complete=False,
+    environment={"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())},
+)
 # As in examples/sd35-ocr-grpo.yaml, with fewer prompts.
 GPU = Scale(
-    training_steps=2, prompts=2, samples=16, size=512, denoising_steps=10, rank=32, micro=8, batch=16,
-    text_length=256, complete=True, environment={},
-)  # fmt: skip
+    training_steps=2,
+    prompts=2,
+    samples=16,
+    size=512,
+    denoising_steps=10,
+    rank=32,
+    micro=8,
+    batch=16,
+    text_length=256,
+    complete=True,
+    environment={},
+)
 WINDOW = 2
 
 
 def overrides(model: Path, scale: Scale) -> list[str]:
     """Settings of the run."""
     return [
-        f"actor_rollout_ref.model.path='{model}'", f"actor_rollout_ref.model.lora_rank={scale.rank}",
+        f"actor_rollout_ref.model.path='{model}'",
+        f"actor_rollout_ref.model.lora_rank={scale.rank}",
         f"actor_rollout_ref.model.target_modules=[{','.join(TARGETS)}]",
         "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-        f"{ROLLOUT}.dtype=bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16",
-        f"{ROLLOUT}.pipeline.height={scale.size}", f"{ROLLOUT}.pipeline.width={scale.size}",
+        f"{ROLLOUT}.dtype=bfloat16",
+        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16",
+        f"{ROLLOUT}.pipeline.height={scale.size}",
+        f"{ROLLOUT}.pipeline.width={scale.size}",
         f"{ROLLOUT}.pipeline.num_inference_steps={scale.denoising_steps}",
-        f"{ROLLOUT}.pipeline.guidance_scale={GUIDANCE}", f"{ROLLOUT}.max_num_seqs={scale.batch}",
-        f"{ROLLOUT}.pipeline.max_sequence_length={scale.text_length}", f"{ROLLOUT}.n={scale.samples}",
-        f"{ROLLOUT}.algo.sde_window_size={WINDOW}", f"{ROLLOUT}.algo.sde_window_range=[0,{scale.denoising_steps}]",
-        f"data.train_batch_size={scale.prompts}", f"{ACTOR}.ppo_mini_batch_size={scale.prompts}",
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu={scale.micro}", f"trainer.total_training_steps={scale.training_steps}",
+        f"{ROLLOUT}.pipeline.guidance_scale={GUIDANCE}",
+        f"{ROLLOUT}.max_num_seqs={scale.batch}",
+        f"{ROLLOUT}.pipeline.max_sequence_length={scale.text_length}",
+        f"{ROLLOUT}.n={scale.samples}",
+        f"{ROLLOUT}.algo.sde_window_size={WINDOW}",
+        f"{ROLLOUT}.algo.sde_window_range=[0,{scale.denoising_steps}]",
+        f"data.train_batch_size={scale.prompts}",
+        f"{ACTOR}.ppo_mini_batch_size={scale.prompts}",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu={scale.micro}",
+        f"trainer.total_training_steps={scale.training_steps}",
         f"data.train_files='{ROOT / 'examples' / 'prompts' / 'shapes_train.jsonl'}'",
-    ]  # fmt: skip
+    ]
 
 
 def make_model(folder: Path, layers: int, *, complete: bool) -> None:
@@ -133,9 +159,11 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
     ]
     parts = {
         **dict(zip(ENCODERS, encoders, strict=True)),
-        "tokenizer": clip, "tokenizer_2": clip, "tokenizer_3": t5,
+        "tokenizer": clip,
+        "tokenizer_2": clip,
+        "tokenizer_3": t5,
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-    }  # fmt: skip
+    }
     index: dict[str, Any] = {"_class_name": "StableDiffusion3Pipeline"}
     for name, part in parts.items():
         (part.bfloat16() if name.startswith("text_encoder") else part).save_pretrained(partial / name)
@@ -257,17 +285,27 @@ def measure(layers: int, cache: Path, scale: Scale) -> dict[str, Any]:
     expected = estimated(model, scale)
     rows = [
         {
-            "phase": phase["name"], "estimated": phase["bytes"], "parts": phase["parts"],
+            "phase": phase["name"],
+            "estimated": phase["bytes"],
+            "parts": phase["parts"],
             "measured": (found := peak.between(spans := _spans(run["calls"], phase["name"]))),
-            "ratio": phase["bytes"] / found, "seconds": sum(end - start for start, end in spans),
+            "ratio": phase["bytes"] / found,
+            "seconds": sum(end - start for start, end in spans),
         }
         for phase in expected["device" if scale is GPU else "host"]
-    ]  # fmt: skip
+    ]
     return {
-        "layers": layers, "parameters": expected["parameters"], "trained_parameters": expected["trained_parameters"],
-        "phases": rows, **peak.highest(), "seconds": seconds, "modules": run["trained"],
-        "bound_modules": run["bound"], "metrics": run["lines"][-1], "lines": run["lines"],
-    }  # fmt: skip
+        "layers": layers,
+        "parameters": expected["parameters"],
+        "trained_parameters": expected["trained_parameters"],
+        "phases": rows,
+        **peak.highest(),
+        "seconds": seconds,
+        "modules": run["trained"],
+        "bound_modules": run["bound"],
+        "metrics": run["lines"][-1],
+        "lines": run["lines"],
+    }
 
 
 def _spans(calls: list[tuple[str, float, float]], phase: str) -> list[tuple[float, float]]:

@@ -95,11 +95,13 @@ def main() -> int:
 
     chosen = arguments(__doc__, "reward_overlap", repeats=5).parse_args()
     overrides = (
-        "reward.scorer=python", f"reward.scorer_kwargs.function='{HERE}:slow_score'",
+        "reward.scorer=python",
+        f"reward.scorer_kwargs.function='{HERE}:slow_score'",
         f"actor_rollout_ref.rollout.max_num_seqs={BATCH_SIZE}",
         f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
-        f"actor_rollout_ref.rollout.pipeline.height={PIXELS}", f"actor_rollout_ref.rollout.pipeline.width={PIXELS}",
-    )  # fmt: skip
+        f"actor_rollout_ref.rollout.pipeline.height={PIXELS}",
+        f"actor_rollout_ref.rollout.pipeline.width={PIXELS}",
+    )
     with running(*overrides) as on:
         rows = measure(on, chosen.repeats)
     write(chosen.out, rows, pictures=PICTURES, max_num_seqs=BATCH_SIZE, steps=STEPS, pixels=PIXELS)

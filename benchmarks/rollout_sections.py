@@ -31,10 +31,15 @@ def batching(data: Data) -> Section:
     levels = max(row["largest_difference"] for row in several)
     slower = [row for row in several if row["speedup_lowest"] <= 1]
     cells = [
-        [row["pixels"], row["max_num_seqs"], with_range(row, "speedup"), number((1 - row["equal"]) * 1e6),
-         row["largest_difference"]]
+        [
+            row["pixels"],
+            row["max_num_seqs"],
+            with_range(row, "speedup"),
+            number((1 - row["equal"]) * 1e6),
+            row["largest_difference"],
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     series = [
         Series(f"{pixels} x {pixels} pixels", *points(selected(rows, "pixels", pixels), "max_num_seqs", "speedup"))
         for pixels in sorted({row["pixels"] for row in rows})
@@ -42,13 +47,21 @@ def batching(data: Data) -> Section:
     return Section(
         [
             f"Engines that differ only in `max_num_seqs` generate {data['pictures']} images from the same seeds.",
-            table(["resolution", "batch size", "speed-up over batch size 1", "differing values per million",
-                   "largest difference, of 255 levels"], cells),
+            table(
+                [
+                    "resolution",
+                    "batch size",
+                    "speed-up over batch size 1",
+                    "differing values per million",
+                    "largest difference, of 255 levels",
+                ],
+                cells,
+            ),
             verdict(not slower, "faster in every turn")
             + verdict(levels <= 1, f"the same pixels except for rounding: at most {levels} of 255 levels apart"),
         ],
         {"batching": plot(series, "batch size", "speed-up over batch size 1")},
-    )  # fmt: skip
+    )
 
 
 def reward_overlap(data: Data) -> Section:
@@ -56,10 +69,14 @@ def reward_overlap(data: Data) -> Section:
     rows: Rows = data["runs"]
     worst = max(row["over_ideal"] for row in rows)
     cells = [
-        [row["reward_over_generation"], with_range(row, "share"),
-         *(number(row[name]) for name in ("ideal", "exact_ideal")), with_range(row, "over_ideal")]
+        [
+            row["reward_over_generation"],
+            with_range(row, "share"),
+            *(number(row[name]) for name in ("ideal", "exact_ideal")),
+            with_range(row, "over_ideal"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     x = [row["reward_over_generation"] for row in rows]
     series = [
         Series("measured", *points(rows, "reward_over_generation", "share")),
@@ -74,16 +91,30 @@ def reward_overlap(data: Data) -> Section:
             "(r seconds each). Overlapped, images are scored while others are generated. The lower bound takes into "
             "account that nothing can be scored during the first batch, and nothing is generated while the last batch "
             "is scored.",
-            table(["r / g", "overlapped over sequential time", "ideal max(g, r) / (g + r)",
-                   "lower bound with whole batches", "measured over ideal"], cells),
-            verdict(worst <= OVERLAP_TARGET,
-                    f"within 10% of max(g, r) / (g + r); the largest median is {number(worst)} times it"),
+            table(
+                [
+                    "r / g",
+                    "overlapped over sequential time",
+                    "ideal max(g, r) / (g + r)",
+                    "lower bound with whole batches",
+                    "measured over ideal",
+                ],
+                cells,
+            ),
+            verdict(
+                worst <= OVERLAP_TARGET,
+                f"within 10% of max(g, r) / (g + r); the largest median is {number(worst)} times it",
+            ),
         ],
-        {"reward_overlap": plot(series, "reward time over generation time of an image (r / g)",
-                                "overlapped over sequential time")},
-        [] if worst <= OVERLAP_TARGET else
-        [f"Overlapped rewards take up to {number(worst)} times the ideal time; the target is {OVERLAP_TARGET}."],
-    )  # fmt: skip
+        {
+            "reward_overlap": plot(
+                series, "reward time over generation time of an image (r / g)", "overlapped over sequential time"
+            )
+        },
+        []
+        if worst <= OVERLAP_TARGET
+        else [f"Overlapped rewards take up to {number(worst)} times the ideal time; the target is {OVERLAP_TARGET}."],
+    )
 
 
 def overhead(data: Data) -> Section:
@@ -129,10 +160,15 @@ def payload(data: Data) -> Section:
     """Time to send pixels from the agent-loop workers to the trainer."""
     rows: Rows = data["runs"]
     cells = [
-        [row["pictures"], row["variant"], number(row["megabytes"]), with_range(row, "relative"),
-         milliseconds(row, "seconds")]
+        [
+            row["pictures"],
+            row["variant"],
+            number(row["megabytes"]),
+            with_range(row, "relative"),
+            milliseconds(row, "seconds"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     series = [
         Series(variant, *points(selected(rows, "variant", variant), "pictures", "seconds")) for variant in variants
@@ -239,8 +275,18 @@ def weight_transfer(data: Data) -> Section:
             "digest of every tensor computed and compared. The baseline is `torch.Tensor.copy_` of the same tensors "
             "within one process; each process uses one thread. “Sender alone” is the upper bound: a receiver that "
             "confirms immediately.",
-            table(["bucket, MiB", "tensor, KiB", "sent, MiB", "share of memcpy's bandwidth", "sender alone",
-                   "GiB/s", "memcpy, GiB/s"], cells),
+            table(
+                [
+                    "bucket, MiB",
+                    "tensor, KiB",
+                    "sent, MiB",
+                    "share of memcpy's bandwidth",
+                    "sender alone",
+                    "GiB/s",
+                    "memcpy, GiB/s",
+                ],
+                cells,
+            ),
             verdict(not short, f"at least 60% of `memcpy`'s bandwidth{where}"),
             f"A bucket uses at most {data['enough_mib']} MiB of shared memory if its tensors fit into half of that, "
             "because touching new pages costs several times as much as the copy. Both processes use the memory bus at "
@@ -254,7 +300,7 @@ def weight_transfer(data: Data) -> Section:
             f"{rounded(row['sender_alone'])}."
             for row in short
         ],
-    )  # fmt: skip
+    )
 
 
 def fan_out(data: Data) -> Section:
@@ -281,13 +327,24 @@ def fan_out(data: Data) -> Section:
             "bucket, into another. All processes share the cores of "
             "the machine, which the baseline has alone. CPU time is that of all processes for a received byte, over "
             "the baseline's: digests at both ends, and the event loop. Tensors of this size are sent from where they "
-            "are."
-            + ("" if quiet else busy),
-            table(["receivers", "bandwidth over that of one socket", "slowest over fastest receiver", "CPU time over "
-                   "that of one socket", "GiB/s", "one socket, GiB/s"], cells),
+            "are." + ("" if quiet else busy),
+            table(
+                [
+                    "receivers",
+                    "bandwidth over that of one socket",
+                    "slowest over fastest receiver",
+                    "CPU time over that of one socket",
+                    "GiB/s",
+                    "one socket, GiB/s",
+                ],
+                cells,
+            ),
             verdict(not short, f"together at least 70% of the bandwidth of one socket{where}")
-            + verdict(uneven <= UNEVEN_TARGET, "no receiver takes more than 1.5 times as long as the fastest; the "
-                      f"largest median is {number(uneven)} times"),
+            + verdict(
+                uneven <= UNEVEN_TARGET,
+                "no receiver takes more than 1.5 times as long as the fastest; the "
+                f"largest median is {number(uneven)} times",
+            ),
         ],
         {"fan_out": plot(series, "receivers", "bandwidth over that of one socket", log_x=True)},
         [
@@ -296,11 +353,15 @@ def fan_out(data: Data) -> Section:
             f"times the CPU time, on cores that sender and receivers share{'' if quiet else ' with other work'}."
             for row in short
         ]
-        + ([] if uneven <= UNEVEN_TARGET else [
-            f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the fastest; "
-            f"the target is {UNEVEN_TARGET}."
-        ]),
-    )  # fmt: skip
+        + (
+            []
+            if uneven <= UNEVEN_TARGET
+            else [
+                f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the "
+                f"fastest; the target is {UNEVEN_TARGET}."
+            ]
+        ),
+    )
 
 
 def adapter_update(data: Data) -> Section:
@@ -311,10 +372,15 @@ def adapter_update(data: Data) -> Section:
     highest = max(row[f"{way}_ratio"] for row in rows for way in FILES)
     met = min(lowest.values()) >= FILES_TARGET
     cells = [
-        [row["rank"], number(row["megabytes"]), milliseconds(row, "memory_s"),
-         *(with_range(row, f"{way}_ratio") for way in FILES), with_range(row, "tmpfs_over_swap")]
+        [
+            row["rank"],
+            number(row["megabytes"]),
+            milliseconds(row, "memory_s"),
+            *(with_range(row, f"{way}_ratio") for way in FILES),
+            with_range(row, "tmpfs_over_swap"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     series = [
         *(Series(words, *points(rows, "rank", f"{way}_ratio")) for way, words in FILES.items()),
         Series("target", [row["rank"] for row in rows], [FILES_TARGET] * len(rows)),
@@ -328,8 +394,16 @@ def adapter_update(data: Data) -> Section:
             f"An adapter of {data['modules']} modules, from tensors in the trainer to an engine that generates with "
             "them. Through memory: digests, checks of names, shapes and values, one swap, and every matrix read back. "
             "Through files: the adapter is saved, then loaded and attached by one call of the worker, without checks.",
-            table(["rank", "MB", "through memory, ms", *(f"{words}, over memory" for words in FILES.values()),
-                   "files on tmpfs, over the swap alone"], cells),
+            table(
+                [
+                    "rank",
+                    "MB",
+                    "through memory, ms",
+                    *(f"{words}, over memory" for words in FILES.values()),
+                    "files on tmpfs, over the swap alone",
+                ],
+                cells,
+            ),
             verdict(met, f"at least 5 times as fast as files; the lowest ratios are {lowest_text}"),
             "tmpfs is memory, and a file just written to a disk is still in the page cache, so files need as many "
             "copies as the transfer. The last column is the upper bound: vLLM-Omni's swap alone, with the tensors "
@@ -341,9 +415,11 @@ def adapter_update(data: Data) -> Section:
             table(["buckets", "time over that of one swap", "image of the whole adapter"], buckets),
         ],
         {"adapter_update": plot(series, "rank", "time over that through memory", log_x=True)},
-        [] if met else [
+        []
+        if met
+        else [
             f"An adapter update through memory is {rounded(min(lowest.values()))} to {rounded(highest)} times as fast "
             f"as through files; the target is {FILES_TARGET:.0f}. vLLM-Omni's adapter swap alone would be "
             f"{rounded(min(bounds))} to {rounded(max(bounds))} times as fast."
         ],
-    )  # fmt: skip
+    )

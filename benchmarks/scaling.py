@@ -29,12 +29,13 @@ def measure_variants(variants: dict[int, Callable[[], float]], repeats: int, kin
     first = seconds[next(iter(variants))][1:]
     return [
         {
-            "kind": kind, "size": size,
+            "kind": kind,
+            "size": size,
             **spread("relative", [one / base for one, base in zip(found[1:], first, strict=True)]),
             **spread("seconds_a_picture", found[1:]),
         }
         for size, found in seconds.items()
-    ]  # fmt: skip
+    ]
 
 
 def measure(on: Running, repeats: int) -> list[dict[str, Any]]:

@@ -64,12 +64,16 @@ def settings(folder: Path) -> Any:
     prompts.write_text('{"prompt": "a red circle"}\n', encoding="utf-8")
     return configuration.load(
         [
-            f"data.train_files='{prompts}'", f"actor_rollout_ref.model.path='{MODEL}'",
-            "trainer.total_training_steps=1", "reward.scorer=python",
-            f"reward.scorer_kwargs.function='{HERE}:slow_score'", f"reward.deadline_seconds={DEADLINE_S}",
-            "actor_rollout_ref.rollout.agent.num_workers=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
+            f"data.train_files='{prompts}'",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "trainer.total_training_steps=1",
+            "reward.scorer=python",
+            f"reward.scorer_kwargs.function='{HERE}:slow_score'",
+            f"reward.deadline_seconds={DEADLINE_S}",
+            "actor_rollout_ref.rollout.agent.num_workers=1",
+            "actor_rollout_ref.rollout.max_concurrent_requests=256",
         ]
-    )  # fmt: skip
+    )
 
 
 async def seconds_of(config: Any, workers: int) -> float:
@@ -103,10 +107,13 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             turns = [asyncio.run(seconds_of(config, workers)) for _ in range(repeats)]
             rows.append(
                 {
-                    "workers": workers, "failed": 0, "ideal_s": ideal,
-                    **spread("seconds", turns), **spread("over_ideal", [turn / ideal for turn in turns]),
+                    "workers": workers,
+                    "failed": 0,
+                    "ideal_s": ideal,
+                    **spread("seconds", turns),
+                    **spread("over_ideal", [turn / ideal for turn in turns]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -8,18 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from example_job import gain
-from formatting import (
-    QUIET_LOAD,
-    Data,
-    Rows,
-    Section,
-    number,
-    percent,
-    share_with_range,
-    table,
-    verdict,
-    with_range,
-)
+from formatting import QUIET_LOAD, Data, Rows, Section, number, percent, share_with_range, table, verdict, with_range
 from learning import RISE, VARIANTS
 
 GIB = 2**30
@@ -39,8 +28,14 @@ def main_example(data: Data) -> Section:
     met = mean >= MAIN_TARGET and min(gains) > 0 and slowest <= MAIN_MINUTES and flat
     first = rows[0]["held_out"][0]
     table_of_runs = table(
-        ["seed", *(f"right at step {each['step']}" for each in rows[0]["held_out"]), "gain", "reward", "minutes",
-         "peak memory"],
+        [
+            "seed",
+            *(f"right at step {each['step']}" for each in rows[0]["held_out"]),
+            "gain",
+            "reward",
+            "minutes",
+            "peak memory",
+        ],
         [
             [
                 f"{row['seed']}{', learning rate 0' if row['control'] else ''}",
@@ -52,7 +47,7 @@ def main_example(data: Data) -> Section:
             ]
             for row in rows
         ],
-    )  # fmt: skip
+    )
     return Section(
         [
             "The base was trained on wrong captions; the reward asks for the colors, shapes and numbers of the prompt. "
@@ -88,8 +83,18 @@ def smallest_example(data: Data) -> Section:
     return Section(
         [
             "Tests ran on the same machine during this measurement, so the seconds are upper bounds.",
-            table(["seed", f"held-out reward at step {steps[0]}", *(f"step {step}" for step in steps[1:]), "gain",
-                   "whole run", "in steps", "peak memory"], [_run(row) for row in rows]),
+            table(
+                [
+                    "seed",
+                    f"held-out reward at step {steps[0]}",
+                    *(f"step {step}" for step in steps[1:]),
+                    "gain",
+                    "whole run",
+                    "in steps",
+                    "peak memory",
+                ],
+                [_run(row) for row in rows],
+            ),
             f"The mean gain over {len(trained)} seeds is {statistics.mean(gains):+.3f} ± {error:.3f} (standard error). "
             "The reward is the lead of red over the two other colour channels, between -1 and 1. An evaluation "
             f"generates the same {rows[0]['held_out'][0]['n']} held-out prompts from the same noise each time. A step "
@@ -97,7 +102,7 @@ def smallest_example(data: Data) -> Section:
             f"the update and {shares['sync']} the weight sync. Peak memory is the largest sum of the proportional set "
             "sizes of all processes, sampled twice a second.",
         ]
-    )  # fmt: skip
+    )
 
 
 def _run(row: dict[str, Any]) -> list[str]:
@@ -153,12 +158,16 @@ def start_up(data: Data) -> Section:
             "A job of one step, with Ray workers that import their own modules and with forked workers "
             "([ADR 7](adr/0007-forked-ray-workers.md), the default without a GPU). The two variants take turns, on an "
             f"otherwise idle machine, after a pair that is not counted; counted pairs: {pairs}.",
-            table(["from the command to", "separate imports", "forked", "ratio"],
-                  [cells("the first weights in the engine", "weights", 1, "s"),
-                   cells("the end of the first step, with the evaluation before it", "step", 1, "s"),
-                   cells("peak memory", "peak_bytes", GIB, "GiB")]),
+            table(
+                ["from the command to", "separate imports", "forked", "ratio"],
+                [
+                    cells("the first weights in the engine", "weights", 1, "s"),
+                    cells("the end of the first step, with the evaluation before it", "step", 1, "s"),
+                    cells("peak memory", "peak_bytes", GIB, "GiB"),
+                ],
+            ),
         ]
-    )  # fmt: skip
+    )
 
 
 def real_size(data: Data) -> Section:
@@ -177,8 +186,13 @@ def real_size(data: Data) -> Section:
             table(
                 ["phase", "`drl fit`", "measured", "ratio", "seconds"],
                 [
-                    [row["phase"], f"{row['estimated'] / GIB:.1f} GiB", f"{row['measured'] / GIB:.1f} GiB",
-                     number(row["ratio"]), f"{row['seconds']:.0f}"]
+                    [
+                        row["phase"],
+                        f"{row['estimated'] / GIB:.1f} GiB",
+                        f"{row['measured'] / GIB:.1f} GiB",
+                        number(row["ratio"]),
+                        f"{row['seconds']:.0f}",
+                    ]
                     for row in run["phases"]
                 ],
             ),
@@ -188,11 +202,13 @@ def real_size(data: Data) -> Section:
             f"average, and log-probabilities by {found['rollout_corr/mean_abs_diff']:.1g}.",
             verdict(met, "the estimate is within 15% of the measured peak, and every module is bound"),
         ],
-        missed=[] if met else [
+        missed=[]
+        if met
+        else [
             f"At a real size, the estimate of `drl fit` is {number(ratio)} of the measured peak on the CPU; the target "
             "is 15%."
         ],
-    )  # fmt: skip
+    )
 
 
 def percent_of(value: float) -> str:
@@ -271,14 +287,16 @@ def learning(data: Data) -> Section:
         [
             f"The smallest example, {steps[-1]} steps. Each row changes only what it says. The score is the held-out "
             "mean of `color`, of 200 images with the same prompts and seeds. Other work ran on the same machine.",
-            table(["variant", "seed", f"score at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
-                  [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows]),
+            table(
+                ["variant", "seed", f"score at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
+                [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows],
+            ),
             "The range of `jpeg`, kilobytes, is several times that of `color`: the weighted mean is nearly that of "
             "`jpeg` alone, and the normalized sum is not. A strong KL holds the policy to the base model.",
             verdict(not wrong, f"scores of what should learn rise by more than {RISE}, those of the others do not"),
         ],
         missed=[f"Held-out scores did not move as expected: {', '.join(wrong)}."] if wrong else [],
-    )  # fmt: skip
+    )
 
 
 SEEDS_FOR_STALENESS = 3
@@ -324,7 +342,7 @@ def sde_window(data: Data) -> Section:
             "the same prompts. Other work ran on the same machine.",
             table(["window", "seed", *(f"reward at step {step}" for step in steps)], rows),
             compared,
-        ],
+        ]
     )
 
 
@@ -361,15 +379,23 @@ def staleness(data: Data) -> Section:
             "Replicas of their own generate the batches of 0 (synchronous), 1 and 2 steps ahead, so samples are as "
             "many versions of the weights old. Everything else is that of the smallest example, whose learning rate is "
             "high. Other work ran on the same machine.",
-            table(["seed", "staleness", "setting", *(f"reward at step {step}" for step in steps)],
-                  [[str(row["seed"]), str(row["ahead"]), ", ".join(f"`{change}`" for change in row["changes"]),
-                    *(f"{each['reward/mean']:.3f} ± {each['reward/stderr']:.3f}" for each in row["held_out"])]
-                   for row in rows]),
+            table(
+                ["seed", "staleness", "setting", *(f"reward at step {step}" for step in steps)],
+                [
+                    [
+                        str(row["seed"]),
+                        str(row["ahead"]),
+                        ", ".join(f"`{change}`" for change in row["changes"]),
+                        *(f"{each['reward/mean']:.3f} ± {each['reward/stderr']:.3f}" for each in row["held_out"]),
+                    ]
+                    for row in rows
+                ],
+            ),
             *over_seeds,
             verdict(met, target),
         ],
         missed=[] if met else [missed],
-    )  # fmt: skip
+    )
 
 
 def staleness_with_limit(data: Data) -> Section:
@@ -385,10 +411,14 @@ def staleness_with_limit(data: Data) -> Section:
     below = {ahead: mean[new] - mean[key] for ahead, key in best.items()}
     met = max(below.values()) <= error[new]
     rows = [
-        [", ".join(f"`{change}`" for change in changes), str(ahead), ", ".join(f"{value:.3f}" for value in values),
-         f"{mean[changes, ahead]:.3f}" + (f" ± {error[changes, ahead]:.3f}" if (changes, ahead) in error else "")]
+        [
+            ", ".join(f"`{change}`" for change in changes),
+            str(ahead),
+            ", ".join(f"{value:.3f}" for value in values),
+            f"{mean[changes, ahead]:.3f}" + (f" ± {error[changes, ahead]:.3f}" if (changes, ahead) in error else ""),
+        ]
         for (changes, ahead), values in groups.items()
-    ]  # fmt: skip
+    ]
     first = data["runs"][0]["held_out"][0]["reward/mean"]
     return Section(
         [
@@ -400,9 +430,11 @@ def staleness_with_limit(data: Data) -> Section:
             table(["settings", "staleness", "last reward", "mean and standard error over the seeds"], rows),
             verdict(met, "over three seeds, the synchronous run's last reward within its standard error"),
         ],
-        missed=[] if met else [
+        missed=[]
+        if met
+        else [
             f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below that "
             f"of synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those "
             f"tried; the target is within the standard error over the seeds, {error[new]:.3f}."
         ],
-    )  # fmt: skip
+    )

@@ -111,12 +111,21 @@ def table(machine: str, stages: Sequence[StageTime], tests: Sequence[TestTime]) 
     rows = [f"| {stage.name} | {stage.seconds:.0f} | {_counts(stage.said)} |" for stage in long]
     rows.append(f"| {len(stages) - len(long)} shorter stages together | {rest:.0f} |  |")
     tops = [f"| `{test.name}` | {test.seconds:.0f} |" for test in slowest(tests)]
-    return "\n".join([
-        f"Measured on a machine with {machine}. Stages of different lanes overlap.", "",
-        "| stage | seconds | result |", "| --- | ---: | --- |", *rows, "",
-        f"The {len(tops)} slowest tests, each with the fixtures that it was the first to use:", "",
-        "| test | seconds |", "| --- | ---: |", *tops,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"Measured on a machine with {machine}. Stages of different lanes overlap.",
+            "",
+            "| stage | seconds | result |",
+            "| --- | ---: | --- |",
+            *rows,
+            "",
+            f"The {len(tops)} slowest tests, each with the fixtures that it was the first to use:",
+            "",
+            "| test | seconds |",
+            "| --- | ---: |",
+            *tops,
+        ]
+    )
 
 
 def _counts(said: str) -> str:

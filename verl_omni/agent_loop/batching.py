@@ -65,9 +65,12 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
             f"{length}: shorten them there, or raise data.max_prompt_length"
         )
     made = tokenizer.pad(
-        {"input_ids": prompt_ids}, padding="max_length", max_length=length,
-        return_tensors="pt", return_attention_mask=True,
-    )  # fmt: skip
+        {"input_ids": prompt_ids},
+        padding="max_length",
+        max_length=length,
+        return_tensors="pt",
+        return_attention_mask=True,
+    )
     ids, mask = made["input_ids"], made["attention_mask"]
     return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
 

@@ -66,11 +66,16 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         negative_ids = await self._token_ids(negative, images, videos) if negative is not None else None
         began = time.perf_counter()
         output = await self.server_manager.generate(
-            request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params,
-            image_data=images, video_data=videos, negative_prompt_ids=negative_ids, **self._extra_ids(prompt, negative),
+            request_id=uuid4().hex,
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+            image_data=images,
+            video_data=videos,
+            negative_prompt_ids=negative_ids,
+            **self._extra_ids(prompt, negative),
             **self._lost_text("prompt_text", prompt, prompt_ids),
             **self._lost_text("negative_prompt_text", negative, negative_ids),
-        )  # fmt: skip
+        )
         if output.stop_reason == "aborted":
             raise SampleAborted("the server aborted the sample; to retry, use DiffusionWholeSampleRetryLLMServerClient")
         seconds = time.perf_counter() - began

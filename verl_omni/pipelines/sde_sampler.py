@@ -90,10 +90,14 @@ class Sampler:
             rows_of = len(members)
             before = self._rounded(x[index])
             mean, std = sde.moments(
-                kind, before, v[index],
-                sigma=sigmas[step].expand(rows_of), sigma_next=sigmas[step + 1].expand(rows_of),
-                sigma_max=sigmas[1].expand(rows_of), noise_level=noise_level,
-            )  # fmt: skip
+                kind,
+                before,
+                v[index],
+                sigma=sigmas[step].expand(rows_of),
+                sigma_next=sigmas[step + 1].expand(rows_of),
+                sigma_max=sigmas[1].expand(rows_of),
+                noise_level=noise_level,
+            )
             noise = torch.stack([_noise(x[row], self._generators[row]) for row in members])
             drawn = self._rounded(mean + std * noise)
             score = sde.log_prob(kind, drawn, mean, std)

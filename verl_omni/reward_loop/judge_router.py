@@ -48,9 +48,13 @@ class JudgeRouter:
     """
 
     def __init__(
-        self, replicas: Sequence[str], name: str, silence: float, wait: float | None = None,
+        self,
+        replicas: Sequence[str],
+        name: str,
+        silence: float,
+        wait: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._name, self._silence, self._wait, self._clock = name, silence, wait, clock
         self._serving = list(replicas)
         self._loads: dict[str, ReplicaLoad] = {}

@@ -269,9 +269,11 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
-        use_gpu=True, name_prefix="actor", max_colocate_count=scorer_devices.colocated(config),
+        use_gpu=True,
+        name_prefix="actor",
+        max_colocate_count=scorer_devices.colocated(config),
         accelerator_type=config.trainer.node_resource,
-    )  # fmt: skip
+    )
     workers = RayWorkerGroup(
         resource_pool=pool,
         ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(DiffusionActorRolloutWorker), config=settings),
@@ -327,20 +329,22 @@ def _replica_pool(
 
     def make(rank: int) -> Any:
         return servers.rollout_replica_class(
-            replica_rank=rank, config=parsed, model_config=servers.model_config,
-            gpus_per_node=rollout.n_gpus_per_node,
-        )  # fmt: skip
+            replica_rank=rank, config=parsed, model_config=servers.model_config, gpus_per_node=rollout.n_gpus_per_node
+        )
 
     launcher = RayLauncher(
         make,
         places=lambda nodes: pool_settings.room(rollout, nodes, str(get_resource_name())),
         requests=lambda replica: [server.requests_in_flight.remote() for server in replica.servers],
-        deadline=rollout.deadline_seconds, pinned=rollout.node_resource is not None,
-    )  # fmt: skip
+        deadline=rollout.deadline_seconds,
+        pinned=rollout.node_resource is not None,
+    )
     return ReplicaPool(
-        updates, launcher, first_rank=len(updates.replicas),
+        updates,
+        launcher,
+        first_rank=len(updates.replicas),
         looked=lambda hosts: updates.looked(agent_loop.queued_samples(ANSWER_SECONDS), hosts),
-    )  # fmt: skip
+    )
 
 
 def _device_name() -> str:

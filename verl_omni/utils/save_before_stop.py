@@ -63,9 +63,12 @@ class Store:
 
 
 def save(
-    store: Any, seconds: float, *,
-    clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep,
-) -> bool:  # fmt: skip
+    store: Any,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> bool:
     """Have the steps that are complete now saved. Returns whether they are."""
     before = store.progress()
     if before is None or before.saved >= before.complete:

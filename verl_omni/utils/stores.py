@@ -200,10 +200,12 @@ def _s3(access: Access) -> Any:
     elif access.endpoint:
         given["region"] = "us-east-1"  # S3-compatible servers rarely have regions
     return fs.S3FileSystem(
-        connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS,
+        connect_timeout=CONNECT_SECONDS,
+        request_timeout=REQUEST_SECONDS,
         check_directory_existence_before_creation=True,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUESTS), **given,
-    )  # fmt: skip
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUESTS),
+        **given,
+    )
 
 
 def _brief(error: OSError) -> str:

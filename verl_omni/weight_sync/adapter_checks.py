@@ -20,9 +20,17 @@ from verl_omni.weight_sync.staging import check_finite
 
 # Settings of peft.LoraConfig that vLLM's PEFTHelper does not read, or reads and ignores.
 UNSUPPORTED_SETTINGS = (
-    "rank_pattern", "alpha_pattern", "use_dora", "use_qalora", "modules_to_save", "lora_bias", "layer_replication",
-    "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
-)  # fmt: skip
+    "rank_pattern",
+    "alpha_pattern",
+    "use_dora",
+    "use_qalora",
+    "modules_to_save",
+    "lora_bias",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
 # Initializations that also change the base weights: the adapter alone would give another model in the engine.
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
 

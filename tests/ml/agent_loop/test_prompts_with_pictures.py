@@ -109,9 +109,10 @@ async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any
     assert type(made.processor).__name__ == "Qwen2VLProcessor"
     red, blue = (Image.new("RGB", (width, SIDE), color) for width, color in ((SIDE, "red"), (2 * SIDE, "blue")))
     rows = batch(
-        ["", ""], raw_prompt=[message(red, "a circle", blue), message("a circle")],
+        ["", ""],
+        raw_prompt=[message(red, "a circle", blue), message("a circle")],
         raw_negative_prompt=[message("a square"), message("a square")],
-    )  # fmt: skip
+    )
     output = await made.generate_sequences(rows)
     pictured, plain = sorted(engine.prompts, key=lambda prompt: "multi_modal_data" not in prompt)
     assert pictured["multi_modal_data"] == {"image": [red, blue]} == pictured["extra_args"]["multi_modal_data"]

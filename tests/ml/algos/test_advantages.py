@@ -217,9 +217,15 @@ def test_without_contiguity_every_set_of_steps_is_equally_likely() -> None:
 def test_a_progressive_window_is_contiguous() -> None:
     with pytest.raises(ValueError, match="write sde_contiguous=true or sample_strategy=random"):
         window.place(
-            steps=9, size=2, bounds=None, strategy="progressive", seed=0, global_step=0, iters_per_group=1,
+            steps=9,
+            size=2,
+            bounds=None,
+            strategy="progressive",
+            seed=0,
+            global_step=0,
+            iters_per_group=1,
             contiguous=False,
-        )  # fmt: skip
+        )
 
 
 def test_a_progressive_window_moves_and_starts_over() -> None:
@@ -251,11 +257,13 @@ def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:
     found = agreement.check_log_probs(torch.tensor([0.002, -0.006]), tolerance=0.01)
     assert found == {
-        "rollout_corr/mean_abs_diff": pytest.approx(0.004), "rollout_corr/max_abs_diff": pytest.approx(0.006),
+        "rollout_corr/mean_abs_diff": pytest.approx(0.004),
+        "rollout_corr/max_abs_diff": pytest.approx(0.006),
         "rollout_corr/ratio_mean": pytest.approx((math.exp(0.002) + math.exp(-0.006)) / 2),
-        "rollout_corr/ratio_max": pytest.approx(math.exp(0.002)), "rollout_corr/kl": pytest.approx(0.002),
+        "rollout_corr/ratio_max": pytest.approx(math.exp(0.002)),
+        "rollout_corr/kl": pytest.approx(0.002),
         "rollout_corr/k3_kl": pytest.approx((0.002**2 + 0.006**2) / 4, rel=1e-2),
-    }  # fmt: skip
+    }
     for bad in (torch.tensor([0.1]), torch.tensor([math.nan])):
         with pytest.raises(agreement.LogProbMismatch):
             agreement.check_log_probs(bad, tolerance=0.01)

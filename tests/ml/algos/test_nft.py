@@ -31,8 +31,10 @@ def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, time
 
 @given(
     st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=4),
-    st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 2),
-)  # fmt: skip
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0.1, 2),
+)
 @settings(max_examples=80, deadline=None)
 def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: float, time: float, beta: float) -> None:
     v, old, target = (np.array(column).reshape(1, 2, 2) for column in zip(*values, strict=True))

@@ -48,23 +48,44 @@ def test_the_tables_of_budgets_match_the_committed_data(program: Any) -> None:
 
 
 CREATION = {
-    "case": "creation of a job", "jobs_per_minute": 2000.0, "operator_cpu_ms": 8.0, "writes": 4.0,
-    "server_cpu_ms": 40.0, "submission_cpu_ms": 10.0, "naive_server_cpu_ms": 50.0,
-    "server_mib": 8.0, "submission_mib": 2.0, "naive_server_mib": 14.0,
-}  # fmt: skip
+    "case": "creation of a job",
+    "jobs_per_minute": 2000.0,
+    "operator_cpu_ms": 8.0,
+    "writes": 4.0,
+    "server_cpu_ms": 40.0,
+    "submission_cpu_ms": 10.0,
+    "naive_server_cpu_ms": 50.0,
+    "server_mib": 8.0,
+    "submission_mib": 2.0,
+    "naive_server_mib": 14.0,
+}
 
 
 FAIRNESS = {
-    "jobs": 800, "queue_served_max_s": 0.9, "queue_left": 600.0,
-    "taken_s": 120.0, "suspensions": 90, "quiet_request_s": 0.01, "quiet_served_s": 0.1, "quiet_suspended_s": 0.2,
-    "during_request_s": 0.02, "during_served_s": 0.2, "during_suspended_s": 0.3, "during_served_max_s": 0.5,
+    "jobs": 800,
+    "queue_served_max_s": 0.9,
+    "queue_left": 600.0,
+    "taken_s": 120.0,
+    "suspensions": 90,
+    "quiet_request_s": 0.01,
+    "quiet_served_s": 0.1,
+    "quiet_suspended_s": 0.2,
+    "during_request_s": 0.02,
+    "during_served_s": 0.2,
+    "during_suspended_s": 0.3,
+    "during_served_max_s": 0.5,
     "during_suspended_max_s": 0.6,
-}  # fmt: skip
+}
 
 
 MEMORY = {
-    "jobs": 5000.0, "empty_mib": 60.0, "full_mib": 80.0, "kib_per_job": 4.0, "deleted_mib": 70.0, "released_mib": 65.0,
-}  # fmt: skip
+    "jobs": 5000.0,
+    "empty_mib": 60.0,
+    "full_mib": 80.0,
+    "kib_per_job": 4.0,
+    "deleted_mib": 70.0,
+    "released_mib": 65.0,
+}
 
 
 async def answer_nothing(jobs: int) -> dict[str, float]:
@@ -196,11 +217,16 @@ def test_missed_weight_targets_are_listed_with_their_values(program: Any, tmp_pa
     spread = program("results").spread
     transfer = [
         {
-            "bucket_mib": bucket, "total_mib": 256, "tensor_kib": 64, **spread("share_of_memcpy", [share]),
-            **spread("sender_alone", [0.9]), **spread("gib_per_s", [2.0]), **spread("memcpy_gib_per_s", [4.0]),
+            "bucket_mib": bucket,
+            "total_mib": 256,
+            "tensor_kib": 64,
+            **spread("share_of_memcpy", [share]),
+            **spread("sender_alone", [0.9]),
+            **spread("gib_per_s", [2.0]),
+            **spread("memcpy_gib_per_s", [4.0]),
         }
         for bucket, share in ((1, 0.5), (64, 0.7))
-    ]  # fmt: skip
+    ]
     update = {"rank": 16, "megabytes": 1.0, **spread("memory_s", [0.01]), **spread("tmpfs_over_swap", [3.5])}
     for way, ratio in (("tmpfs", 2.0), ("disk", 6.0), ("forced", 7.0)):
         update |= spread(f"{way}_ratio", [ratio])
@@ -223,12 +249,16 @@ def test_the_fan_out_of_an_update_is_judged_by_both_targets(program: Any, tmp_pa
     spread = program("results").spread
     runs = [
         {
-            "receivers": count, "update_mib": 512, **spread("share_of_bound", [share]), **spread("gib_per_s", [2.0]),
-            **spread("slowest_over_fastest", [uneven]), **spread("bound_gib_per_s", [3.0]),
+            "receivers": count,
+            "update_mib": 512,
+            **spread("share_of_bound", [share]),
+            **spread("gib_per_s", [2.0]),
+            **spread("slowest_over_fastest", [uneven]),
+            **spread("bound_gib_per_s", [3.0]),
             **spread("cpu_over_bound", [2.0]),
         }
         for count, share, uneven in ((1, 0.9, 1.0), (8, 0.6, 1.7))
-    ]  # fmt: skip
+    ]
     texts = []
     for chosen, load in ((runs, 9.0), (runs[:1], 1.0)):
         data = {"machine": "one", "tensor_mib": 4, "buffer_mib": 8, "load": load, "runs": chosen}
@@ -296,9 +326,7 @@ def test_images_are_compared_value_by_value(program: Any) -> None:
 
 def test_a_spread_keeps_the_value_of_every_turn(program: Any) -> None:
     made = program("results").spread("seconds", [3.0, 1.0, 2.0])
-    assert made == {
-        "seconds": 2.0, "seconds_lowest": 1.0, "seconds_highest": 3.0, "seconds_all": [3.0, 1.0, 2.0]
-    }  # fmt: skip
+    assert made == {"seconds": 2.0, "seconds_lowest": 1.0, "seconds_highest": 3.0, "seconds_all": [3.0, 1.0, 2.0]}
 
 
 def test_a_model_of_real_size_fails_without_a_module_a_step_or_a_right_estimate(program: Any) -> None:

@@ -50,9 +50,10 @@ class Running:
         """The reference of the answer; greedy by default."""
         self.asked += 1
         return self.server.generate.remote(
-            prompt_ids=prompt_ids, sampling_params={"temperature": 0.0, "ignore_eos": True, **params},
+            prompt_ids=prompt_ids,
+            sampling_params={"temperature": 0.0, "ignore_eos": True, **params},
             request_id=name or f"request-{self.asked}",
-        )  # fmt: skip
+        )
 
     def write(self, prompt_ids: list[int], tokens: int) -> list[int]:
         found: list[int] = answered(self.submit(prompt_ids, max_tokens=tokens))[0].token_ids
@@ -84,10 +85,14 @@ class Running:
         receiving = self.server.collective_rpc.remote(
             "update_weights_from_ipc",
             kwargs={
-                "peft_config": adapter, "base_sync_done": adapter is not None, "use_shm": True,
-                "zmq_update_id": update, "deadline": 10.0, "global_steps": version,
+                "peft_config": adapter,
+                "base_sync_done": adapter is not None,
+                "use_shm": True,
+                "zmq_update_id": update,
+                "deadline": 10.0,
+                "global_steps": version,
             },
-        )  # fmt: skip
+        )
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         with contextlib.suppress(PeerFailed):  # the worker's answer has the cause
             transfer.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
@@ -137,19 +142,38 @@ def launched(model: Path) -> Any:
 
     rollout = OmegaConf.create(
         {
-            "_target_": "verl_omni.workers.config.DiffusionRolloutConfig", "dtype": "float32", "enforce_eager": True,
-            "load_format": "auto", "prompt_length": PROMPT_LENGTH, "response_length": RESPONSE_LENGTH,
-            "max_num_seqs": AT_ONCE, "tensor_model_parallel_size": 1, "enable_sleep_mode": False,
+            "_target_": "verl_omni.workers.config.DiffusionRolloutConfig",
+            "dtype": "float32",
+            "enforce_eager": True,
+            "load_format": "auto",
+            "prompt_length": PROMPT_LENGTH,
+            "response_length": RESPONSE_LENGTH,
+            "max_num_seqs": AT_ONCE,
+            "tensor_model_parallel_size": 1,
+            "enable_sleep_mode": False,
             # Smaller than a prompt, so that prefill is chunked.
-            "max_num_batched_tokens": 16, "gpu_memory_utilization": 0.1, "enable_prefix_caching": True,
+            "max_num_batched_tokens": 16,
+            "gpu_memory_utilization": 0.1,
+            "enable_prefix_caching": True,
             "engine_kwargs": {"vllm_omni": {"output_mode": "ar", "distributed_executor_backend": "uni"}},
         }
-    )  # fmt: skip
+    )
     target = OmegaConf.create({"_target_": "verl.workers.config.HFModelConfig", "path": str(model), "lora_rank": RANK})
-    server = ray.remote(vLLMOmniHttpServer).options(max_concurrency=100).remote(
-        config=rollout, model_config=target, rollout_mode=RolloutMode.HYBRID, workers=[], replica_rank=0, node_rank=0,
-        gpus_per_node=1, nnodes=1, cuda_visible_devices="",
-    )  # fmt: skip
+    server = (
+        ray.remote(vLLMOmniHttpServer)
+        .options(max_concurrency=100)
+        .remote(
+            config=rollout,
+            model_config=target,
+            rollout_mode=RolloutMode.HYBRID,
+            workers=[],
+            replica_rank=0,
+            node_rank=0,
+            gpus_per_node=1,
+            nnodes=1,
+            cuda_visible_devices="",
+        )
+    )
     answered(server.launch_server.remote(), within=START)
     return server
 
@@ -180,9 +204,10 @@ def test_log_probabilities_are_those_of_transformers(running: Running) -> None:
     ids = running.ids(PROMPTS[1])
     drawn = {"temperature": 1.0, "seed": 5, "max_tokens": 20}
     answers = answered(
-        running.submit(ids, max_tokens=20, logprobs=True), running.submit(ids, logprobs=True, **drawn),
+        running.submit(ids, max_tokens=20, logprobs=True),
+        running.submit(ids, logprobs=True, **drawn),
         running.submit(ids, logprobs=2, **drawn),
-    )  # fmt: skip
+    )
     greedy, sampled, again = answers
     assert greedy.token_ids != sampled.token_ids == again.token_ids
     for answer in answers:
@@ -212,11 +237,13 @@ def test_an_answer_ends_at_max_tokens_or_at_the_context_length(running: Running)
 @pytest.mark.parametrize(
     ("prompt_ids", "params", "message"),
     [
-        ([], {}, "The prompt has no tokens"), ([5] * ROOM, {}, f"Prompt length \\({ROOM}\\) meets or exceeds"),
-        ([5], {"colour": "red"}, "Unknown sampling parameters: colour"), ([5], {"temperature": -1.0}, "temperature"),
+        ([], {}, "The prompt has no tokens"),
+        ([5] * ROOM, {}, f"Prompt length \\({ROOM}\\) meets or exceeds"),
+        ([5], {"colour": "red"}, "Unknown sampling parameters: colour"),
+        ([5], {"temperature": -1.0}, "temperature"),
         ([10**6], {}, "out of vocabulary"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_request_is_refused_with_the_reason(
     running: Running, prompt_ids: list[int], params: dict[str, Any], message: str
 ) -> None:

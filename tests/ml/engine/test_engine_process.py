@@ -13,14 +13,7 @@ import pytest
 import torch
 
 from tests.ml.engine.leftovers import Leftovers
-from tests.ml.engine.replica_driver import (
-    DEADLINE,
-    SOON,
-    Replica,
-    ending_at_the_sixth,
-    replicas_of,
-    wait_for,
-)
+from tests.ml.engine.replica_driver import DEADLINE, SOON, Replica, ending_at_the_sixth, replicas_of, wait_for
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.errors import WeightSyncError
 
@@ -42,10 +35,11 @@ def stack(counted: Leftovers, start_tiny: Any) -> Any:
         ["a red circle"],
         "trainer.n_gpus_per_node=2",
         f"{rollout}.engine_kwargs.vllm_omni.distributed_executor_backend=mp",
-        f"{rollout}.step_execution=true", f"{rollout}.max_num_seqs=1",
+        f"{rollout}.step_execution=true",
+        f"{rollout}.max_num_seqs=1",
         f"{rollout}.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"{rollout}.deadline_seconds={SOON}",
-    )  # fmt: skip
+    )
     return stack
 
 

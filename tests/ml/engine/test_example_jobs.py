@@ -43,15 +43,25 @@ FEWER_IF_GIVEN = {"trainer.batch.miniBatchPrompts": 1, "trainer.batch.microBatch
 FRAMES = "actor_rollout_ref.rollout.pipeline.num_frames"
 # The trainer's settings for these fields.
 SHRUNK = {
-    "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.pipeline.height",
-    "actor_rollout_ref.rollout.pipeline.width", "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "data.train_batch_size", "data.val_max_samples",
-    "trainer.n_gpus_per_node", "trainer.total_training_steps", FRAMES,
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.pipeline.height",
+    "actor_rollout_ref.rollout.pipeline.width",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "data.train_batch_size",
+    "data.val_max_samples",
+    "trainer.n_gpus_per_node",
+    "trainer.total_training_steps",
+    FRAMES,
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "reward.scorer_kwargs.base_url", "reward.scorer_kwargs.model", "reward.reward_functions.video.server",
-    "reward.reward_model.enable", "reward.reward_model.model_path",
+    "reward.scorer_kwargs.base_url",
+    "reward.scorer_kwargs.model",
+    "reward.reward_functions.video.server",
+    "reward.reward_model.enable",
+    "reward.reward_model.model_path",
     "reward.reward_model.rollout.tensor_model_parallel_size",
-}  # fmt: skip
+}
 JOBS = {
     "sd35-ocr-grpo": "sd3",
     "sd35-nft": "sd3",

@@ -21,16 +21,7 @@ import torch
 from torch import Tensor
 
 from tests.ml.engine.leftovers import Leftovers
-from tests.ml.engine.replica_driver import (
-    DEADLINE,
-    LAYER,
-    PROMPTS,
-    SOON,
-    Replica,
-    TwoReplicas,
-    lora_settings,
-    wait_for,
-)
+from tests.ml.engine.replica_driver import DEADLINE, LAYER, PROMPTS, SOON, Replica, TwoReplicas, lora_settings, wait_for
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.buffers import SendBuffer
 from verl_omni.weight_sync.digest import compute_digest
@@ -90,7 +81,7 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     swapped = {
         q: transfer.Entry(one.shape, "float32", size, of_one),
         k: transfer.Entry(two.shape, "float32", 0, of_two),
-    }  # fmt: skip
+    }
     beyond = {q: transfer.Entry(one.shape, "float32", 2 * size - 8, of_one)}
     message = transfer.BucketMessage
     return {q: one, k: two}, {

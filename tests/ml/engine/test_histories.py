@@ -240,9 +240,13 @@ def test_in_any_order_of_events_a_sample_matches_its_version(replicas: list[One]
     Life.living = replicas
     # Derandomized, so that a failure repeats. A killed replica is gone for the histories after it.
     chosen = settings(
-        max_examples=HISTORIES, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate],
+        max_examples=HISTORIES,
+        stateful_step_count=12,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     run_state_machine_as_test(Life, settings=chosen)
     assert len(Life.killed) == REPLICAS - 1, Life.killed
     counted.none()

@@ -38,16 +38,25 @@ def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list
     prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     settings = (
-        f"data.train_files='{prompts}'", f"data.val_files='{prompts}'",
-        f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=brightness",
-        f"trainer.total_training_steps={STEPS}", "data.train_batch_size=2", "data.max_prompt_length=16",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
-        "actor_rollout_ref.rollout.n=4", f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64",
-        f"{pipeline}.width=64", f"{pipeline}.num_inference_steps=4",
+        f"data.train_files='{prompts}'",
+        f"data.val_files='{prompts}'",
+        f"trainer.default_local_dir='{folder / 'run'}'",
+        "reward.scorer=brightness",
+        f"trainer.total_training_steps={STEPS}",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=16",
+        f"actor_rollout_ref.model.path='{model}'",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "actor_rollout_ref.rollout.n=4",
+        f"{pipeline}.max_sequence_length=16",
+        f"{pipeline}.height=64",
+        f"{pipeline}.width=64",
+        f"{pipeline}.num_inference_steps=4",
         # With a batch size of one, images are bit-identical.
         "actor_rollout_ref.rollout.max_num_seqs=1",
-    )  # fmt: skip
+    )
     return [sys.executable, *program.split(), *settings, *overrides]
 
 
@@ -153,12 +162,22 @@ def test_a_served_judge_scores_what_it_sees(tmp_path: Path) -> None:
     rows = [{"prompt": f"a {colour} circle", "ground_truth": TRUTH} for colour in ("red", "blue", "green", "grey")]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder, _ = run(
-        tmp_path, model, "-m verl_omni.trainer.main_diffusion", f"data.train_files='{prompts}'",
-        f"data.val_files='{prompts}'", "reward.scorer=genrm_ocr", "reward.scorer_kwargs.max_tokens=12",
-        f"trainer.rollout_data_dir='{saved}'", f"{RM}.enable=true", f"{RM}.model_path='{judge}'",
-        f"{RM}.rollout.tensor_model_parallel_size=1", f"{RM}.rollout.max_model_len=512",
-        f"{RM}.rollout.max_num_seqs=8", f"{RM}.rollout.dtype=float32", "trainer.total_training_steps=2",
-    )  # fmt: skip
+        tmp_path,
+        model,
+        "-m verl_omni.trainer.main_diffusion",
+        f"data.train_files='{prompts}'",
+        f"data.val_files='{prompts}'",
+        "reward.scorer=genrm_ocr",
+        "reward.scorer_kwargs.max_tokens=12",
+        f"trainer.rollout_data_dir='{saved}'",
+        f"{RM}.enable=true",
+        f"{RM}.model_path='{judge}'",
+        f"{RM}.rollout.tensor_model_parallel_size=1",
+        f"{RM}.rollout.max_model_len=512",
+        f"{RM}.rollout.max_num_seqs=8",
+        f"{RM}.rollout.dtype=float32",
+        "trainer.total_training_steps=2",
+    )
     found = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
     expected = [ocr_score(judge, saved / line["output"]) for line in found]
     assert [line["score"] for line in found] == pytest.approx(expected)

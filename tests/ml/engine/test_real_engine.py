@@ -36,11 +36,12 @@ class Running:
 def running(start_tiny: Any, rows: Any) -> Running:
     settings, stack = start_tiny(
         PROMPTS,
-        "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         # The batch size affects rounding, and depends on the time at which requests
         # arrive: with a batch size of one, images are bit-identical (batches: test_full_weights.py).
         "actor_rollout_ref.rollout.max_num_seqs=1",
-    )  # fmt: skip
+    )
     stack.weights.update_weights(global_steps=0)
     return Running(settings, stack, rows(PROMPTS))
 
@@ -235,11 +236,15 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
         expected = [metric for metric in (*exported.TRAINER, *exported.ROLLOUT) if metric not in absent]
         server.await_data(exported.PREFIX + metric.name for metric in expected)
         for query, value in {
-            "ray_omni_step": 2, "ray_omni_steps": 2, "ray_omni_samples_generated_total": 8,
-            "ray_omni_samples_trained_total": 8, "ray_omni_weight_version_published": 2,
-            'ray_omni_weight_version_served{replica="0"}': 2, 'ray_omni_rollout_requests_in_flight{replica="0"}': 0,
+            "ray_omni_step": 2,
+            "ray_omni_steps": 2,
+            "ray_omni_samples_generated_total": 8,
+            "ray_omni_samples_trained_total": 8,
+            "ray_omni_weight_version_published": 2,
+            'ray_omni_weight_version_served{replica="0"}': 2,
+            'ray_omni_rollout_requests_in_flight{replica="0"}': 0,
             "ray_omni_samples_collapsed": 0,
-        }.items():  # fmt: skip
+        }.items():
             server.await_equal(query, value)
         (step,) = server.query("ray_omni_step")
         assert step["metric"].items() >= labels.items() and "WorkerId" in step["metric"]

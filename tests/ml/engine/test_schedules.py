@@ -56,7 +56,7 @@ CASES = {
     "wan with another scheduler": Case("wan", {"shift": 7.0}, scheduler_class="FlowMatchEulerDiscreteScheduler"),
     "wan_5b": Case("wan_5b", {"flow_shift": 5.0}),
     "wan_a14b": Case("wan_a14b"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -106,10 +106,17 @@ async def engine_sample(model: Path, case: Case) -> np.ndarray:
         return found
 
     params = {
-        "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS, "guidance_scale": GUIDANCE,
-        "true_cfg_scale": GUIDANCE, "max_sequence_length": LENGTH, "seed": SEED, "pixel_dtype": "float32",
-        "num_frames": FRAMES if case.model.startswith("wan") else 1, **case.request,
-    }  # fmt: skip
+        "height": HEIGHT,
+        "width": WIDTH,
+        "num_inference_steps": STEPS,
+        "guidance_scale": GUIDANCE,
+        "true_cfg_scale": GUIDANCE,
+        "max_sequence_length": LENGTH,
+        "seed": SEED,
+        "pixel_dtype": "float32",
+        "num_frames": FRAMES if case.model.startswith("wan") else 1,
+        **case.request,
+    }
     request = RolloutRequest(ids(PROMPT), negative_prompt_ids=ids(NEGATIVE), image_data=images)
     engine = AsyncOmni(**arguments)
     try:
@@ -146,8 +153,15 @@ def diffusers_sample(model: Path, case: Case) -> np.ndarray:
         for name in ("CONDITION_IMAGE_SIZE", "VAE_IMAGE_SIZE"):
             patch.setattr(pipeline_qwenimage_edit_plus, name, PICTURE_PIXELS)
         found = pipeline(
-            prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH, num_inference_steps=STEPS,
-            max_sequence_length=LENGTH, generator=torch.Generator().manual_seed(SEED), output_type="np", **given,
-        )  # fmt: skip
+            prompt=PROMPT,
+            negative_prompt=NEGATIVE,
+            height=HEIGHT,
+            width=WIDTH,
+            num_inference_steps=STEPS,
+            max_sequence_length=LENGTH,
+            generator=torch.Generator().manual_seed(SEED),
+            output_type="np",
+            **given,
+        )
     pixels: np.ndarray = np.moveaxis((found.frames if video else found.images)[0], -1, -3) * 255
     return pixels

@@ -92,9 +92,17 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
     async def sample(seed: int, length: int = LENGTH) -> Any:
         guided = 1.0 + (seed > 2)
         params = {
-            "height": 64, "width": 64, "num_inference_steps": STEPS, "guidance_scale": guided, "true_cfg_scale": guided,
-            "max_sequence_length": length, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
-        }  # fmt: skip
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": STEPS,
+            "guidance_scale": guided,
+            "true_cfg_scale": guided,
+            "max_sequence_length": length,
+            "seed": seed,
+            "logprobs": True,
+            "noise_level": 0.7,
+            "sde_window_size": 2,
+        }
         request = RolloutRequest(ids, negative_prompt_ids=None if template else [])
         made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
         return mode.to_output(await last_output(engine.generate(request_id=f"{seed}-{length}", **made)), params, 0)

@@ -75,9 +75,7 @@ def test_an_image_of_other_objects_fails(shown: scenes.Scene, asked: scenes.Scen
 @given(st.sampled_from([scene for scene in ALL if scene.relation]), SEEDS)
 def test_only_the_requested_relation_passes(scene: scenes.Scene, seed: int) -> None:
     picture, relation = picture_of(scene, seed), str(scene.relation)
-    right = [
-        checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS
-    ]  # fmt: skip
+    right = [checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS]
     # The checker misses a true object now and then (test_rendered_scenes_pass); then no relation may be right.
     objects_seen = checker.judge(picture, scene.text.replace(relation, "and")).correct
     assert right == [objects_seen and other == relation for other in scenes.RELATIONS]

@@ -35,11 +35,19 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     MAKERS[family.folder](folder)
     adapter = training_adapter(json.loads((folder / "model_index.json").read_text())["_class_name"])
     model: Any = SimpleNamespace(
-        path=str(folder), architecture=architecture, lora_rank=4, lora_alpha=8, lora_adapter_path=None,
-        target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+        path=str(folder),
+        architecture=architecture,
+        lora_rank=4,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=list(adapter.LORA_TARGETS),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(adapter.LAYERS),
+        policy_state_adapters=("default",),
+        attn_backend="native",
         enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    )
     config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2)
     return family.folder, folder, DiffusionActor(model, config, 1)
 

@@ -20,13 +20,16 @@ def velocity(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
 
 noises = st.sampled_from([0.3, 0.7])
 contiguous = st.builds(
-    lambda start, size, noise: Window(tuple(range(start, start + size)), noise), st.integers(0, 2), st.integers(1, 3),
+    lambda start, size, noise: Window(tuple(range(start, start + size)), noise),
+    st.integers(0, 2),
+    st.integers(1, 3),
     noises,
-)  # fmt: skip
+)
 scattered = st.builds(
     lambda steps, noise: Window(tuple(sorted(steps)), noise, contiguous=False),
-    st.sets(st.integers(0, STEPS - 1), min_size=1), noises,
-)  # fmt: skip
+    st.sets(st.integers(0, STEPS - 1), min_size=1),
+    noises,
+)
 windows = st.none() | contiguous | scattered
 
 
@@ -68,9 +71,14 @@ def test_log_probabilities_are_those_of_the_recorded_latents(kind: str, start: i
     for step in range(2):
         x, following = (found.latents[place][None].float() for place in (step, step + 1))
         mean, std = sde.moments(
-            kind, x, _velocity_of(x, start, start + step, noise), sigma=found.sigmas[step : step + 1],
-            sigma_next=found.sigmas[step + 1 : step + 2], sigma_max=SIGMAS[1:2], noise_level=0.7,
-        )  # fmt: skip
+            kind,
+            x,
+            _velocity_of(x, start, start + step, noise),
+            sigma=found.sigmas[step : step + 1],
+            sigma_next=found.sigmas[step + 1 : step + 2],
+            sigma_max=SIGMAS[1:2],
+            noise_level=0.7,
+        )
         assert torch.equal(sde.log_prob(kind, following, mean, std)[0], found.log_probs[step])
 
 

@@ -20,12 +20,15 @@ def attention(**needs: Any) -> Any:
 @pytest.mark.parametrize(
     ("needs", "named"),
     [
-        ({"sliding_window": 64}, "a sliding window"), ({"alibi_slopes": [0.1]}, "ALiBi"),
-        ({"kv_cache_dtype": "fp8"}, "a cache of fp8"), ({"logits_soft_cap": 30.0}, "a soft cap"),
-        ({"attn_type": "encoder_only"}, "encoder_only attention"), ({"sinks": torch.zeros(4)}, "attention sinks"),
+        ({"sliding_window": 64}, "a sliding window"),
+        ({"alibi_slopes": [0.1]}, "ALiBi"),
+        ({"kv_cache_dtype": "fp8"}, "a cache of fp8"),
+        ({"logits_soft_cap": 30.0}, "a soft cap"),
+        ({"attn_type": "encoder_only"}, "encoder_only attention"),
+        ({"sinks": torch.zeros(4)}, "attention sinks"),
         ({"kv_sharing_target_layer_name": "model.layers.0"}, "a cache shared between layers"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_attention_is_refused(needs: dict[str, Any], named: str) -> None:
     with pytest.raises(NotImplementedError, match=f"^unsupported attention: on a CPU, there is no {named}$"):
         attention(**needs)

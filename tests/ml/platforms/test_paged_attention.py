@@ -69,9 +69,13 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
         )
         starts = [0, *counts.cumsum(0).tolist()]
         found = paged_attention.attend(
-            torch.cat([query[row][span] for row, span in spans.items()]), cache, table[rows], starts,
-            [span.stop for span in spans.values()], SCALE,
-        )  # fmt: skip
+            torch.cat([query[row][span] for row, span in spans.items()]),
+            cache,
+            table[rows],
+            starts,
+            [span.stop for span in spans.values()],
+            SCALE,
+        )
         for row, part in zip(rows, found.split(counts.tolist()), strict=True):
             made[row] = torch.cat((made[row], part)) if done[row] else part
             done[row] = spans[row].stop

@@ -47,21 +47,34 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = ClapConfig(
         text_config={**sizes, **special, "vocab_size": len(tokenizer), "max_position_embeddings": LENGTH + 2},
         audio_config={
-            "patch_embeds_hidden_size": 4, "hidden_size": 32, "depths": [1] * 4, "num_attention_heads": [1, 1, 2, 2],
-            "window_size": 4, "spec_size": 128, "num_mel_bins": 32, "num_hidden_layers": 4, "enable_fusion": fusion,
-            "fusion_type": "aff_2d" if fusion else None, "aff_block_r": 1,
+            "patch_embeds_hidden_size": 4,
+            "hidden_size": 32,
+            "depths": [1] * 4,
+            "num_attention_heads": [1, 1, 2, 2],
+            "window_size": 4,
+            "spec_size": 128,
+            "num_mel_bins": 32,
+            "num_hidden_layers": 4,
+            "enable_fusion": fusion,
+            "fusion_type": "aff_2d" if fusion else None,
+            "aff_block_r": 1,
         },
         projection_dim=8,
-    )  # fmt: skip
+    )
     torch.manual_seed(3)
     model = ClapModel(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
     model.save_pretrained(path)
     ClapFeatureExtractor(
-        feature_size=32, sampling_rate=RATE, hop_length=80, max_length_s=HEARD, fft_window_size=256, frequency_max=4000,
+        feature_size=32,
+        sampling_rate=RATE,
+        hop_length=80,
+        max_length_s=HEARD,
+        fft_window_size=256,
+        frequency_max=4000,
         truncation=request.param,
-    ).save_pretrained(path)  # fmt: skip
+    ).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 

@@ -97,9 +97,14 @@ async def test_a_replica_that_is_gone_is_left_out_and_without_any_the_error_name
     assert answer.status_code == 503 and f"the judge tiny-vl has no replica left: replica {gone.address}: " in message
     with pytest.raises(JudgeError, match=r"status 503.*the judge tiny-vl has no replica left"):
         await rewards.get_scorer("genrm_ocr")(
-            "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
-            reward_router_address=address, model_name="tiny-vl", attempts=1,
-        )  # fmt: skip
+            "test",
+            torch.zeros(3, 4, 4, dtype=torch.uint8),
+            "OPEN",
+            {"prompt": "a sign"},
+            reward_router_address=address,
+            model_name="tiny-vl",
+            attempts=1,
+        )
     await router.stop()
 
 
@@ -120,9 +125,15 @@ async def test_a_replica_that_ends_a_connection_in_an_answer_is_asked_again_and_
 def ask_judge(address: str, **settings: Any) -> Awaitable[Any]:
     """The score of a sample from a scorer that makes one attempt."""
     return rewards.get_scorer("genrm_ocr")(
-        "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
-        reward_router_address=address, model_name="tiny-vl", attempts=1, **settings,
-    )  # fmt: skip
+        "test",
+        torch.zeros(3, 4, 4, dtype=torch.uint8),
+        "OPEN",
+        {"prompt": "a sign"},
+        reward_router_address=address,
+        model_name="tiny-vl",
+        attempts=1,
+        **settings,
+    )
 
 
 async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(serve: Serve) -> None:
@@ -247,8 +258,12 @@ async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
     server = serve((200, said))
     router, address = await routed(server.address)
     found = await rewards.get_scorer("genrm_ocr")(
-        "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
-        reward_router_address=address, model_name="tiny-vl",
-    )  # fmt: skip
+        "test",
+        torch.zeros(3, 4, 4, dtype=torch.uint8),
+        "OPEN",
+        {"prompt": "a sign"},
+        reward_router_address=address,
+        model_name="tiny-vl",
+    )
     assert found == {"score": 1.0, "exact": 1.0, "cut": 0.0} and server.received[0]["model"] == "tiny-vl"
     await router.stop()

@@ -65,10 +65,15 @@ def test_pickscore_has_the_scale_of_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("response", "truth", "score"),
     [
-        ("It is <answer> B </answer>", "B", 1.0), ("<answer>B</answer>", "<answer>B</answer>", 1.0),
-        ("<answer>A</answer>", "B", 0.0), ("B", "B", 0.0), ("", "B", 0.0), ("", "", 0.0), ("<answer>B", "B", 0.0),
+        ("It is <answer> B </answer>", "B", 1.0),
+        ("<answer>B</answer>", "<answer>B</answer>", 1.0),
+        ("<answer>A</answer>", "B", 0.0),
+        ("B", "B", 0.0),
+        ("", "B", 0.0),
+        ("", "", 0.0),
+        ("<answer>B", "B", 0.0),
     ],
-)  # fmt: skip
+)
 def test_a_choice_is_right_only_in_an_answer(response: str, truth: str, score: float) -> None:
     assert compute_choice(response, truth) == {"score": score, "accuracy": score}
 

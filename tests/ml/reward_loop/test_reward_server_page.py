@@ -27,10 +27,16 @@ PAGE = (Path(__file__).parents[3] / "docs" / "reward-server.md").read_text(encod
 HALVES = torch.zeros(3, 8, 8, dtype=torch.uint8)
 HALVES[:, :, 4:] = 255
 TYPES = {
-    "string": str, "string, or null": str, "any JSON": str, "list of objects": list, "list of integers": list,
-    "list of strings": list, "object": dict,
-    "number": (int, float), "integer, or null": int,
-}  # fmt: skip
+    "string": str,
+    "string, or null": str,
+    "any JSON": str,
+    "list of objects": list,
+    "list of integers": list,
+    "list of strings": list,
+    "object": dict,
+    "number": (int, float),
+    "integer, or null": int,
+}
 LISTS = ("data_sources", "solution_images", "ground_truths", "extra_infos")
 
 

@@ -188,8 +188,11 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
     decoded = np.array(Image.open(io.BytesIO(base64.b64decode(sent.pop("image")))))
     assert (decoded == picture.permute(1, 2, 0).numpy()).all()
     assert sent == {
-        "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "extra_info": {"prompt": "a prompt"}
-    }  # fmt: skip
+        "prompt": "a prompt",
+        "ground_truth": "truth",
+        "data_source": "test",
+        "extra_info": {"prompt": "a prompt"},
+    }
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch", "latent_http"])
@@ -230,9 +233,13 @@ def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[.
     decoded = np.frombuffer(base64.b64decode(sent.pop("latents")), "<f4").reshape(sent.pop("shape"))
     assert (decoded == latents.float().numpy()).all() and len(server.received) == 2
     assert sent == {
-        "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "noise_level": 0.4, "noise_seed": None,
+        "prompt": "a prompt",
+        "ground_truth": "truth",
+        "data_source": "test",
+        "noise_level": 0.4,
+        "noise_seed": None,
         "extra_info": {"prompt": "a prompt"},
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match=r"latent_http takes latents, and got torch.uint8 pixels; write .*=latent"):
         score("latent_http", CONSTANT, **given)
 
@@ -258,8 +265,9 @@ def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
     assert batch_of([CONSTANT, CONSTANT // 2], url=url(server)) == [{"score": 0.25, "detail": 2.0}, {"score": 1.0}]
     (sent,) = server.received
     assert [(each["prompt"], each["ground_truth"]) for each in sent["samples"]] == [
-        ("prompt 0", "truth 0"), ("prompt 1", "truth 1"),
-    ]  # fmt: skip
+        ("prompt 0", "truth 0"),
+        ("prompt 1", "truth 1"),
+    ]
     alone = serve((200, '{"score": 1}'))
     score("http", CONSTANT, url=url(alone))
     assert alone.received[0]["image"] == sent["samples"][0]["image"] != sent["samples"][1]["image"]
@@ -319,9 +327,16 @@ def test_an_unusable_response_names_the_server_and_the_fault(
 
 @pytest.mark.parametrize(
     "answer",
-    [(429, "slow down"), (408, ""), (502, "<html>bad gateway</html>"), (200, "<html>proxy</html>"), (200, '{"sco'),
-     (200, '{"score": 0.5, "detail": 1}', CUT), (200, "[" * 100_000)],
-)  # fmt: skip
+    [
+        (429, "slow down"),
+        (408, ""),
+        (502, "<html>bad gateway</html>"),
+        (200, "<html>proxy</html>"),
+        (200, '{"sco'),
+        (200, '{"score": 0.5, "detail": 1}', CUT),
+        (200, "[" * 100_000),
+    ],
+)
 def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
     serve: Callable[..., Server], answer: tuple[Any, ...]
 ) -> None:

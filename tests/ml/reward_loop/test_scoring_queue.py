@@ -34,17 +34,21 @@ async def test_a_scorer_that_takes_lists_gets_all_samples_that_wait(kind: str) -
     sizes: list[int] = []
 
     def judge(
-        data_sources: Sequence[str], solution_images: Sequence[int], ground_truths: Sequence[str],
+        data_sources: Sequence[str],
+        solution_images: Sequence[int],
+        ground_truths: Sequence[str],
         extra_infos: Sequence[Any],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         sizes.append(len(solution_images))
         assert list(ground_truths) == [f"t{image}" for image in solution_images]
         return [f"score {image}" for image in solution_images]
 
     async def late(
-        data_sources: Sequence[str], solution_images: Sequence[int], ground_truths: Sequence[str],
+        data_sources: Sequence[str],
+        solution_images: Sequence[int],
+        ground_truths: Sequence[str],
         extra_infos: Sequence[Any],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         await asyncio.sleep(0)
         return judge(data_sources, solution_images, ground_truths, extra_infos)
 

@@ -86,22 +86,39 @@ class Trained:
 def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemory:
     config = configuration.load(
         [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=1",
-            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            f"trainer.total_training_steps={steps}",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            "trainer.save_freq=1",
+            "actor_rollout_ref.actor.checkpoint.async_save=false",
+            "data.val_files=null",
             "actor_rollout_ref.rollout.dtype=float32",
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *ASYNC, *overrides,
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+            *ASYNC,
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     process_counts.fill_in(config, cpus=2)
     rows = [
-        {"raw_prompt": [{"role": "user", "content": str(row)}], "data_source": "brightness",
-         "reward_model": {"ground_truth": ""}, "extra_info": {"prompt": str(row)}} for row in range(7)
-    ]  # fmt: skip
+        {
+            "raw_prompt": [{"role": "user", "content": str(row)}],
+            "data_source": "brightness",
+            "reward_model": {"ground_truth": ""},
+            "extra_info": {"prompt": str(row)},
+        }
+        for row in range(7)
+    ]
     made = SimpleNamespace(
-        agent_loop=stack, workers=stack, pool=None, judges=None, versions=lambda: [stack.served],
+        agent_loop=stack,
+        workers=stack,
+        pool=None,
+        judges=None,
+        versions=lambda: [stack.served],
         weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
         before_ray_ends=[],
-    )  # fmt: skip
+    )
     return run_in_memory(config, made, folder, rows, None)

@@ -68,8 +68,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     folder = tmp_path_factory.mktemp("runs")
     program = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *CASES, KILLED],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=570, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=570,
+        check=False,
+    )
     assert program.returncode == 0, program.stdout
     *outputs, _ = re.split(r"^exit code (\d+)\n", program.stdout, flags=re.MULTILINE)
     assert len(outputs) == 2 * (len(CASES) + 1), program.stdout

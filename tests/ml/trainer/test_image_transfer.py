@@ -44,12 +44,14 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     config = configuration.load(
         [
-            f"data.train_files='{tmp_path / 'prompts.jsonl'}'", "data.train_batch_size=2",
-            f"actor_rollout_ref.model.path='{MODEL}'", "trainer.total_training_steps=1",
+            f"data.train_files='{tmp_path / 'prompts.jsonl'}'",
+            "data.train_batch_size=2",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "trainer.total_training_steps=1",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         ]
-    )  # fmt: skip
+    )
     process_counts.fill_in(config, cpus=2)
     stack = SimpleNamespace(agent_loop=loop, workers=None, pool=None, judges=None)
     return run_in_memory(config, stack, tmp_path / "run", ROWS, ROWS)

@@ -240,17 +240,27 @@ def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_wa
     memory.replicas[0].alive = memory.replicas[1].alive = False
     pool.look()
     assert found == [
-        ("reward/replica_versions", {"host": 0}), ("reward/queued_requests", 7),
-        ("reward/replica_versions", {}), ("reward/queued_requests", 4),
-        ("reward/replica_versions", {}), ("reward/queued_requests", 2),
-    ]  # fmt: skip
+        ("reward/replica_versions", {"host": 0}),
+        ("reward/queued_requests", 7),
+        ("reward/replica_versions", {}),
+        ("reward/queued_requests", 4),
+        ("reward/replica_versions", {}),
+        ("reward/queued_requests", 2),
+    ]
 
 
 def loaded(*overrides: str) -> DictConfig:
     return configuration.load(
-        ["actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl", "trainer.total_training_steps=1",
-         "reward.scorer=genrm_ocr", f"{RM}.enable=true", f"{RM}.model_path=judge", *overrides]
-    )  # fmt: skip
+        [
+            "actor_rollout_ref.model.path=model",
+            "data.train_files=rows.jsonl",
+            "trainer.total_training_steps=1",
+            "reward.scorer=genrm_ocr",
+            f"{RM}.enable=true",
+            f"{RM}.model_path=judge",
+            *overrides,
+        ]
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,13 @@ pytestmark = pytest.mark.slow  # composes all settings for each
 
 ROWS = [
     {
-        "raw_prompt": [{"role": "user", "content": text}], "data_source": "brightness",
-        "reward_model": {"ground_truth": text}, "extra_info": {"prompt": text},
+        "raw_prompt": [{"role": "user", "content": text}],
+        "data_source": "brightness",
+        "reward_model": {"ground_truth": text},
+        "extra_info": {"prompt": text},
     }
     for text in ("a red circle", "a blue square")
-]  # fmt: skip
+]
 
 
 class AnsweringAgentLoop:
@@ -43,9 +45,10 @@ class AnsweringAgentLoop:
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         rows = len(prompts)
         tensors = {
-            "responses": torch.rand(rows, 3, 4, 4), "rm_scores": torch.arange(rows).float().unsqueeze(-1),
+            "responses": torch.rand(rows, 3, 4, 4),
+            "rm_scores": torch.arange(rows).float().unsqueeze(-1),
             "rollout_log_probs": torch.zeros(rows, 1),
-        }  # fmt: skip
+        }
         if prompts.meta_info.get("carry_responses") is False:
             del tensors["responses"]
         version = np.full(rows, prompts.meta_info["global_steps"], dtype=object)
@@ -83,13 +86,18 @@ def trainer(
 ) -> RunInMemory:
     config = configuration.load(
         [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=2",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            "trainer.total_training_steps=2",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "data.train_batch_size=2",
             "actor_rollout_ref.rollout.dtype=float32",
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", *overrides,
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
@@ -98,17 +106,23 @@ def trainer(
 
     weights = SimpleNamespace(update_weights=publish, sleep_replicas=lambda: None)
     stack = SimpleNamespace(
-        agent_loop=AnsweringAgentLoop(), workers=AnsweringWorkers(optimizer_steps), weights=weights,
-        versions=lambda: published[-1:], pool=None, judges=None,
-    )  # fmt: skip
+        agent_loop=AnsweringAgentLoop(),
+        workers=AnsweringWorkers(optimizer_steps),
+        weights=weights,
+        versions=lambda: published[-1:],
+        pool=None,
+        judges=None,
+    )
     return run_in_memory(config, stack, folder, rows, held_out)
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [["actor_rollout_ref.rollout.pipeline.output_type=latent"],
-     ["actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=latent"]],
-)  # fmt: skip
+    [
+        ["actor_rollout_ref.rollout.pipeline.output_type=latent"],
+        ["actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=latent"],
+    ],
+)
 def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, overrides: list[str]) -> None:
     trainer(tmp_path, *overrides).fit(None)
     lines: list[dict[str, Any]] = RunFolder(tmp_path).metrics()
@@ -127,9 +141,12 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
 ) -> None:
     """In the order, checkpoints have the negative numbers of their steps."""
     made = trainer(
-        tmp_path, "trainer.total_training_steps=4", "trainer.save_freq=2", "data.val_files=null",
+        tmp_path,
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=2",
+        "data.val_files=null",
         "actor_rollout_ref.actor.checkpoint.async_save=true",
-    )  # fmt: skip
+    )
     made.stack.workers.writes_fast = fast
     made.fit(None)
     found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
@@ -150,9 +167,13 @@ def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) 
 def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path) -> None:
     drawn, evaluated = tmp_path / "drawn", tmp_path / "evaluated"
     trainer(
-        tmp_path / "run", f"trainer.rollout_data_dir={drawn}", "trainer.rollout_data_save_freq=2",
-        "trainer.rollout_data_max_samples=3", f"trainer.validation_data_dir={evaluated}", "trainer.test_freq=1",
-    ).fit(None)  # fmt: skip
+        tmp_path / "run",
+        f"trainer.rollout_data_dir={drawn}",
+        "trainer.rollout_data_save_freq=2",
+        "trainer.rollout_data_max_samples=3",
+        f"trainer.validation_data_dir={evaluated}",
+        "trainer.test_freq=1",
+    ).fit(None)
     assert sorted(path.name for path in drawn.iterdir()) == ["2", "2.jsonl"], "every second step"
     lines = [json.loads(line) for line in (drawn / "2.jsonl").read_text().splitlines()]
     assert [line["score"] for line in lines] == [0.0, 1.0, 2.0], "at most three samples"
@@ -246,8 +267,9 @@ def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(
 
 
 def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "actor_rollout_ref.actor.ema_decay=0.9",
-                   "actor_rollout_ref.rollout.pipeline.output_type=latent")  # fmt: skip
+    made = trainer(
+        tmp_path, "actor_rollout_ref.actor.ema_decay=0.9", "actor_rollout_ref.rollout.pipeline.output_type=latent"
+    )
     calls: list[Any] = []
     made.stack.workers.send_average = calls.append
     publish, generate = made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences
@@ -269,8 +291,12 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
 
 
 def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:
-    trainer(tmp_path, "trainer.val_before_train=false", "data.val_files=null",
-            "actor_rollout_ref.rollout.pipeline.output_type=latent").fit(None)  # fmt: skip
+    trainer(
+        tmp_path,
+        "trainer.val_before_train=false",
+        "data.val_files=null",
+        "actor_rollout_ref.rollout.pipeline.output_type=latent",
+    ).fit(None)
     assert RunFolder(tmp_path).metrics()[-1]["actor/ratio_max"] == 3.0
     ranks = {"rollout_corr/max_abs_diff": [1.0, 2.0], "actor/loss": [1.0, 2.0], "actor/ratio_max": [4.0, 2.0]}
     assert step_metrics.over_ranks(ranks) == {
@@ -286,8 +312,11 @@ def test_a_run_without_any_optimizer_step_ends_in_an_error(tmp_path: Path) -> No
         skipping.fit(None)
 
 
-BACKGROUND = ("trainer.save_freq=1", "actor_rollout_ref.actor.checkpoint.async_save=true",
-              "actor_rollout_ref.rollout.pipeline.output_type=latent")  # fmt: skip
+BACKGROUND = (
+    "trainer.save_freq=1",
+    "actor_rollout_ref.actor.checkpoint.async_save=true",
+    "actor_rollout_ref.rollout.pipeline.output_type=latent",
+)
 
 
 def test_a_run_waits_for_the_checkpoints_that_it_writes_in_the_background(tmp_path: Path) -> None:
@@ -335,9 +364,12 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
 @pytest.mark.parametrize("background", ["false", "true"], ids=["written", "being written"])
 def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, background: str) -> None:
     made = trainer(
-        tmp_path, "trainer.save_freq=1", "trainer.total_training_steps=3", "data.val_files=null",
+        tmp_path,
+        "trainer.save_freq=1",
+        "trainer.total_training_steps=3",
+        "data.val_files=null",
         f"actor_rollout_ref.actor.checkpoint.async_save={background}",
-    )  # fmt: skip
+    )
     saved: list[int] = []
     made.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
     made.requests.stop_wanted = lambda: made.loop.checkpoints.last_complete_step == 2

@@ -47,11 +47,16 @@ def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
     small = ("height=64", "width=64", "num_inference_steps=3", "max_sequence_length=16")
     config = configuration.load(
         [
-            f"actor_rollout_ref.model.path={folder}", *REQUIRED, LORA, "data.train_batch_size=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-            *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small), *overrides,
+            f"actor_rollout_ref.model.path={folder}",
+            *REQUIRED,
+            LORA,
+            "data.train_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+            *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small),
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     startup.fit_to_machine(config, accelerator)
     return config
 

@@ -32,9 +32,12 @@ def test_the_same_value_in_another_notation_is_no_deviation() -> None:
     found = {each.name: each for each in other_defaults.find()}
     assert found["data.train_batch_size"] == OtherDefault("data.train_batch_size", "1024", ("8",))
     same = (
-        "actor_rollout_ref.actor.optim.betas", "actor_rollout_ref.model.custom_chat_template", "data.shuffle",
-        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
-    )  # fmt: skip
+        "actor_rollout_ref.actor.optim.betas",
+        "actor_rollout_ref.model.custom_chat_template",
+        "data.shuffle",
+        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold",
+        "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
+    )
     assert not found.keys() & set(same)
 
 

@@ -43,11 +43,18 @@ def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str,
         datasets.Dataset.from_list(rows).to_parquet(folder / name)
     else:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = configuration.load([
-        f"data.train_files='{folder / name}'", f"actor_rollout_ref.model.path='{model}'",
-        f"data.cache_dir='{folder}'", "trainer.total_training_steps=1", "data.max_prompt_length=400",
-        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64", *overrides,
-    ])  # fmt: skip
+    made = configuration.load(
+        [
+            f"data.train_files='{folder / name}'",
+            f"actor_rollout_ref.model.path='{model}'",
+            f"data.cache_dir='{folder}'",
+            "trainer.total_training_steps=1",
+            "data.max_prompt_length=400",
+            "actor_rollout_ref.rollout.pipeline.height=64",
+            "actor_rollout_ref.rollout.pipeline.width=64",
+            *overrides,
+        ]
+    )
     startup.fit_to_machine(made, has_accelerator=False)
     return prompt_dataset.load_checked(made)[0]
 

@@ -37,9 +37,10 @@ def test_no_setting_has_a_rule_and_a_default() -> None:
     configs = settings_page.configurations()
     names = [name.removesuffix(".*") for name in rules() if name != "actor_rollout_ref.ref.*"]
     doubled = [
-        name for name in names
+        name
+        for name in names
         if any(OmegaConf.select(config, name, default="absent") != "absent" for config in configs)
-    ]  # fmt: skip
+    ]
     assert doubled == []
 
 
@@ -179,11 +180,13 @@ CORRECTION, COPIES = "algorithm.rollout_correction", f"{ACTOR}.rollout_correctio
 @pytest.mark.parametrize(
     "given",
     [
-        ["bypass_mode=true"], ["rollout_is=token"], ["rollout_is=sequence", "rollout_is_threshold=3.0"],
+        ["bypass_mode=true"],
+        ["rollout_is=token"],
+        ["rollout_is=sequence", "rollout_is_threshold=3.0"],
         ["rollout_rs=seq_mean_k1", "rollout_rs_threshold=0.5_2.0"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
     copies = configuration.load([*REQUIRED, *(f"{COPIES}.{each}" for each in given)])
     assert copies == configuration.load([*REQUIRED, *(f"{CORRECTION}.{each}" for each in given)])

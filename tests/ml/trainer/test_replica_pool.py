@@ -54,9 +54,13 @@ def test_the_run_folder_has_the_times_of_a_replica_that_joined(tmp_path: Path) -
     text = "replica 3 joined with version 5: 2.0 s for a place, 21.0 s to start, 4.5 s for the weights"
     assert [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()] == [
         {"event": "phase", "text": text, "place_s": 2.0, "start_s": 21.04, "sync_s": 4.5},
-        {"event": "phase", "text": "judge replica 2 joined: 0.2 s for a place, 7.0 s to start", "place_s": 0.25,
-         "start_s": 7.0},
-    ]  # fmt: skip
+        {
+            "event": "phase",
+            "text": "judge replica 2 joined: 0.2 s for a place, 7.0 s to start",
+            "place_s": 0.25,
+            "start_s": 7.0,
+        },
+    ]
 
 
 def test_each_look_reports_the_version_of_the_replicas_that_serve_by_host() -> None:

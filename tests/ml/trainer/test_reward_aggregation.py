@@ -21,10 +21,15 @@ SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
 FUNCTIONS = "reward.reward_functions={red: {name: color, weight: 2}, jpeg: {}}"
 NORMALIZED = "reward.aggregation=normalized_sum"
 SAMPLES = ScoredSamples(
-    tensors={"rollout_log_probs": torch.zeros(4, 1)}, images=None, scores=torch.tensor([0.1, 0.2, 0.3, 0.4]),
-    extras={"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-300.0, -400.0, -10.0, -20.0]}, versions=[0] * 4,
-    groups=["a", "a", "b", "b"], seconds=0.0, scoring_seconds=None,
-)  # fmt: skip
+    tensors={"rollout_log_probs": torch.zeros(4, 1)},
+    images=None,
+    scores=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+    extras={"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-300.0, -400.0, -10.0, -20.0]},
+    versions=[0] * 4,
+    groups=["a", "a", "b", "b"],
+    seconds=0.0,
+    scoring_seconds=None,
+)
 
 
 def load(*overrides: str) -> Any:
@@ -90,10 +95,13 @@ def test_preferences_of_a_data_set_are_refused() -> None:
 def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str, ...], signs: list[int]) -> None:
     """jpeg has 30 times the weight of red: its scores decide where both are normalized."""
     config = load(
-        SEVERAL, "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}", *overrides,
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "actor_rollout_ref.rollout.dtype=float32",
+        SEVERAL,
+        "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}",
+        *overrides,
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        "actor_rollout_ref.rollout.dtype=float32",
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
-    )  # fmt: skip
+    )
     requests: list[Any] = []
 
     def update_actor(request: Any) -> Any:

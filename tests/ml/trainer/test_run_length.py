@@ -15,10 +15,15 @@ from verl_omni.trainer.settings import configuration
 
 def load(files: object, *overrides: str) -> int:
     text = json.dumps([str(file) for file in files] if isinstance(files, list) else str(files))
-    config = configuration.load([
-        f"data.train_files={text}", "actor_rollout_ref.model.path=m", "data.train_batch_size=4", *overrides,
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    ])  # fmt: skip
+    config = configuration.load(
+        [
+            f"data.train_files={text}",
+            "actor_rollout_ref.model.path=m",
+            "data.train_batch_size=4",
+            *overrides,
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        ]
+    )
     return run_length.total_steps(config)
 
 

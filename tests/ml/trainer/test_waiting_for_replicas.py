@@ -35,9 +35,14 @@ def waiting_run(
 ) -> tuple[RunInMemory, ReplicaUpdates]:
     """A run whose only replica is lost with the weights of a step, and its replicas."""
     made = trainer(
-        folder, stack, STEPS, f"trainer.v1.separate_async.sync_compatible={sync}", "trainer.save_freq=100",
-        "trainer.test_freq=2", "trainer.val_before_train=false",
-    )  # fmt: skip
+        folder,
+        stack,
+        STEPS,
+        f"trainer.v1.separate_async.sync_compatible={sync}",
+        "trainer.save_freq=100",
+        "trainer.test_freq=2",
+        "trainer.val_before_train=false",
+    )
     made.loop.evaluation.rows = made.rows
     memory = Memory(replicas=[Replica(0, 0)])
     memory.add(memory.replicas)

@@ -59,10 +59,7 @@ FUSED = {"to_qkv": ["to_q", "to_k", "to_v"]}
 
 
 def layers() -> dict[str, Layer]:
-    return {
-        "transformer.b.attn.to_qkv": Layer(rows=(4, 6, 6)),
-        "transformer.b.attn.to_out.0": Layer(columns=8),
-    }
+    return {"transformer.b.attn.to_qkv": Layer(rows=(4, 6, 6)), "transformer.b.attn.to_out.0": Layer(columns=8)}
 
 
 @pytest.mark.parametrize("setting", adapter_checks.UNSUPPORTED_SETTINGS)
@@ -148,8 +145,10 @@ def test_values_that_overflow_the_engines_dtype_are_refused() -> None:
 def test_binding_succeeds_only_if_every_layer_holds_its_matrices(wanted: set[str], data: st.DataObject) -> None:
     engine = layers()
     known = adapter_checks.lora_targets(engine, FUSED)
-    loras = {f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
-             for leaf in sorted(wanted)}  # fmt: skip
+    loras = {
+        f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
+        for leaf in sorted(wanted)
+    }
     adapter_checks.check_loras(loras, known)
     forgotten = data.draw(st.sampled_from([None, *loras]))
     for name, weights in loras.items():

@@ -29,9 +29,7 @@ class Transformer(nn.Module):
 
     def __init__(self, *, wrapped: bool) -> None:
         super().__init__()
-        self.stacked_params_mapping = [
-            (".to_qkv", ".to_q", "q"), (".to_qkv", ".to_k", "k"), (".to_qkv", ".to_v", "v"),
-        ]  # fmt: skip
+        self.stacked_params_mapping = [(".to_qkv", ".to_q", "q"), (".to_qkv", ".to_k", "k"), (".to_qkv", ".to_v", "v")]
         self.attn = nn.ModuleDict({"to_qkv": nn.Linear(2, 6), "to_out": nn.Linear(2, 2)})
         self.norm = nn.LayerNorm(2)
         self.register_buffer("pos_embed", torch.zeros(3))

@@ -340,10 +340,12 @@ def test_bytes_that_are_no_message_raise_incomplete_update(content: bytes) -> No
 @pytest.mark.parametrize(
     "entry",
     [
-        Entry((4,), "float32", -16, 0), Entry((-1,), "float32", 0, 0), Entry((1 << 50,), "float32", 0, 0),
+        Entry((4,), "float32", -16, 0),
+        Entry((-1,), "float32", 0, 0),
+        Entry((1 << 50,), "float32", 0, 0),
         Entry((1,), "float33", 0, 0),
     ],
-)  # fmt: skip
+)
 def test_impossible_sizes_are_refused_before_memory_is_allocated(entry: Entry) -> None:
     with pytest.raises(IncompleteUpdate):
         messages.bucket_size({"w": entry})

@@ -205,9 +205,12 @@ def test_an_error_keeps_its_class_through_text_and_pickle(kind: type[errors.Weig
 
 texts = st.text(st.characters(codec="utf-8"))
 entries = st.builds(
-    messages.Entry, st.lists(st.integers(0, 2**40), max_size=5).map(tuple), texts, st.integers(0, 2**62),
+    messages.Entry,
+    st.lists(st.integers(0, 2**40), max_size=5).map(tuple),
+    texts,
+    st.integers(0, 2**62),
     st.integers(-(2**63), 2**64 - 1),
-)  # fmt: skip
+)
 
 
 @given(

@@ -65,11 +65,14 @@ def _recorded(folder: Path, architecture: str, kind: str, scattered: bool) -> di
     chosen, around = ([0, 2], [0, 1, 2, 3]) if scattered else ([0, 1], [0, 1, 2])
     noise = 0.05 * torch.randn(ROWS, len(chosen), generator=generator)
     return {
-        "all_latents": torch.stack([latents[step] for step in around], 1), "all_sigmas": levels[:, around],
-        "all_timesteps": levels[:, chosen] * 1000, "sigma_max": levels[:, :1],
+        "all_latents": torch.stack([latents[step] for step in around], 1),
+        "all_sigmas": levels[:, around],
+        "all_timesteps": levels[:, chosen] * 1000,
+        "sigma_max": levels[:, :1],
         "rollout_log_probs": torch.stack([log_probs[step] for step in chosen], 1) + noise,
-        "velocity_projections": torch.stack([velocities[step] for step in chosen], 1), **prompts,
-    }  # fmt: skip
+        "velocity_projections": torch.stack([velocities[step] for step in chosen], 1),
+        **prompts,
+    }
 
 
 def make_batch(models: Path, case: Any, loss: Any) -> dict[str, Tensor]:
@@ -92,9 +95,11 @@ def make_batch(models: Path, case: Any, loss: Any) -> dict[str, Tensor]:
         scores = scores.repeat_interleave(2, 0).roll(-1, 0)
         groups = [str(row // 2) for row in range(2 * ROWS)]
     settings = {
-        "adv_estimator": case.estimator, "norm_adv_by_std_in_grpo": True, "global_std": True,
+        "adv_estimator": case.estimator,
+        "norm_adv_by_std_in_grpo": True,
+        "global_std": True,
         "timestep_fraction": case.request.get("timestep_fraction", 1.0),
-    }  # fmt: skip
+    }
     samples: Any = SimpleNamespace(tensors=tensors, scores=scores, groups=groups)
     config = OmegaConf.create({"algorithm": settings})
     batch = training_algorithm(loss.loss_mode).training_batch(samples, loss, config, seed=9)

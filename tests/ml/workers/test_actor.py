@@ -34,9 +34,10 @@ def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, *
     model = model_settings(folder, TARGETS, rank=rank)
     settings: dict[str, Any] = {"optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(
-        diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()), ppo_mini_batch_size=settings.pop("mini_batch", 2),
+        diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()),
+        ppo_mini_batch_size=settings.pop("mini_batch", 2),
         **settings,
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
@@ -143,13 +144,17 @@ def test_in_bfloat16_an_engine_that_is_wrong_by_1_percent_differs_from_one_that_
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         rows = [
             velocity_projections(
-                (1 + wrong) * engine.policy.velocity(
+                (1 + wrong)
+                * engine.policy.velocity(
                     {name: tensor[row : row + 1] for name, tensor in data.items()},
-                    data["all_latents"][row : row + 1, step], data["all_timesteps"][row : row + 1, step], 1,
+                    data["all_latents"][row : row + 1, step],
+                    data["all_timesteps"][row : row + 1, step],
+                    1,
                 )
             )
-            for row in range(4) for step in range(2)
-        ]  # fmt: skip
+            for row in range(4)
+            for step in range(2)
+        ]
     data["velocity_projections"] = torch.cat(rows).unflatten(0, (4, 2))
     request = {**SAMPLER, "tolerance": 1e-3, "velocity_tolerance": VELOCITY_TOLERANCES[torch.bfloat16]}
     if wrong:

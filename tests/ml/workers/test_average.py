@@ -23,9 +23,11 @@ DECAY = 0.28  # reached in the third optimizer step
 def make(folder: Path, rank: int = 4, decay: float | None = DECAY) -> DiffusionActor:
     model = model_settings(folder, ["attn.to_q"], rank=rank)
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=1, optim=DiffusionOptimizerConfig(lr=1e-2),
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=1,
+        optim=DiffusionOptimizerConfig(lr=1e-2),
         ema_decay=decay,
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 2)
 
 
@@ -33,12 +35,15 @@ def batch() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(4, 3)
     return {
-        "all_latents": torch.randn(4, 3, 16, 8, 8, generator=generator), "all_timesteps": sigmas[:, :-1] * 1000,
-        "all_sigmas": sigmas, "sigma_max": torch.full((4, 1), 0.9),
+        "all_latents": torch.randn(4, 3, 16, 8, 8, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((4, 1), 0.9),
         "prompt_embeds": torch.randn(4, 8, 64, generator=generator),
         "pooled_prompt_embeds": torch.randn(4, 64, generator=generator),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]), "rollout_log_probs": torch.zeros(4, 2),
-    }  # fmt: skip
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "rollout_log_probs": torch.zeros(4, 2),
+    }
 
 
 def whole(actor: DiffusionActor, which: Any, rank: int) -> dict[str, torch.Tensor]:

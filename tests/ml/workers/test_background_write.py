@@ -23,9 +23,11 @@ SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 def make(folder: Path, rank: int = 4) -> DiffusionActor:
     model = model_settings(folder, ["attn.to_q"], rank=rank, adapters=("default", "old"))
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2),
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=2,
+        optim=DiffusionOptimizerConfig(lr=1e-2),
         shuffle=True,
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 1)
 
 
@@ -34,11 +36,14 @@ def batch() -> dict[str, torch.Tensor]:
     sigmas = torch.tensor([0.9, 0.6]).expand(4, 2)
     return {
         "all_latents": torch.randn(4, 2, 16, 8, 8, generator=generator),
-        "all_timesteps": sigmas[:, :-1] * 1000, "all_sigmas": sigmas, "sigma_max": torch.full((4, 1), 0.9),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((4, 1), 0.9),
         "prompt_embeds": torch.randn(4, 8, 64, generator=generator),
         "pooled_prompt_embeds": torch.randn(4, 64, generator=generator),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]), "rollout_log_probs": torch.full((4, 1), -10.0),
-    }  # fmt: skip
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "rollout_log_probs": torch.full((4, 1), -10.0),
+    }
 
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])

@@ -52,15 +52,26 @@ def test_each_row_is_computed_by_the_transformer_of_its_noise_level(times: list[
 
 def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="WanPipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=["attn1.to_q", "attn2.to_v"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["blocks."], policy_state_adapters=("default",), attn_backend="native",
+        path=str(folder),
+        architecture="WanPipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=["attn1.to_q", "attn2.to_v"],
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["blocks."],
+        policy_state_adapters=("default",),
+        attn_backend="native",
         enable_gradient_checkpointing=True,
-    )  # fmt: skip
+    )
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=2,
-        optim=smooth_steps(lr=0.1 if rank else 1e-3), shuffle=False,
-    )  # fmt: skip
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=2,
+        optim=smooth_steps(lr=0.1 if rank else 1e-3),
+        shuffle=False,
+    )
     return DiffusionActor(model, config, 1, mesh=mesh)
 
 
@@ -68,12 +79,15 @@ def batch(timesteps: Tensor, advantages: tuple[float, ...] = ALL) -> dict[str, T
     generator = torch.Generator().manual_seed(5)
     levels = torch.cat([timesteps / 1000, timesteps[:, -1:] / 1000 - 0.1], dim=1)
     return {
-        "all_latents": torch.randn(ROWS, 3, 4, 2, 8, 8, generator=generator), "all_timesteps": timesteps,
-        "all_sigmas": levels, "sigma_max": torch.full((ROWS, 1), 0.96),
-        "prompt_embeds": torch.randn(ROWS, 8, 32, generator=generator), "advantages": torch.tensor(advantages),
+        "all_latents": torch.randn(ROWS, 3, 4, 2, 8, 8, generator=generator),
+        "all_timesteps": timesteps,
+        "all_sigmas": levels,
+        "sigma_max": torch.full((ROWS, 1), 0.96),
+        "prompt_embeds": torch.randn(ROWS, 8, 32, generator=generator),
+        "advantages": torch.tensor(advantages),
         # So that the ratio is far inside the clip range, where the loss is smooth.
         "rollout_log_probs": torch.full((ROWS, 2), -10.0),
-    }  # fmt: skip
+    }
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
@@ -148,9 +162,11 @@ def test_diffusers_loads_the_adapter_of_each(experts_folder: Path, tmp_path: Pat
     data = batch(MIXED)
     for component, place in (("transformer", 0), ("transformer_2", 2)):
         inputs = {
-            "hidden_states": data["all_latents"][place : place + 1, 0], "timestep": MIXED[place : place + 1, 0],
-            "encoder_hidden_states": data["prompt_embeds"][place : place + 1], "return_dict": False,
-        }  # fmt: skip
+            "hidden_states": data["all_latents"][place : place + 1, 0],
+            "timestep": MIXED[place : place + 1, 0],
+            "encoder_hidden_states": data["prompt_embeds"][place : place + 1],
+            "return_dict": False,
+        }
         with torch.no_grad():
             ours, theirs = actor.module(**inputs)[0], getattr(pipeline, component)(**inputs)[0]
             with actor.policy.as_base():

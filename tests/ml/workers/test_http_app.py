@@ -128,9 +128,14 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"prompt": "nonsense"}, "cannot draw that"), ({"size": "large"}, "WIDTHxHEIGHT"), ({"prompt": None}, "prompt"),
-        ({"num_inference_steps": 0}, "num_inference_steps"), ({"model": "another"}, "Model mismatch"),
-        ({"n": 0}, "n"), ({"n": 11}, "n"), ({"guidance_scale": math.nan}, "guidance_scale"),
+        ({"prompt": "nonsense"}, "cannot draw that"),
+        ({"size": "large"}, "WIDTHxHEIGHT"),
+        ({"prompt": None}, "prompt"),
+        ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"model": "another"}, "Model mismatch"),
+        ({"n": 0}, "n"),
+        ({"n": 11}, "n"),
+        ({"guidance_scale": math.nan}, "guidance_scale"),
         ({"generator_device": "mps"}, "generator_device must be cpu, not 'mps'"),
         ({"prompt": "\ud800"}, "surrogates not allowed"),
         ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
@@ -139,7 +144,7 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
         ({"lora": {"name": "mine", "path": "~nosuchuser/a"}}, "no LoRA adapter at"),
         ({"lora": {"name": "mine", "path": "a" * 5000}}, "no LoRA adapter at"),
     ],
-)  # fmt: skip
+)
 async def test_an_invalid_request_gets_an_error_message(client: Any, wrong: Any, words: str) -> None:
     asked = json.dumps({"prompt": "a lawn", "size": "16x16", **wrong})  # `json=` of httpx refuses NaN
     answer = await client.post("/v1/images/generations", content=asked, headers={"content-type": "application/json"})

@@ -142,8 +142,10 @@ def test_buffers_are_restored_once_with_the_weights(worker: Any) -> None:
     assert buffer.tolist() == [1, 2]
     assert worker._sleep_saved_buffers == {}
     assert [event for event in events if "wake_up" in event or event == "kv layout"] == [
-        ("wake_up", ["kv_cache"]), "kv layout", ("wake_up", ["weights"])
-    ]  # fmt: skip
+        ("wake_up", ["kv_cache"]),
+        "kv layout",
+        ("wake_up", ["weights"]),
+    ]
 
 
 @pytest.mark.usefixtures("ascend")

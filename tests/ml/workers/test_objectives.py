@@ -17,10 +17,7 @@ from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionOptimizerConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -39,11 +36,19 @@ def make(
     **changes: Any,
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], exclude_modules=None,
-        lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
-        attn_backend="native", enable_gradient_checkpointing=False,
-    )  # fmt: skip
+        path=str(folder),
+        architecture="StableDiffusion3Pipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"],
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."],
+        policy_state_adapters=adapters,
+        attn_backend="native",
+        enable_gradient_checkpointing=False,
+    )
     settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(**settings)
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)

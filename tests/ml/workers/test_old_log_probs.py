@@ -145,9 +145,10 @@ def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     """Several ranks compute such rows, and one process does not: the share of clipped ratios is the same."""
     made = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
     part = {
-        "advantages": torch.tensor([1.0, 0.0, -1.0]), "all_timesteps": torch.zeros(3, 1),
+        "advantages": torch.tensor([1.0, 0.0, -1.0]),
+        "all_timesteps": torch.zeros(3, 1),
         "all_sigmas": torch.tensor([[0.9, 0.6]] * 3),
-    }  # fmt: skip
+    }
     far, mean = torch.full((3,), 0.1), torch.zeros(3, 1)
     _, measured = made.policy_loss(part, 0, far, mean, torch.ones(3, 1))
     assert measured["clip_fraction"].tolist() == [1, 0, 1]
@@ -201,10 +202,11 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
     pair = torch.cat([chosen, chosen + 1], dim=1)
     alone = {
         **data,
-        "all_latents": data["all_latents"][rows, pair], "all_sigmas": data["all_sigmas"][rows, pair],
+        "all_latents": data["all_latents"][rows, pair],
+        "all_sigmas": data["all_sigmas"][rows, pair],
         "all_timesteps": data["all_timesteps"][rows, chosen],
         "rollout_log_probs": data["rollout_log_probs"][rows, chosen],
-    }  # fmt: skip
+    }
     weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
     found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
     want = reference.update(alone, **SAMPLER, **weights)
@@ -366,10 +368,12 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
     """Trajectories of the actor's own policy, and the mean of the first channel of their last latents, [B]."""
     generator = torch.Generator().manual_seed(seed)
     made = {
-        "prompt_embeds": torch.zeros(rows, 8, 64), "pooled_prompt_embeds": torch.zeros(rows, 64),
-        "all_sigmas": LEVELS.repeat(rows, 1), "all_timesteps": LEVELS[:-1].repeat(rows, 1) * 1000,
+        "prompt_embeds": torch.zeros(rows, 8, 64),
+        "pooled_prompt_embeds": torch.zeros(rows, 64),
+        "all_sigmas": LEVELS.repeat(rows, 1),
+        "all_timesteps": LEVELS[:-1].repeat(rows, 1) * 1000,
         "sigma_max": torch.full((rows, 1), 0.95),
-    }  # fmt: skip
+    }
     latents, densities = [torch.randn(rows, 16, 8, 8, generator=generator)], []
     for level, lower in pairwise(LEVELS):
         x, sigma = latents[-1], level.repeat(rows)
@@ -384,9 +388,10 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    "loss", [GRPOGuardLossConfig(), FlowGRPOLossConfig(), FlowDPPOLossConfig()],
+    "loss",
+    [GRPOGuardLossConfig(), FlowGRPOLossConfig(), FlowDPPOLossConfig()],
     ids=["grpo_guard", "flow_grpo", "flow_dppo"],
-)  # fmt: skip
+)
 def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder: Path, loss: Any, sign: int) -> None:
     """20 training steps of two optimizer steps each, without an engine."""
     actor = make(model_folder, prompts=8, diffusion_loss=loss, optim=OPTIM)

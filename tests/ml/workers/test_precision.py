@@ -45,25 +45,41 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     folders: dict[str, Path] = {}
 
     def made(
-        architecture: str, *, rank: int = 4, dtype: str = "bfloat16", checkpointing: bool = False, lr: float = 1e-3,
-        folder: Path | None = None, **changes: Any,
-    ) -> DiffusionActor:  # fmt: skip
+        architecture: str,
+        *,
+        rank: int = 4,
+        dtype: str = "bfloat16",
+        checkpointing: bool = False,
+        lr: float = 1e-3,
+        folder: Path | None = None,
+        **changes: Any,
+    ) -> DiffusionActor:
         if architecture not in folders:
             folders[architecture] = tmp_path_factory.mktemp("model") / architecture
             MAKERS[FAMILIES[architecture].folder](folders[architecture])
         adapter = training_adapter(architecture)
         model: Any = SimpleNamespace(
-            path=str(folder or folders[architecture]), architecture=architecture, lora_rank=rank, lora_alpha=8,
+            path=str(folder or folders[architecture]),
+            architecture=architecture,
+            lora_rank=rank,
+            lora_alpha=8,
             lora_adapter_path=None,
-            target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-            fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+            target_modules=list(adapter.LORA_TARGETS),
+            exclude_modules=None,
+            lora_init_weights="gaussian",
+            fsdp_layer_prefixes=list(adapter.LAYERS),
+            policy_state_adapters=("default",),
+            attn_backend="native",
             enable_gradient_checkpointing=checkpointing,
-        )  # fmt: skip
+        )
         fsdp = DiffusionFSDPConfig(mixed_precision=DiffusionMixedPrecisionConfig(param_dtype=dtype))
         config = DiffusionActorConfig(
-            diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=lr),
-            fsdp_config=fsdp, **changes,
-        )  # fmt: skip
+            diffusion_loss=FlowGRPOLossConfig(),
+            ppo_mini_batch_size=2,
+            optim=DiffusionOptimizerConfig(lr=lr),
+            fsdp_config=fsdp,
+            **changes,
+        )
         return DiffusionActor(model, config, 1)
 
     return made
@@ -75,8 +91,9 @@ def conditions(architecture: str, rows: int = 2) -> dict[str, Tensor]:
     _, shapes = SHAPES[architecture]
     made = {
         f"{negative}{name}": torch.randn(rows, *shape, generator=generator)
-        for negative in ("", "negative_") for name, shape in shapes.items()
-    }  # fmt: skip
+        for negative in ("", "negative_")
+        for name, shape in shapes.items()
+    }
     for name, lengths in (("prompt_embeds_mask", (8, 5)), ("negative_prompt_embeds_mask", (3, 2))):
         made[name] = torch.tensor([[token < lengths[row % 2] for token in range(8)] for row in range(rows)])
     if architecture == EDIT:
@@ -218,10 +235,12 @@ def test_what_wan_keeps_in_float32_stays_in_float32(make: Make, rank: int) -> No
     )
     velocity(actor, WAN)
     assert seen == {
-        "condition_embedder.time_embedder.linear_1": torch.float32, "blocks.0.norm2": torch.float32,
-        "blocks.0.attn1.to_q": torch.bfloat16, "proj_out": torch.bfloat16,
+        "condition_embedder.time_embedder.linear_1": torch.float32,
+        "blocks.0.norm2": torch.float32,
+        "blocks.0.attn1.to_q": torch.bfloat16,
+        "proj_out": torch.bfloat16,
         "table": torch.float32 if rank else torch.bfloat16,
-    }  # fmt: skip
+    }
     assert not torch.equal(velocity(actor, WAN, time=500.0), velocity(actor, WAN, time=500.25)), "500.25 is not rounded"
 
 

@@ -12,9 +12,13 @@ from PIL import Image
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
 REQUEST: dict[str, Any] = {
-    "request_id": "a", "prompt_ids": [1, 2], "negative_prompt_ids": [3], "priority": 4, "image_data": None,
+    "request_id": "a",
+    "prompt_ids": [1, 2],
+    "negative_prompt_ids": [3],
+    "priority": 4,
+    "image_data": None,
     "sampling_params": {"seed": 5, "guidance_scale": 4.5, "height": 512},
-}  # fmt: skip
+}
 POSITIVE, NEGATIVE = (0,), (1,)
 
 

@@ -22,11 +22,7 @@ from ml.workers.tiny_actor import relative_difference, smooth_steps
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
@@ -79,18 +75,30 @@ def make(
     folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None, device: torch.device | None = None
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
+        path=str(folder),
+        architecture="StableDiffusion3Pipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"],
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."],
+        policy_state_adapters=("default",),
+        attn_backend="native",
         enable_gradient_checkpointing=True,
-    )  # fmt: skip
+    )
     kl = fsdp.get("use_kl_loss", False)
     fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
     config = DiffusionActorConfig(
-        use_kl_loss=kl, kl_loss_coef=1e3, diffusion_loss=FlowGRPOLossConfig(),
-        ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
-        optim=smooth_steps(lr=0.1 if rank else 1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
-    )  # fmt: skip
+        use_kl_loss=kl,
+        kl_loss_coef=1e3,
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=1,
+        optim=smooth_steps(lr=0.1 if rank else 1e-3),
+        fsdp_config=DiffusionFSDPConfig(**fsdp),
+    )
     return CapturedActor(model, config, 1, mesh=mesh, device=device)
 
 
@@ -150,10 +158,13 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
         given = {name: tensor.to(actor.device) for name, tensor in data.items()}
         actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
     return {
-        "norms": norms, "before": before, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
-        "counts": collectives.counts, "gathers": forward.gathers_in_a_row,
+        "norms": norms,
+        "before": before,
+        "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
+        "counts": collectives.counts,
+        "gathers": forward.gathers_in_a_row,
         "graphs": counters["stats"]["unique_graphs"],
-    }  # fmt: skip
+    }
 
 
 def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:

@@ -109,12 +109,13 @@ CASES = {
     "Flow-GRPO": Case("flow_grpo", loss=CLIP, actor=AVERAGE, limits="actor/clip_fraction"),
     "Flow-GRPO, all weights": Case("flow_grpo", 0, loss=CLIP, actor=AVERAGE, fsdp=({}, COPIES)),
     "Flow-GRPO with a KL": Case("flow_grpo", loss=CLIP, actor=KL, fsdp=(WHOLE_LAYERS, COPIES)),
-    "DanceGRPO": Case(
-        "flow_grpo", 0, "dance_grpo", CLIP, {"sde_type": "dance_sde", "timestep_fraction": 0.5}
-    ),
+    "DanceGRPO": Case("flow_grpo", 0, "dance_grpo", CLIP, {"sde_type": "dance_sde", "timestep_fraction": 0.5}),
     "MixGRPO": Case("flow_grpo", 3, "mix_grpo", CLIP, scattered=True),
     "cps, engine's log-probabilities": Case(
-        "flow_grpo", 0, loss={"clip_ratio": 0.03}, request={"sde_type": "cps", "bypass_mode": True},
+        "flow_grpo",
+        0,
+        loss={"clip_ratio": 0.03},
+        request={"sde_type": "cps", "bypass_mode": True},
         limits="actor/clip_fraction",
     ),
     "GRPO-Guard": Case(
@@ -126,41 +127,42 @@ CASES = {
     ),
     "Flow-DPPO, all weights": Case("flow_dppo", 0, loss={"kl_mask_threshold": 1e-6}, fsdp=(WHOLE_LAYERS, COPIES)),
     "importance weights of samples": Case(
-        "flow_grpo", loss=CLIP, request={"rollout_is": "sequence", "rollout_is_threshold": 1.02},
+        "flow_grpo", loss=CLIP, request={"rollout_is": "sequence", "rollout_is_threshold": 1.02}
     ),
     "importance weights of steps, rejected samples": Case(
-        "flow_grpo", 0, loss=CLIP,
+        "flow_grpo",
+        0,
+        loss=CLIP,
         request={"rollout_is": "token", "rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.002},
-        fsdp=TWO_AND_FOUR, limits="rollout_corr/rollout_rs_kept",
+        fsdp=TWO_AND_FOUR,
+        limits="rollout_corr/rollout_rs_kept",
     ),
     "DiffusionNFT with a reference KL": Case(
-        "diffusion_nft", loss={"draws": 2, "ref_kl_coef": 0.5, "old_decay_rate": 0.25}, actor=AVERAGE,
+        "diffusion_nft",
+        loss={"draws": 2, "ref_kl_coef": 0.5, "old_decay_rate": 0.25},
+        actor=AVERAGE,
         fsdp=(WHOLE_LAYERS, COPIES),
     ),
     "DiffusionNFT, all weights": Case(
-        "diffusion_nft", 0, loss={"adaptive_weight_min": 0.5}, request={"timestep_fraction": 0.5},
+        "diffusion_nft", 0, loss={"adaptive_weight_min": 0.5}, request={"timestep_fraction": 0.5}
     ),
     "DiffusionDPO": Case("diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 2}, limits="actor/preferred_fraction"),
     "DiffusionDPO, all weights": Case("diffusion_dpo", 0, loss={"dpo_beta": 100.0, "draws": 2}, fsdp=TWO_AND_FOUR),
     "DiffusionNFT with a reference KL, all weights": Case(
-        "diffusion_nft", 0, loss={"draws": 2, "ref_kl_coef": 0.5, "adaptive_weight_min": 0.5},
+        "diffusion_nft", 0, loss={"draws": 2, "ref_kl_coef": 0.5, "adaptive_weight_min": 0.5}
     ),
     "DiffusionDPO with whole layers": Case(
         "diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 1}, actor=AVERAGE, fsdp=(WHOLE_LAYERS, COPIES)
     ),
     "a loss in the reference's form": Case("flow_grpo", 0, own_loss="reference_form", fsdp=TWO_AND_FOUR),
     "a loss of a function": Case("flow_grpo", own_loss="function"),
-    "a gradient that is not finite": Case(
-        "flow_grpo", loss=CLIP, actor=AVERAGE, fsdp=TWO_AND_FOUR, spoiled=5
-    ),
+    "a gradient that is not finite": Case("flow_grpo", loss=CLIP, actor=AVERAGE, fsdp=TWO_AND_FOUR, spoiled=5),
     "Flow-GRPO of Wan, shared sequences": Case("flow_grpo", loss=CLIP, model=WAN, fsdp=(SHARED,)),
     "DiffusionDPO of Wan, shared sequences": Case(
         "diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 2}, model=WAN, fsdp=(SHARED, SHARED)
     ),
-    "DiffusionNFT of Wan, shared sequences": Case(
-        "diffusion_nft", 0, loss={"draws": 2}, model=WAN, fsdp=(SHARED,)
-    ),
-}  # fmt: skip
+    "DiffusionNFT of Wan, shared sequences": Case("diffusion_nft", 0, loss={"draws": 2}, model=WAN, fsdp=(SHARED,)),
+}
 # 2 ranks write them after their updates, and 4 ranks and one process continue.
 RESUMED = ("DiffusionNFT with a reference KL", "Flow-GRPO, all weights", "DiffusionDPO with whole layers")
 EVERY_POLICY = ("default", "old", "average")
@@ -174,22 +176,31 @@ def make(folder: Path, case: Case, fsdp: dict[str, Any], micro_batch: int | None
     family = training_adapter(case.model)
     old = ("default", "old") if case.loss_mode == "diffusion_nft" else ("default",)
     model: Any = SimpleNamespace(
-        path=str(folder / case.model), architecture=case.model, lora_rank=case.adapter, lora_alpha=8,
+        path=str(folder / case.model),
+        architecture=case.model,
+        lora_rank=case.adapter,
+        lora_alpha=8,
         lora_adapter_path=None,
-        target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=old, attn_backend="native",
+        target_modules=list(family.LORA_TARGETS),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(family.LAYERS),
+        policy_state_adapters=old,
+        attn_backend="native",
         enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    )
     pairs = case.loss_mode == "diffusion_dpo"
     config = DiffusionActorConfig(
-        diffusion_loss=loss_of(case), ppo_mini_batch_size=MINI_BATCH * (SAMPLES if pairs else 1),
-        ppo_micro_batch_size_per_gpu=micro_batch, fsdp_config=DiffusionFSDPConfig(**fsdp),
+        diffusion_loss=loss_of(case),
+        ppo_mini_batch_size=MINI_BATCH * (SAMPLES if pairs else 1),
+        ppo_micro_batch_size_per_gpu=micro_batch,
+        fsdp_config=DiffusionFSDPConfig(**fsdp),
         # With a large eps, steps are nearly proportional to the gradient: a factor of it shows.
         optim=DiffusionOptimizerConfig(
             lr=case.learning_rate, eps=1e-2, lr_warmup_steps=2, lr_scheduler_type="cosine", total_training_steps=12
         ),
         **case.actor,
-    )  # fmt: skip
+    )
     actor = DiffusionActor(model, config, SAMPLES, mesh=mesh)
     if case.own_loss is not None:
         actor.algorithm = actor.algorithm.with_loss(LOSSES[case.own_loss])  # type: ignore[arg-type]

@@ -23,11 +23,7 @@ from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, PEFT_FILE, PEFT_SETTI
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
@@ -115,10 +111,13 @@ def filled(base: Path, adapter: Path, *overrides: str) -> Any:
     """The settings of the model after the trainer's first check."""
     config = configuration.load(
         [
-            f"{MODEL}.path='{base}'", f"{MODEL}.lora_adapter_path='{adapter}'", "data.train_files=x.jsonl",
-            "trainer.total_training_steps=1", *overrides,
+            f"{MODEL}.path='{base}'",
+            f"{MODEL}.lora_adapter_path='{adapter}'",
+            "data.train_files=x.jsonl",
+            "trainer.total_training_steps=1",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     with open_dict(config):
         driver.fill_in(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout)
     return config.actor_rollout_ref.model
@@ -161,10 +160,7 @@ def test_a_sharded_model_starts_from_the_adapter_and_its_base_is_the_base_model(
     assert started.mesh is not None
     found = dict(started.weights("lora"))
     assert all(torch.equal(found[name], value) for name, value in tensors(before).items())
-    inputs = {
-        "prompt_embeds": torch.randn(1, 8, 64),
-        "pooled_prompt_embeds": torch.randn(1, 64),
-    }
+    inputs = {"prompt_embeds": torch.randn(1, 8, 64), "pooled_prompt_embeds": torch.randn(1, 64)}
     x, time = torch.randn(1, 16, 8, 8), torch.tensor([0.5])
     with torch.no_grad(), started.offload.loaded():
         policy = started.policy.velocity_at(inputs, x, time)

@@ -25,11 +25,7 @@ from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
@@ -76,17 +72,28 @@ def make(
 ) -> DiffusionActor:
     family = training_adapter(case.architecture)
     model: Any = SimpleNamespace(
-        path=str(folder / case.architecture), architecture=case.architecture, lora_rank=case.adapter, lora_alpha=8,
+        path=str(folder / case.architecture),
+        architecture=case.architecture,
+        lora_rank=case.adapter,
+        lora_alpha=8,
         lora_adapter_path=None,
-        target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=("default",), attn_backend=kernel,
+        target_modules=list(family.LORA_TARGETS),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(family.LAYERS),
+        policy_state_adapters=("default",),
+        attn_backend=kernel,
         enable_gradient_checkpointing=case.checkpointing,
-    )  # fmt: skip
+    )
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
-        optim=smooth_steps(lr=0.1 if case.adapter else 1e-3), use_kl_loss=case.kl, kl_loss_coef=0.1,
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=1,
+        optim=smooth_steps(lr=0.1 if case.adapter else 1e-3),
+        use_kl_loss=case.kl,
+        kl_loss_coef=0.1,
         fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 1, mesh=mesh, device=device)
 
 

@@ -48,11 +48,18 @@ def settings(folder: Path, rank: int, **changes: Any) -> Any:
     architecture = json.loads((folder / "model_index.json").read_text())["_class_name"]
     adapter = training_adapter(architecture)
     made = {
-        "path": str(folder), "architecture": architecture, "lora_rank": rank, "lora_alpha": 8,
+        "path": str(folder),
+        "architecture": architecture,
+        "lora_rank": rank,
+        "lora_alpha": 8,
         "lora_adapter_path": None,
-        "target_modules": list(adapter.LORA_TARGETS), "exclude_modules": None, "lora_init_weights": "gaussian",
-        "fsdp_layer_prefixes": list(adapter.LAYERS), "attn_backend": "native", "enable_gradient_checkpointing": True,
-    }  # fmt: skip
+        "target_modules": list(adapter.LORA_TARGETS),
+        "exclude_modules": None,
+        "lora_init_weights": "gaussian",
+        "fsdp_layer_prefixes": list(adapter.LAYERS),
+        "attn_backend": "native",
+        "enable_gradient_checkpointing": True,
+    }
     return SimpleNamespace(**{**made, **changes})
 
 
@@ -117,9 +124,13 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
             torch.manual_seed(1)
             opened[kind] = Opened()
             made[kind] = shard_loading.load_sharded(
-                settings(Path(folder) / kind / family, adapter), mesh,
-                precision=precision, seed=3, reshard_after_forward=True, open_files=opened[kind],
-            )  # fmt: skip
+                settings(Path(folder) / kind / family, adapter),
+                mesh,
+                precision=precision,
+                seed=3,
+                reshard_after_forward=True,
+                open_files=opened[kind],
+            )
             states[kind] = torch.get_rng_state()
         assert opened["pickled"].bytes_read == 0, "not loaded whole, so there is nothing to compare with"
         found[name] = {
@@ -244,9 +255,12 @@ def test_the_shard_of_a_rank_is_that_of_torch() -> None:
 
 def load(folder: Path, **changes: Any) -> nn.Module:
     return shard_loading.load_sharded(
-        settings(folder, 4, **changes), parallel.mesh_of_one(torch.device("cpu")),
-        precision=Precision(torch.float32, torch.float32), seed=3, reshard_after_forward=True,
-    )  # fmt: skip
+        settings(folder, 4, **changes),
+        parallel.mesh_of_one(torch.device("cpu")),
+        precision=Precision(torch.float32, torch.float32),
+        seed=3,
+        reshard_after_forward=True,
+    )
 
 
 @pytest.fixture

@@ -28,9 +28,13 @@ STATUS = Path("/proc/self/status")
 def settings(folder: Path) -> Any:
     """Settings of a model all of whose weights are trained."""
     return SimpleNamespace(
-        path=str(folder), architecture=FAMILY, lora_rank=0, fsdp_layer_prefixes=list(training_adapter(FAMILY).LAYERS),
-        attn_backend="native", enable_gradient_checkpointing=True,
-    )  # fmt: skip
+        path=str(folder),
+        architecture=FAMILY,
+        lora_rank=0,
+        fsdp_layer_prefixes=list(training_adapter(FAMILY).LAYERS),
+        attn_backend="native",
+        enable_gradient_checkpointing=True,
+    )
 
 
 def own_bytes() -> int:
@@ -68,9 +72,12 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     for kind in ("warm-up", "files", "pickled"):
         with watched(peaks):
             shard_loading.load_sharded(
-                settings(Path(folder) / ("pickled" if kind == "pickled" else "files")), mesh,
-                precision=Precision(torch.float32, torch.float32), seed=3, reshard_after_forward=True,
-            )  # fmt: skip
+                settings(Path(folder) / ("pickled" if kind == "pickled" else "files")),
+                mesh,
+                precision=Precision(torch.float32, torch.float32),
+                seed=3,
+                reshard_after_forward=True,
+            )
     (Path(out) / f"{rank}.json").write_text(json.dumps(peaks[1:]))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -85,10 +92,18 @@ def write_model(folder: Path) -> int:
     from diffusers import SD3Transformer2DModel
 
     transformer = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=16, out_channels=16, num_layers=LAYERS, attention_head_dim=64,
-        num_attention_heads=HEADS, caption_projection_dim=64 * HEADS, joint_attention_dim=64, pooled_projection_dim=64,
+        sample_size=16,
+        patch_size=2,
+        in_channels=16,
+        out_channels=16,
+        num_layers=LAYERS,
+        attention_head_dim=64,
+        num_attention_heads=HEADS,
+        caption_projection_dim=64 * HEADS,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
         pos_embed_max_size=16,
-    ).to(torch.bfloat16)  # fmt: skip
+    ).to(torch.bfloat16)
     for kind in ("files", "pickled"):
         (folder / kind).mkdir()
         (folder / kind / "model_index.json").write_text(json.dumps({"_class_name": FAMILY}))

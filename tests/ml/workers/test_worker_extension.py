@@ -184,9 +184,12 @@ def test_a_pipeline_without_lora_layers_is_refused() -> None:
     manager: Any = object.__new__(DiffusionLoRAManager)
     manager._expected_lora_modules = []
     request = OmniTensorLoRARequest(
-        lora_name="123", lora_int_id=123, lora_path="simon_lora_path", peft_config=CONFIG,
+        lora_name="123",
+        lora_int_id=123,
+        lora_path="simon_lora_path",
+        peft_config=CONFIG,
         lora_tensors={"a.lora_A.weight": torch.zeros(1)},
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match=r"^No supported LoRA modules found in the diffusion pipeline\.$"):
         manager._load_adapter(request)
 

@@ -29,11 +29,19 @@ def pipeline(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = SD3Transformer2DModel(  # its position table is replaced below
-            sample_size=LATENT_SIZE, patch_size=patch, in_channels=3, out_channels=3, num_layers=layers,
-            attention_head_dim=hidden // heads, num_attention_heads=heads, caption_projection_dim=hidden,
-            joint_attention_dim=2 * CLIP_WIDTH, pooled_projection_dim=2 * CLIP_WIDTH,
-            pos_embed_max_size=POSITIONS, qk_norm="rms_norm",
-        )  # fmt: skip
+            sample_size=LATENT_SIZE,
+            patch_size=patch,
+            in_channels=3,
+            out_channels=3,
+            num_layers=layers,
+            attention_head_dim=hidden // heads,
+            num_attention_heads=heads,
+            caption_projection_dim=hidden,
+            joint_attention_dim=2 * CLIP_WIDTH,
+            pooled_projection_dim=2 * CLIP_WIDTH,
+            pos_embed_max_size=POSITIONS,
+            qk_norm="rms_norm",
+        )
     _use_own_positions(transformer, LATENT_SIZE // patch)
     return StableDiffusion3Pipeline(
         transformer=transformer,

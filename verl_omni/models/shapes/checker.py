@@ -15,17 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from verl_omni.models.shapes.scenes import (
-    BACKGROUND,
-    COLORS,
-    SHAPES,
-    SIZE,
-    Image,
-    Item,
-    Scene,
-    parse,
-    shape_distance,
-)
+from verl_omni.models.shapes.scenes import BACKGROUND, COLORS, SHAPES, SIZE, Image, Item, Scene, parse, shape_distance
 
 FOREGROUND_DISTANCE = 0.28  # of a pixel's colour to the background's, Euclidean in RGB
 SMALLEST_AREA = 16  # pixels; smaller components are specks
@@ -186,7 +176,7 @@ def _related(found: list[Detected], pairs: dict[int, int], scene: Scene) -> bool
         return False
     one, other = found[pairs[0]], found[pairs[1]]
     dx, dy = other.x - one.x, other.y - one.y
-    along, across = {
-        "left of": (dx, dy), "right of": (-dx, dy), "above": (dy, dx), "below": (-dy, dx)
-    }[str(scene.relation)]  # fmt: skip
+    along, across = {"left of": (dx, dy), "right of": (-dx, dy), "above": (dy, dx), "below": (-dy, dx)}[
+        str(scene.relation)
+    ]
     return along > RELATION_MARGIN and along > abs(across)

@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 SIZE = 64
 BACKGROUND = np.array([0.93, 0.93, 0.90])
 COLORS = {
-    "red": (0.87, 0.13, 0.13), "green": (0.10, 0.65, 0.20), "blue": (0.12, 0.28, 0.90),
-    "yellow": (0.97, 0.80, 0.05), "purple": (0.60, 0.15, 0.75), "cyan": (0.10, 0.75, 0.82),
-}  # fmt: skip
+    "red": (0.87, 0.13, 0.13),
+    "green": (0.10, 0.65, 0.20),
+    "blue": (0.12, 0.28, 0.90),
+    "yellow": (0.97, 0.80, 0.05),
+    "purple": (0.60, 0.15, 0.75),
+    "cyan": (0.10, 0.75, 0.82),
+}
 SHAPES = ("circle", "square", "triangle", "cross")
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 RELATIONS = ("left of", "right of", "above", "below")
@@ -133,11 +137,14 @@ def place(scene: Scene, rng: np.random.Generator, jitter: float = 1.5) -> list[P
         chosen = [(first, other), (second, other)] if across else [(other, first), (other, second)]
     return [
         Placed(
-            color, shape, 16.5 + 31 * x + rng.uniform(-jitter, jitter), 16.5 + 31 * y + rng.uniform(-jitter, jitter),
+            color,
+            shape,
+            16.5 + 31 * x + rng.uniform(-jitter, jitter),
+            16.5 + 31 * y + rng.uniform(-jitter, jitter),
             rng.uniform(10, 12),
         )
         for (color, shape), (x, y) in zip(scene.objects, chosen, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 _ROW, _COLUMN = np.mgrid[0:SIZE, 0:SIZE] + 0.5

@@ -14,13 +14,23 @@ from verl_omni.pipelines.registry import PromptCheck
 from verl_omni.pipelines.scheduler_config import EULER
 
 CONDITIONS = (
-    "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
-)  # fmt: skip
+    "img_shapes",
+    "prompt_embeds",
+    "prompt_embeds_mask",
+    "negative_prompt_embeds",
+    "negative_prompt_embeds_mask",
+)
 LAYERS = ("transformer_blocks.",)
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
 # The prompt template of diffusers' and the engine's pipelines; the tokenizer's own is a chat model's.
 CHAT_TEMPLATE = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\n"
@@ -83,9 +93,14 @@ def received(timesteps: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-    *, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    transformer: Any,
+    batch: Mapping[str, Tensor],
+    x: Tensor,
+    timestep: Tensor,
+    guidance_scale: float,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Predicted velocity, float32 in the shape of `x`, of packed latents `x` [B, patches, 4 C] at `timestep` [B].
 
     `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches; [B, 2, 3] with those of an input image, whose

@@ -82,9 +82,15 @@ class QwenImageEditTraining:
         return check
 
     def velocity(
-        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-        *, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+        self,
+        transformer: Any,
+        batch: Mapping[str, Tensor],
+        x: Tensor,
+        timestep: Tensor,
+        guidance_scale: float,
+        *,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """See `qwen_image.training`; `batch["img_shapes"]` [B, 2, 3] has the sample's shape and the input image's."""
         return qwen_image.velocity(transformer, batch, x, timestep, guidance_scale, dtype=dtype)
 

@@ -37,9 +37,13 @@ class SD3Encoder:
         samples = pixels.shape[1]
         self._pipeline.to(device)
         embeds, _, pooled, _ = self._pipeline.encode_prompt(
-            list(prompts), None, None, device=device, do_classifier_free_guidance=False,
+            list(prompts),
+            None,
+            None,
+            device=device,
+            do_classifier_free_guidance=False,
             max_sequence_length=self._length,
-        )  # fmt: skip
+        )
         vae = self._pipeline.vae
         images = pixels.flatten(0, 1).to(device, self._dtype) / 127.5 - 1
         modes = torch.cat([vae.encode(image[None]).latent_dist.mode() for image in images])

@@ -13,9 +13,7 @@ from verl_omni.pipelines.engine_requests import decode_token_ids, request_genera
 from verl_omni.pipelines.stepwise import StepwiseSampling
 
 STEPS, SEQUENCE_LENGTH = 28, 256  # upstream's defaults in `forward`
-EMBEDDINGS = (
-    "prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds",
-)  # fmt: skip
+EMBEDDINGS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 
 
 class StepwiseSD3(StepwiseSampling):

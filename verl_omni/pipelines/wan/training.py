@@ -44,9 +44,14 @@ def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-    *, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    transformer: Any,
+    batch: Mapping[str, Tensor],
+    x: Tensor,
+    timestep: Tensor,
+    guidance_scale: float,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, C, T, h, w] at `timestep` [B].
 
     With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).

@@ -11,10 +11,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 FILES = (
     ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
     (
-        "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
         ("total_active_file", "total_inactive_file"),
     ),
-)  # fmt: skip
+)
 
 
 def available_memory(cgroups: Path = CGROUPS) -> tuple[int, int]:

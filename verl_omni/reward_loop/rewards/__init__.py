@@ -22,9 +22,23 @@ from verl_omni.utils.registry import Registry, load
 
 Scorer = Callable[..., Any]
 _OWN = (
-    "aesthetic", "brightness", "clap", "clip_score", "color", "genrm_ocr", "hpsv3", "http", "http_batch",
-    "jpeg", "jpeg_compressibility", "latent_http", "pickscore", "python", "shapes", "unified_reward",
-)  # fmt: skip
+    "aesthetic",
+    "brightness",
+    "clap",
+    "clip_score",
+    "color",
+    "genrm_ocr",
+    "hpsv3",
+    "http",
+    "http_batch",
+    "jpeg",
+    "jpeg_compressibility",
+    "latent_http",
+    "pickscore",
+    "python",
+    "shapes",
+    "unified_reward",
+)
 OF_IMAGES = ("shapes",)
 # Import paths; users add theirs with `verl_omni.extensions`.
 SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})

@@ -60,9 +60,15 @@ async def compute_score(
     if problems := _template_problems({"template": template, "lowest": lowest, "highest": highest}):
         raise ValueError("; ".join(problems))
     judge = connect(
-        base_url, model, api_key_env, reward_router_address=reward_router_address, model_name=model_name,
-        timeout=timeout, attempts=attempts, max_tokens=max_tokens,
-    )  # fmt: skip
+        base_url,
+        model,
+        api_key_env,
+        reward_router_address=reward_router_address,
+        model_name=model_name,
+        timeout=timeout,
+        attempts=attempts,
+        max_tokens=max_tokens,
+    )
     question = fill(template or TEMPLATE, str(extra_info.get("prompt")), lowest, highest)
     answers = await judge.ask_about_frames(solution_image, question, frame_interval)
     rating = fmean(_rating(answer, judge, lowest, highest) for answer in answers)

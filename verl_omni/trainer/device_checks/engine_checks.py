@@ -18,23 +18,34 @@ from verl_omni.trainer.device_checks.results import Check, require
 PROMPTS = ("a red circle", "two blue squares on the left")
 ROWS = [
     {
-        "raw_prompt": [{"role": "user", "content": prompt}], "data_source": "brightness",
-        "reward_model": {"ground_truth": prompt}, "extra_info": {"prompt": prompt},
+        "raw_prompt": [{"role": "user", "content": prompt}],
+        "data_source": "brightness",
+        "reward_model": {"ground_truth": prompt},
+        "extra_info": {"prompt": prompt},
     }
     for prompt in PROMPTS
-]  # fmt: skip
+]
 SAMPLES = 2  # of each prompt
 SEED = 7
 PIPELINE = "actor_rollout_ref.rollout.pipeline"
 SETTINGS = (
-    "reward.scorer=brightness", "trainer.total_training_steps=2", f"data.train_batch_size={len(PROMPTS)}",
-    "data.max_prompt_length=16", f"actor_rollout_ref.actor.ppo_mini_batch_size={len(PROMPTS)}",
-    "actor_rollout_ref.actor.optim.lr=1e-2", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
-    "actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-    "actor_rollout_ref.rollout.dtype=bfloat16", f"actor_rollout_ref.rollout.n={SAMPLES}",
-    f"{PIPELINE}.height=64", f"{PIPELINE}.width=64", f"{PIPELINE}.num_inference_steps=4",
-    f"{PIPELINE}.guidance_scale=3.0", f"{PIPELINE}.max_sequence_length=16",
-)  # fmt: skip
+    "reward.scorer=brightness",
+    "trainer.total_training_steps=2",
+    f"data.train_batch_size={len(PROMPTS)}",
+    "data.max_prompt_length=16",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={len(PROMPTS)}",
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
+    "actor_rollout_ref.model.lora_rank=4",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    f"actor_rollout_ref.rollout.n={SAMPLES}",
+    f"{PIPELINE}.height=64",
+    f"{PIPELINE}.width=64",
+    f"{PIPELINE}.num_inference_steps=4",
+    f"{PIPELINE}.guidance_scale=3.0",
+    f"{PIPELINE}.max_sequence_length=16",
+)
 
 
 class EngineChecks:

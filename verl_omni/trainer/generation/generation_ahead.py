@@ -26,9 +26,14 @@ class GenerationAhead(Generic[Batch]):
     """
 
     def __init__(
-        self, generate: Callable[[int, int], Batch], *, ahead: int, first: int, last: int,
+        self,
+        generate: Callable[[int, int], Batch],
+        *,
+        ahead: int,
+        first: int,
+        last: int,
         is_loss: Callable[[BaseException], bool] = lambda error: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._generate, self._ahead, self._first, self._last = generate, ahead, first, last
         self._is_loss = is_loss
         self._again: dict[int, int] = {}  # step of a batch that was lost -> the version that generates it instead

@@ -42,11 +42,15 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     scores = _shown_scores(found)
     return [
         Sample(
-            prompt_text(row["raw_prompt"]), seeds[place], scores[place], found.images[place],
-            images_of(row["raw_prompt"]), version=found.versions[place],
+            prompt_text(row["raw_prompt"]),
+            seeds[place],
+            scores[place],
+            found.images[place],
+            images_of(row["raw_prompt"]),
+            version=found.versions[place],
         )
         for place, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def _shown_scores(found: ScoredSamples) -> list[float | None]:

@@ -120,10 +120,13 @@ def describe(
 
 
 def _verdict(
-    config: DictConfig, found: JobEstimate, estimate: Callable[[DictConfig], JobEstimate],
-    sizes_of: Callable[[JobEstimate], dict[str, int]], capacity: int | None,
+    config: DictConfig,
+    found: JobEstimate,
+    estimate: Callable[[DictConfig], JobEstimate],
+    sizes_of: Callable[[JobEstimate], dict[str, int]],
+    capacity: int | None,
     concerns: Callable[[str], bool] = lambda _: True,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Whether a device, or a host without accelerators, holds all phases, and what to change if not.
 
     Args:
@@ -138,21 +141,29 @@ def _verdict(
     advised: tuple[advice.Advice, ...] = ()
     if capacity is not None and not verdict:
         advised = advice.advise(
-            config, sizes, lambda other: sizes_of(estimate(other)), lambda size: fits(size, capacity), concerns,
+            config,
+            sizes,
+            lambda other: sizes_of(estimate(other)),
+            lambda size: fits(size, capacity),
+            concerns,
             found.divisible,
-        )  # fmt: skip
+        )
     return {
         "capacity": capacity,
         "peak": max(sizes.values()),
         "fits": verdict,
         "advice": [
             {
-                "setting": each.change.setting, "value": each.change.value, "costs": each.change.costs,
-                "phase": each.phase, "peak": each.peak, "fits": each.fits,
+                "setting": each.change.setting,
+                "value": each.change.value,
+                "costs": each.change.costs,
+                "phase": each.phase,
+                "peak": each.peak,
+                "fits": each.fits,
             }
             for each in advised
         ],
-    }  # fmt: skip
+    }
 
 
 def _sizes(found: JobEstimate) -> dict[str, int]:

@@ -59,9 +59,13 @@ def of_trainer(setting: str) -> bool:
 
 
 def advise(
-    config: DictConfig, phases: Mapping[str, int], phases_of: Callable[[DictConfig], Mapping[str, int]],
-    fits: Callable[[int], bool], concerns: Callable[[str], bool] = lambda _: True, divisible: int = 0,
-) -> tuple[Advice, ...]:  # fmt: skip
+    config: DictConfig,
+    phases: Mapping[str, int],
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+    concerns: Callable[[str], bool] = lambda _: True,
+    divisible: int = 0,
+) -> tuple[Advice, ...]:
     """Changes that lower the phases that do not fit, one after the other until all fit or no change is left.
 
     Args:
@@ -91,9 +95,11 @@ def advise(
 
 
 def _needed(
-    config: DictConfig, found: list[Advice], phases_of: Callable[[DictConfig], Mapping[str, int]],
+    config: DictConfig,
+    found: list[Advice],
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
     fits: Callable[[int], bool],
-) -> list[Change]:  # fmt: skip
+) -> list[Change]:
     """The changes without those that a later one makes needless; of these, the ones that cost most go first.
 
     Of two changes that say how many engines the job needs, both stay, because the later one counts on the other.
@@ -110,9 +116,12 @@ def _needed(
 
 
 def _replay(
-    config: DictConfig, needed: list[Change], phases: Mapping[str, int],
-    phases_of: Callable[[DictConfig], Mapping[str, int]], fits: Callable[[int], bool],
-) -> Iterator[Advice]:  # fmt: skip
+    config: DictConfig,
+    needed: list[Change],
+    phases: Mapping[str, int],
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+) -> Iterator[Advice]:
     """The same changes with the peaks that they lead to one after the other."""
     for change in needed:
         config = _with(config, [change])

@@ -91,9 +91,14 @@ class PassMemory:
 
 
 def measure(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, samples: int, accelerator: bool,
+    config: DictConfig,
+    model: ModelShapes,
+    sample: Mapping[str, Tensor],
+    *,
+    samples: int,
+    accelerator: bool,
     known: dict[str, PassMemory] | None = None,
-) -> EngineMemory:  # fmt: skip
+) -> EngineMemory:
     """Memory of a worker of an engine that generates `samples` samples in a step.
 
     Args:
@@ -174,9 +179,13 @@ def encode_texts(
 
 
 def _denoising(
-    config: DictConfig, model: ModelShapes, transformer: nn.Module, sample: Mapping[str, Tensor], batch: int,
+    config: DictConfig,
+    model: ModelShapes,
+    transformer: nn.Module,
+    sample: Mapping[str, Tensor],
+    batch: int,
     allocator: CachingAllocator | None,
-) -> int:  # fmt: skip
+) -> int:
     """One denoising step, with what the batch keeps meanwhile: latents, conditions and the recorded steps."""
     settings = config.actor_rollout_ref
     adapter = training_adapter(settings.model.architecture)

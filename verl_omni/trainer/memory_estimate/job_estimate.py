@@ -119,9 +119,12 @@ class JobEstimator:
 
 
 def _engine(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], setup: Setup,
+    config: DictConfig,
+    model: ModelShapes,
+    sample: Mapping[str, Tensor],
+    setup: Setup,
     known: dict[str, engine_memory.PassMemory],
-) -> tuple[EngineMemory, int]:  # fmt: skip
+) -> tuple[EngineMemory, int]:
     """Memory of an engine, and the samples that it generates, in training or in an evaluation, whichever are more."""
     rollout = config.actor_rollout_ref.rollout
     replicas = pool_settings.replicas(rollout) or max(1, setup.ranks // pool_settings.replica_size(rollout))

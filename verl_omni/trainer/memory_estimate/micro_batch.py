@@ -44,9 +44,13 @@ class MicroBatch:
 
 
 def run(
-    config: DictConfig, model: ModelShapes, module: nn.Module, base: nn.Module | None, sample: Mapping[str, Tensor],
+    config: DictConfig,
+    model: ModelShapes,
+    module: nn.Module,
+    base: nn.Module | None,
+    sample: Mapping[str, Tensor],
     sharding: Sharding,
-) -> MicroBatch:  # fmt: skip
+) -> MicroBatch:
     """Run one term of the objective on a micro-batch.
 
     Args:
@@ -63,10 +67,13 @@ def run(
         model.as_fake(each).eval()
     tracker = PeakTracker()
     policy = _ShardedPolicy(
-        module, training_adapter(settings.model.architecture), dtype=sharding.precision.compute,
-        lora=settings.model.lora_rank > 0, keeps_old="old" in settings.model.policy_state_adapters,
+        module,
+        training_adapter(settings.model.architecture),
+        dtype=sharding.precision.compute,
+        lora=settings.model.lora_rank > 0,
+        keeps_old="old" in settings.model.policy_state_adapters,
         base=base,
-    )  # fmt: skip
+    )
     # Ranks that share a sequence divide what this counts, except for this copy.
     trained, policy.tracker = [*policy.trained.values()], tracker
     policy.copied = sharding.sequence * _float32_shards(model.transformers * trained, sharding)
@@ -100,9 +107,13 @@ def run(
     if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
         known += tensor_bytes(trained)
     return MicroBatch(
-        tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls, passes * recomputed,
+        tensor_bytes(part.values()),
+        max(0, tracker.peak - known),
+        passes,
+        calls,
+        passes * recomputed,
         math.ceil(batches * tensor_bytes(start.values())),
-    )  # fmt: skip
+    )
 
 
 def _start_values(part: Batch, objective: Objective) -> Batch:

@@ -79,13 +79,15 @@ class HubDestination:
         weights = [each.name for each in files if each.name.startswith("checkpoints/")]
         card = self._card(any("/lora/" in name for name in weights)) if weights and not self._has_card else None
         request = hub_commit.Request(
-            self.repository, self._endpoint, create=not self._sent, title=f"{self.folder}: {title}",
+            self.repository,
+            self._endpoint,
+            create=not self._sent,
+            title=f"{self.folder}: {title}",
             files=tuple(
-                hub_commit.Upload(str(each.path), f"{self.folder}/{each.name}", each.may_change)
-                for each in pending
+                hub_commit.Upload(str(each.path), f"{self.folder}/{each.name}", each.may_change) for each in pending
             ),
             card=card,
-        )  # fmt: skip
+        )
         answer = _answer(request, self._variables, ended)
         if answer is None:
             raise StoreError(f"the hub has not taken a commit in time{self._error}")
@@ -103,9 +105,11 @@ def open_repository(config: DictConfig, folder: Path, variables: Mapping[str, st
     url = config.trainer.output.url
     run = model_card.describe_run(config, folder / "job.yaml")
     made = HubDestination(
-        url, None if variables.get(ENDPOINT) else config.trainer.store.endpoint,
-        lambda adapter: model_card.write(run, made.repository, made.folder, adapter=adapter), variables,
-    )  # fmt: skip
+        url,
+        None if variables.get(ENDPOINT) else config.trainer.store.endpoint,
+        lambda adapter: model_card.write(run, made.repository, made.folder, adapter=adapter),
+        variables,
+    )
     return made
 
 
@@ -115,9 +119,13 @@ def _answer(
     """What the program that sends answers; None if it does not before `ended`."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
-            [sys.executable, "-m", hub_commit.__name__], env=hub_commit.environment(variables), text=True,
-            stdin=subprocess.PIPE, stdout=said, stderr=errors,
-        ) as process:  # fmt: skip
+            [sys.executable, "-m", hub_commit.__name__],
+            env=hub_commit.environment(variables),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=errors,
+        ) as process:
             try:
                 in_time = _wait(process, request, ended)
             finally:

@@ -34,9 +34,15 @@ NOT_SENT = "OutputNotSent"
 NOT_WRITTEN = "ReportNotWritten"
 LATEST = "latest.json"
 TEXTS = (
-    "config.yaml", "job.yaml", "overrides.txt", "versions.json", "machine.json", "metrics.jsonl", "progress.jsonl",
+    "config.yaml",
+    "job.yaml",
+    "overrides.txt",
+    "versions.json",
+    "machine.json",
+    "metrics.jsonl",
+    "progress.jsonl",
     "report.html",
-)  # fmt: skip
+)
 CHECK_SECONDS = 60.0  # of the first file, before anything is trained
 REFUSED_SECONDS = 10.0  # of requests that are refused for a reason that does not pass
 GRACE_SECONDS = 20.0  # of what is left when a run is stopped or has failed

@@ -230,10 +230,13 @@ class ReplicaUpdates:
         targets = [each for each in replicas if each.replica_rank not in failed]
         if targets:
             failed |= self.transport.send(version, targets)
-        self._drop([
-            (each, f"version {version} did not reach it: {failed[each.replica_rank]}")
-            for each in replicas if each.replica_rank in failed
-        ])  # fmt: skip
+        self._drop(
+            [
+                (each, f"version {version} did not reach it: {failed[each.replica_rank]}")
+                for each in replicas
+                if each.replica_rank in failed
+            ]
+        )
         reached = [each for each in targets if each.replica_rank not in failed]
         self._held |= {each.replica_rank: version for each in reached}
         joined = [each for each in reached if each in self._joining]

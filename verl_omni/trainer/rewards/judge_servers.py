@@ -91,9 +91,14 @@ class JudgeServers:
 
         def make(rank: int) -> JudgeReplica:
             return JudgeReplica(
-                rank, engine, hugging_face, per_node, node_resource=model.node_resource,
-                ray_resource=model.ray_resource, deadline=model.deadline_seconds,
-            )  # fmt: skip
+                rank,
+                engine,
+                hugging_face,
+                per_node,
+                node_resource=model.node_resource,
+                ray_resource=model.ray_resource,
+                deadline=model.deadline_seconds,
+            )
 
         self._replicas = [make(rank) for rank in range(judge_settings.replicas(config))]
         if judge_settings.shared(config):
@@ -103,9 +108,11 @@ class JudgeServers:
             starting = [each.init_standalone() for each in self._replicas]
         _run_all(starting)
         self._router, self.address = start_judge_router(
-            [each.server_address for each in self._replicas], f"the judge {model.model_path}", model.deadline_seconds,
+            [each.server_address for each in self._replicas],
+            f"the judge {model.model_path}",
+            model.deadline_seconds,
             elastic=judge_settings.elastic(config),
-        )  # fmt: skip
+        )
         if judge_settings.elastic(config):
             self.pool = self._pool(config, make)
         self.sleep()

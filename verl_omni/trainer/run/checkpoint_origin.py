@@ -15,9 +15,12 @@ from verl_omni.trainer.run.resumed_settings import TRAINING_FILES
 SETTINGS, DATA = "config.yaml", "data.json"
 # Settings with files or folders whose content counts, wherever they are.
 WITH_CONTENT = (
-    TRAINING_FILES, "data.val_files", "actor_rollout_ref.model.path", "reward.custom_reward_function.path",
+    TRAINING_FILES,
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "reward.custom_reward_function.path",
     "reward.reward_model.model_path",
-)  # fmt: skip
+)
 DIGESTED = 64 << 20  # bytes of the beginning of a file; Parquet files with images can have many times as many
 SAMPLES, SAMPLE = 64, 4096  # places in a file of a folder, and bytes at each: models have many gigabytes
 MOST_FILES = 1000  # of a folder

@@ -116,10 +116,12 @@ class CheckpointSaver:
         step, self._writing = self._writing, None
         newest = checkpoints.latest(self.folder)
         self._event(
-            "warning", reason=DROPPED, step=step,
+            "warning",
+            reason=DROPPED,
+            step=step,
             message=f"the checkpoint of step {step} was still being written when the run failed, and is dropped; the "
             f"newest one is {newest.name if newest is not None else 'none'}",
-        )  # fmt: skip
+        )
 
     def _finish(self, *, wait_s: float) -> None:
         if self._writing is None:

@@ -85,7 +85,8 @@ SUPPORTED = {
     ),
     f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
     f"{DATA}.truncation": SupportedValues(
-        ("error", "right"), f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
+        ("error", "right"),
+        f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
         f"with {DATA}.filter_overlong_prompts=true",
     ),
     f"{MODEL}.lora": SupportedValues(({},), f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
@@ -93,7 +94,8 @@ SUPPORTED = {
         (None, *FLOAT32), f"trained weights are float32; {FSDP}.mixed_precision.param_dtype sets the computation"
     ),
     f"{MODEL}.lora_init_weights": SupportedValues(
-        ("gaussian", "orthogonal", True, False), "others change the weights that the adapter is added to, which the "
+        ("gaussian", "orthogonal", True, False),
+        "others change the weights that the adapter is added to, which the "
         "engine and users of the adapter do not have, or need data that the trainer does not give them",
     ),
     f"{FSDP}.model_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
@@ -105,9 +107,7 @@ SUPPORTED = {
     f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
-    f"{ROLLOUT}.pipeline.output_type": SupportedValues(
-        ("image", "pt", "np", "latent"), "image, pt and np are pixels"
-    ),
+    f"{ROLLOUT}.pipeline.output_type": SupportedValues(("image", "pt", "np", "latent"), "image, pt and np are pixels"),
     f"{ROLLOUT}.load_format": SupportedValues(
         ("auto", "safetensors", "dummy"), "the engine loads the model's own weights"
     ),
@@ -134,7 +134,7 @@ SUPPORTED = {
     "trainer.resume_mode": SupportedValues(
         RESUME_MODES, "resume_path starts from trainer.resume_from_path, and enable means auto"
     ),
-}  # fmt: skip
+}
 
 
 def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:

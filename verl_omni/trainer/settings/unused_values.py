@@ -29,10 +29,15 @@ DRAWS = f"{ACTOR}.diffusion_loss.draws"
 NOISE = tuple(
     f"{ROLLOUT}.algo.{name}"
     for name in (
-        "sde_type", "sde_window_size", "sde_window_range", "sde_window_seed", "sde_contiguous", "sample_strategy",
+        "sde_type",
+        "sde_window_size",
+        "sde_window_range",
+        "sde_window_seed",
+        "sde_contiguous",
+        "sample_strategy",
         "iters_per_group",
     )
-)  # fmt: skip
+)
 INIT = f"{MODEL}.lora_init_weights"
 ADAPTER = tuple(
     f"{MODEL}.{name}" for name in ("lora_alpha", "lora_dtype", "lora_init_weights", "target_modules", "exclude_modules")

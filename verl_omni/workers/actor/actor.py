@@ -76,10 +76,14 @@ class DiffusionActor:
         compared = not lora and self.algorithm.compares_with_base(actor.diffusion_loss, actor)
         base = self._load(replace(dtypes, frozen=dtypes.compute)) if compared else None
         self.policy = Policy(
-            self.module, training_adapter(model.architecture), dtype=dtypes.compute,
-            lora=lora, keeps_old="old" in model.policy_state_adapters,
-            averages=actor.ema_decay is not None, base=base,
-        )  # fmt: skip
+            self.module,
+            training_adapter(model.architecture),
+            dtype=dtypes.compute,
+            lora=lora,
+            keeps_old="old" in model.policy_state_adapters,
+            averages=actor.ema_decay is not None,
+            base=base,
+        )
         self._flops = ModelFlops(model)
         for module in (self.module, *([] if base is None else [base])):
             self._flops.watch(module)
@@ -109,10 +113,15 @@ class DiffusionActor:
             self._change_layers(made)
             return made
         return shard_loading.load_sharded(
-            model, self.mesh, precision=dtypes, seed=seed, component=component,
-            reshard_after_forward=fsdp.reshard_after_forward, forward_prefetch=fsdp.forward_prefetch,
+            model,
+            self.mesh,
+            precision=dtypes,
+            seed=seed,
+            component=component,
+            reshard_after_forward=fsdp.reshard_after_forward,
+            forward_prefetch=fsdp.forward_prefetch,
             before_sharding=self._change_layers,
-        )  # fmt: skip
+        )
 
     def _change_layers(self, module: nn.Module) -> None:
         """What a model gets after its adapter, and before it is sharded."""
@@ -255,10 +264,7 @@ class DiffusionActor:
     # --- weights and checkpoints ---------------------------------------------------------------------------
 
     def weights(
-        self,
-        kind: Literal["lora", "full"],
-        which: PolicyName = "default",
-        dtype: torch.dtype | None = None,
+        self, kind: Literal["lora", "full"], which: PolicyName = "default", dtype: torch.dtype | None = None
     ) -> Generator[tuple[str, Tensor]]:
         """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`, of a second
         transformer `transformer_2.<path>…`.
@@ -345,9 +351,12 @@ def _rows(batch: Batch, chosen: Tensor | slice, device: torch.device | None = No
 
 def _adamw(parameters: Iterable[nn.Parameter], config: DiffusionOptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        list(parameters), lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay,
+        list(parameters),
+        lr=config.lr,
+        betas=tuple(config.betas),
+        weight_decay=config.weight_decay,
         **{"eps": config.eps, **(config.override_optimizer_config or {})},
-    )  # fmt: skip
+    )
 
 
 def _schedule(optimizer: torch.optim.Optimizer, config: DiffusionOptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:

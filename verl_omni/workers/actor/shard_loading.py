@@ -53,9 +53,13 @@ def load_sharded(
     def shard(module: nn.Module) -> nn.Module:
         before_sharding(module)
         parallel.parallelize(
-            module, mesh, model.fsdp_layer_prefixes, precision,
-            reshard_after_forward=reshard_after_forward, forward_prefetch=forward_prefetch,
-        )  # fmt: skip
+            module,
+            mesh,
+            model.fsdp_layer_prefixes,
+            precision,
+            reshard_after_forward=reshard_after_forward,
+            forward_prefetch=forward_prefetch,
+        )
         return module
 
     folder = Path(model.path) / component

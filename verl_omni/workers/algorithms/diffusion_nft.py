@@ -83,9 +83,15 @@ class NFTObjective:
     samples_per_row = 1
 
     def __init__(
-        self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int, schedule: str | None = None,
-        interval: int = 1, timestep_fraction: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        config: DiffusionNFTLossConfig,
+        *,
+        step: int,
+        schedule: str | None = None,
+        interval: int = 1,
+        timestep_fraction: float | None = None,
+    ) -> None:
         self.policy, self.config, self.step, self.old = policy, config, step, policy.require_old()
         self.schedule, self.interval, self.timestep_fraction = schedule, interval, timestep_fraction
 
@@ -162,8 +168,11 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
         settings = config.algorithm
         schedule, interval = settings.old_policy_decay_schedule, settings.old_policy_update_interval
         return {
-            "step": step, "schedule": schedule, "interval": interval, "timestep_fraction": settings.timestep_fraction,
-        }  # fmt: skip
+            "step": step,
+            "schedule": schedule,
+            "interval": interval,
+            "timestep_fraction": settings.timestep_fraction,
+        }
 
     @override
     def objective(

@@ -104,14 +104,27 @@ class StepObjective(ABC, Generic[Settings]):
     compares_means = False
 
     def __init__(
-        self, policy: Policy, config: Settings, *, kl_loss_coef: float | None, noise_level: float,
-        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
-        velocity_tolerance: float | None = None, limit_by_depth: bool = False, same_weights: bool = True,
-        rounding: agreement.RoundingErrors | None = None, bypass_mode: bool = False,
-        rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
-        rollout_rs: str | None = None, rollout_rs_threshold: object = None, timestep_fraction: float = 1.0,
+        self,
+        policy: Policy,
+        config: Settings,
+        *,
+        kl_loss_coef: float | None,
+        noise_level: float,
+        sde_type: str,
+        guidance_scale: float = 1.0,
+        tolerance: float = float("inf"),
+        velocity_tolerance: float | None = None,
+        limit_by_depth: bool = False,
+        same_weights: bool = True,
+        rounding: agreement.RoundingErrors | None = None,
+        bypass_mode: bool = False,
+        rollout_is: str | None = None,
+        rollout_is_threshold: float = 2.0,
+        rollout_rs: str | None = None,
+        rollout_rs_threshold: object = None,
+        timestep_fraction: float = 1.0,
         actor: DiffusionActorConfig | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
         self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
         self.tolerance, self.velocity_tolerance, self.bypass_mode = tolerance, velocity_tolerance, bypass_mode
@@ -223,9 +236,13 @@ class StepObjective(ABC, Generic[Settings]):
         elements = recorded(part, "all_latents", place)[0].numel()
         sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
         return sde.velocity_error_effect(
-            self.sde_type, share * size**2 / elements, sigma=sigma, sigma_next=sigma_next,
-            sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
-        )  # fmt: skip
+            self.sde_type,
+            share * size**2 / elements,
+            sigma=sigma,
+            sigma_next=sigma_next,
+            sigma_max=part["sigma_max"].flatten(),
+            noise_level=self.noise_level,
+        )
 
     def old_mean(self, part: Batch, place: int, mean: Tensor) -> Tensor:
         """Mean of the next latent before the update, [B, ...], if the loss compares means; now it is `mean`."""
@@ -251,9 +268,14 @@ class StepObjective(ABC, Generic[Settings]):
         x, x_next = (recorded(part, "all_latents", place, later).float() for later in (0, 1))
         sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
         mean, std = sde.moments(
-            self.sde_type, x, velocity, sigma=sigma, sigma_next=sigma_next,
-            sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
-        )  # fmt: skip
+            self.sde_type,
+            x,
+            velocity,
+            sigma=sigma,
+            sigma_next=sigma_next,
+            sigma_max=part["sigma_max"].flatten(),
+            noise_level=self.noise_level,
+        )
         return mean, std, sde.log_prob(self.sde_type, x_next, mean, std)
 
     def _weight(self, part: Batch, start: Tensor, engine: Tensor) -> Tensor:
@@ -264,10 +286,7 @@ class StepObjective(ABC, Generic[Settings]):
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         clip_fraction = measured["clip_fraction"].sum().item() / count
-        found = {
-            "actor/clip_fraction": clip_fraction,
-            "actor/ratio_max": measured["difference"].exp().max().item(),
-        }
+        found = {"actor/clip_fraction": clip_fraction, "actor/ratio_max": measured["difference"].exp().max().item()}
         if "kl" in measured:
             found["actor/kl"] = measured["kl"].sum().item() / count
         if "kl_to_old" in measured:

@@ -179,8 +179,10 @@ def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
     """Start Ray in a process that exits when its standard input is closed."""
     head = subprocess.Popen(
         [sys.executable, "-m", "verl_omni.platforms.cpu.fork_server.head"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert head.stdin is not None  # a pipe
     head.stdin.write(json.dumps(options) + "\n")
     head.stdin.flush()

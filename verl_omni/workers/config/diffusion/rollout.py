@@ -158,8 +158,12 @@ class DiffusionRolloutConfig(RolloutConfig):
     """
 
     _mutable_fields = RolloutConfig._mutable_fields | {
-        "max_model_len", "load_format", "engine_kwargs", "prompt_length", "expert_parallel_size",
-    }  # fmt: skip
+        "max_model_len",
+        "load_format",
+        "engine_kwargs",
+        "prompt_length",
+        "expert_parallel_size",
+    }
 
     name: str | None = "vllm_omni"
     seed: int | None = None  # type: ignore[assignment]

@@ -112,9 +112,13 @@ class PolicyEngine:
                 outputs = self._generate_several(count, request_id, params, prompt=prompt, **kwargs)
             else:
                 outputs = self._engine.generate(
-                    prompt=prompt, sampling_params=sampling_params, request_id=request_id,
-                    sampling_params_list=sampling_params_list, lora_request=lora_request, **kwargs,
-                )  # fmt: skip
+                    prompt=prompt,
+                    sampling_params=sampling_params,
+                    request_id=request_id,
+                    sampling_params_list=sampling_params_list,
+                    lora_request=lora_request,
+                    **kwargs,
+                )
             try:
                 async for output in outputs:
                     if (answer := current_answer.get()) is not None and policy.version is not None:
