@@ -37,12 +37,16 @@ FILES = ("tmpfs", "disk", "forced")
 RANKS = (4, 8, 16, 32, 64)
 PARTS = (1, 4, 16)
 PARTS_RANK = 16
-BLOCKS, HEADS, HEAD = 12, 12, 64
+BLOCKS = 12
+HEADS = 12
+HEAD = 64
 WIDTH = HEADS * HEAD
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 BUCKET = 512 << 20
 DEADLINE = 60.0  # seconds
-TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # peft's names
+# peft's names
+TENSORS = "adapter_model.safetensors"
+SETTINGS = "adapter_config.json"
 Adapter = dict[str, Any]
 
 
@@ -124,7 +128,8 @@ class Trainer:
     """The trainer's side of all variants; each method returns the seconds it took."""
 
     def __init__(self, server: Any) -> None:
-        self.server, self.versions = server, itertools.count(1)
+        self.server = server
+        self.versions = itertools.count(1)
 
     def in_memory(self, tensors: Adapter, rank: int) -> float:
         """Update the adapter as training does."""
@@ -232,7 +237,8 @@ def by_parts(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
     expected = trainer.picture()
     rows = []
     for number in PARTS:
-        pieces, ratios = split(whole, number), []
+        pieces = split(whole, number)
+        ratios = []
         for _ in range(repeats + 1):
             once = trainer.in_memory(whole, PARTS_RANK)
             ratios.append(sum(trainer.in_memory(part, PARTS_RANK) for part in pieces) / once)

@@ -13,7 +13,8 @@ COLUMNS = ["Figure", "Value"]
 def scale(runs: list[Run]) -> str:
     """Of an operator with thousands of jobs."""
     run = runs[0]
-    jobs, deleted = f"{run['jobs']:,}", f"{run['deleted']:,}"
+    jobs = f"{run['jobs']:,}"
+    deleted = f"{run['deleted']:,}"
     return formatting.table(
         COLUMNS,
         [
@@ -96,7 +97,8 @@ def creation(runs: list[Run]) -> str:
     run, *before = runs
 
     def row(what: str, other: Run, by: str = "server") -> tuple[str, str]:
-        cpu, mib = _caused(other, "cpu_ms", by), _caused(other, "mib", by)
+        cpu = _caused(other, "cpu_ms", by)
+        mib = _caused(other, "mib", by)
         return what, (
             f"{cpu:.1f} ms: ours is {_caused(run, 'cpu_ms') / cpu:.2f} of it; {mib:.1f} MiB: "
             f"{_caused(run, 'mib') / mib:.2f} of it"

@@ -16,7 +16,9 @@ import fit_page
 import page_tables
 from results import arguments, table, write
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 # A usual job: LoRA, guidance, 16 prompts of 8 samples, each sample trained for itself.
 USUAL = (
     "data.train_files=none",

@@ -12,7 +12,8 @@ from omni_operator.cli.machine import devices
 from verl_omni.trainer.memory_estimate.estimate import fits
 
 PAGE = ROOT / "docs" / "fit.md"
-GIB, MIB = 1 << 30, 1 << 20
+GIB = 1 << 30
+MIB = 1 << 20
 Row = dict[str, Any]
 
 

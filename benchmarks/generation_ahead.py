@@ -26,7 +26,9 @@ class Sleeping:
     """Replicas that generate, and ranks that update, in a given time."""
 
     def __init__(self, generation_s: float, update_s: float) -> None:
-        self.generation_s, self.update_s, self.version = generation_s, update_s, 0
+        self.generation_s = generation_s
+        self.update_s = update_s
+        self.version = 0
 
     def generate_sequences(self, prompts: Any) -> Any:
         import numpy as np

@@ -27,7 +27,8 @@ from omni_operator.partial_packages import KUBERNETES, import_in_parts
 if TYPE_CHECKING:
     from omni_operator.cluster.kinds import Body, Kind
 
-NAME, UID = "one-of-many", "uid-"
+NAME = "one-of-many"
+UID = "uid-"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -46,7 +47,8 @@ def objects() -> list[tuple[Kind, str]]:
     from omni_operator.reconcile.reconciler import Reconciler
     from omni_operator.reports.endpoint import ReportStore
 
-    cluster, cache = FakeCluster(lambda: NOW), ObjectCache()
+    cluster = FakeCluster(lambda: NOW)
+    cache = ObjectCache()
     meta = {"name": NAME, "namespace": "default"}
     cache.put(JOBS, cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}))
     reconciler = Reconciler(
@@ -83,7 +85,8 @@ def measure(jobs: int) -> dict[str, float]:
     from omni_operator.handlers.background import MemoryRelease, release_memory
 
     operation.spare_collections()
-    cache, texts = ObjectCache(), objects()
+    cache = ObjectCache()
+    texts = objects()
     memory = MemoryRelease(lambda: len(cache.jobs()))
     release_memory()
     found = {"jobs": float(jobs), "empty_mib": resident()}

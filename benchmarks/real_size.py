@@ -41,7 +41,8 @@ TARGETS = (
     *(f"{part}.{layer}" for part in ("ff", "ff_context") for layer in ("net.0.proj", "net.2")),
 )
 GUIDANCE = 4.5
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 # Phases of `drl fit`, by the call of the training loop that they are.
 PHASES = {"generate_sequences": "generation", "update_actor": "update", "update_weights": "weight sync"}
 
@@ -136,7 +137,8 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
     _, components, _ = MODELS[MODEL]
     config = {**components["transformer"][1], "num_layers": layers}
     config["dual_attention_layers"] = [layer for layer in config["dual_attention_layers"] if layer < layers]
-    joint, pooled = config["joint_attention_dim"], config["pooled_projection_dim"]
+    joint = config["joint_attention_dim"]
+    pooled = config["pooled_projection_dim"]
     torch.manual_seed(0)
     partial = folder.with_suffix(".partial")
     torch.set_default_dtype(torch.bfloat16)
@@ -150,7 +152,8 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
         AutoencoderKL.from_config(vae).save_pretrained(partial / "vae")
         encoders = [_encoder(*components[name]) for name in ENCODERS] if complete else []
     torch.set_default_dtype(torch.float32)
-    clip, t5 = text.clip_tokenizer(tiny.WORDS, TEXT_LENGTH), text.t5_tokenizer(tiny.WORDS, TEXT_LENGTH)
+    clip = text.clip_tokenizer(tiny.WORDS, TEXT_LENGTH)
+    t5 = text.t5_tokenizer(tiny.WORDS, TEXT_LENGTH)
     first = pooled // 16 * 6  # as CLIP-L and CLIP-bigG share the pooled width
     encoders = encoders or [
         text.clip_encoder(clip, first, TEXT_LENGTH, seed=1),
@@ -187,7 +190,8 @@ class Timed:
     """An object that records when each call of some of its methods began and ended."""
 
     def __init__(self, target: Any, calls: list[tuple[str, float, float]]) -> None:
-        self._target, self._calls = target, calls
+        self._target = target
+        self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)

@@ -34,7 +34,8 @@ from results import arguments, spread, table, write
 
 PARTS = ("scheduling", "start", "sync", "sample")
 SAMPLES = 16  # of a step, one after the other
-POLL, DEADLINE = 0.02, 300.0
+POLL = 0.02
+DEADLINE = 300.0
 # Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
 ADDRESS = {"node_ip_address": "127.0.0.2"}
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -92,7 +93,8 @@ class Losses:
         node_s = self.clock() - lost
         left = self.queued()
         self._wait(lambda: bool(joined_in(self.events()[known:])), "no replica joined")
-        joined, new = self.clock(), self.events()[known:]
+        joined = self.clock()
+        new = self.events()[known:]
         self._wait(lambda: self.queued() < left, "the replica that joined generated nothing")
         times = joined_in(new)[0]
         failed = sum(event.get("reason") == "ReplicaNotStarted" for event in new)
@@ -113,7 +115,8 @@ def joined_in(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def summary(losses: list[Loss]) -> dict[str, Any]:
     """A row: the whole time, and seconds and share of each part."""
-    totals, parts = [loss.sample - loss.lost for loss in losses], [loss.parts() for loss in losses]
+    totals = [loss.sample - loss.lost for loss in losses]
+    parts = [loss.parts() for loss in losses]
     row: dict[str, Any] = {
         "losses": len(losses),
         "failed_starts": sum(loss.failed_starts for loss in losses),
@@ -138,7 +141,9 @@ def measure(folder: Path, losses: int, done: Callable[[list[Loss]], None]) -> No
     from verl_omni.models.tiny import make_tiny_sd3
     from verl_omni.trainer import main_diffusion
 
-    model, prompts, run = folder / "model", folder / "prompts.jsonl", folder / "run"
+    model = folder / "model"
+    prompts = folder / "prompts.jsonl"
+    run = folder / "run"
     make_tiny_sd3(model)
     prompts.write_text('{"prompt": "a red circle"}\n', encoding="utf-8")
     started = RayNodes(

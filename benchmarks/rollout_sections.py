@@ -19,8 +19,11 @@ from formatting import (
 )
 from plots import Series, plot
 
-MEMCPY_TARGET, FILES_TARGET, OVERLAP_TARGET = 0.6, 5.0, 1.1
-FAN_OUT_TARGET, UNEVEN_TARGET = 0.7, 1.5
+MEMCPY_TARGET = 0.6
+FILES_TARGET = 5.0
+OVERLAP_TARGET = 1.1
+FAN_OUT_TARGET = 0.7
+UNEVEN_TARGET = 1.5
 FILES = {"tmpfs": "files on tmpfs", "disk": "files on a disk", "forced": "files on a disk with fsync"}
 
 

@@ -20,8 +20,10 @@ from typing import Any
 # imported where they are used.
 HERE = Path(__file__).resolve()
 MODEL = HERE.parents[1] / "examples" / "shapes-sd3"
-SAMPLES, WORKERS = 512, (1, 4, 16)
-SCORER_S, DEADLINE_S = 3.0, 9.0
+SAMPLES = 512
+WORKERS = (1, 4, 16)
+SCORER_S = 3.0
+DEADLINE_S = 9.0
 
 
 def slow_score(data_source: str, solution_image: Any, ground_truth: Any, extra_info: Any) -> float:

@@ -14,7 +14,8 @@ from learning import RISE, VARIANTS
 GIB = 2**30
 
 
-MAIN_TARGET, MAIN_MINUTES = 0.25, 10.0
+MAIN_TARGET = 0.25
+MAIN_MINUTES = 10.0
 
 
 def main_example(data: Data) -> Section:
@@ -22,7 +23,8 @@ def main_example(data: Data) -> Section:
     rows: Rows = data["runs"]
     trained = [row for row in rows if not row["control"]]
     gains = [gain(row, "correct")[0] for row in trained]
-    mean, error = statistics.mean(gains), standard_error(gains)
+    mean = statistics.mean(gains)
+    error = standard_error(gains)
     slowest = max(row["seconds"] for row in rows) / 60
     flat = all(gain(row, "correct")[0] == 0 for row in rows if row["control"])
     met = mean >= MAIN_TARGET and min(gains) > 0 and slowest <= MAIN_MINUTES and flat
@@ -122,7 +124,8 @@ def _run(row: dict[str, Any]) -> list[str]:
 def compositional_reward(data: Data) -> Section:
     """examples/shapes-grpo.yaml, half of its steps."""
     (row,) = data["runs"]
-    first, last = row["held_out"][0], row["held_out"][-1]
+    first = row["held_out"][0]
+    last = row["held_out"][-1]
     rise, error = gain(row, "reward")
     return Section(
         [
@@ -173,7 +176,8 @@ def start_up(data: Data) -> Section:
 def real_size(data: Data) -> Section:
     """A step of Flow-GRPO with the transformer of a public model."""
     (run,) = data["runs"]
-    found, highest = run["metrics"], max(run["phases"], key=lambda row: row["measured"])
+    found = run["metrics"]
+    highest = max(run["phases"], key=lambda row: row["measured"])
     ratio = max(row["estimated"] for row in run["phases"]) / highest["measured"]
     met = abs(ratio - 1) <= FIT_TARGET and run["bound_modules"] == run["modules"]
     return Section(
@@ -312,9 +316,11 @@ WINDOW_VARIANTS = {"prompt": "shared by the samples of a prompt, the default", "
 
 def sde_window(data: Data) -> Section:
     """examples/colors-grpo.yaml with a random SDE window, shared by the samples of a prompt or of each sample."""
-    runs, window = data["runs"], data["window"]
+    runs = data["runs"]
+    window = data["window"]
     steps = [evaluation["step"] for evaluation in runs[0]["held_out"]]
-    rows, gains = [], {}
+    rows = []
+    gains = {}
     for variant, text in WINDOW_VARIANTS.items():
         own = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["seed"])
         gains[variant] = [gain(run, "reward")[0] for run in own]
@@ -358,7 +364,8 @@ def staleness(data: Data) -> Section:
     target = "over three seeds, the synchronous run's last reward within its standard error"
     if seeds < SEEDS_FOR_STALENESS:
         missed = f"With samples up to two versions old, the held-out reward was measured with {seeds} of three seeds."
-        met, over_seeds = False, []
+        met = False
+        over_seeds = []
     else:
         mean = {ahead: statistics.mean(values) for ahead, values in last.items()}
         error = {ahead: standard_error(values) for ahead, values in last.items()}

@@ -134,7 +134,8 @@ def rows() -> list[Row]:
 
 def unknown_names(query: str) -> set[str]:
     """Names of metrics in a PromQL query that are not on the page, neither as a metric nor as a label."""
-    known, labels = set(OF_RAY), {"diffusionrl_job"}
+    known = set(OF_RAY)
+    labels = {"diffusionrl_job"}
     for row in rows():
         known |= (
             {f"{row.name}{end}" for end in ("_bucket", "_sum", "_count")} if row.kind == "histogram" else {row.name}

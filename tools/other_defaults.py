@@ -22,11 +22,14 @@ from tools.generated_file import write_or_check
 from verl_omni.utils.reference_settings import Renamed, find_rule
 
 PAGE = Path("docs/switching.md")
-BEGIN, END = "<!-- other defaults: written by `make crds` -->", "<!-- end of other defaults -->"
+BEGIN = "<!-- other defaults: written by `make crds` -->"
+END = "<!-- end of other defaults -->"
 # Evaluations have the settings of training samples, unless the first group has others.
-EVALUATIONS, SAMPLES = "actor_rollout_ref.rollout.val_kwargs.pipeline.", "actor_rollout_ref.rollout.pipeline."
+EVALUATIONS = "actor_rollout_ref.rollout.val_kwargs.pipeline."
+SAMPLES = "actor_rollout_ref.rollout.pipeline."
 # What a list of the reference's settings has where it has no value, or one that it derives from other settings.
-NO_VALUE, DERIVED = ("", "-", "None", "???"), "${"
+NO_VALUE = ("", "-", "None", "???")
+DERIVED = "${"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,11 @@ class OtherDefault:
 
 def find() -> list[OtherDefault]:
     """All settings whose defaults differ. Those that the reference derives from other settings are not compared."""
-    configs, found = settings_page.configurations(), []
+    configs = settings_page.configurations()
+    found = []
     for line in settings_page.reference_settings():
-        name, there = line["setting"], line["default"]
+        name = line["setting"]
+        there = line["default"]
         texts = [text for config in configs if (text := _here(config, name, there)) is not None]
         here = tuple(dict.fromkeys(text.strip("`") for text in texts))
         if not there.startswith(DERIVED) and any(_value(text) != _value(there) for text in here):

@@ -58,7 +58,9 @@ def redness(data_source: str, solution_image: Tensor, ground_truth: Any, extra_i
 class MyFamily:
     """Stable Diffusion 3 under another name, with fewer layers to adapt."""
 
-    CONDITIONS, LAYERS, CHAT_TEMPLATE = training.CONDITIONS, training.LAYERS, training.CHAT_TEMPLATE
+    CONDITIONS = training.CONDITIONS
+    LAYERS = training.LAYERS
+    CHAT_TEMPLATE = training.CHAT_TEMPLATE
     LORA_TARGETS = ("attn.to_q",)
 
     def guidance(self, pipeline: Any) -> float:

@@ -56,7 +56,8 @@ def parse(option: str, threshold: object) -> Criterion:
         highest = float(upper)
         lowest = float(lower) if lower else None
     except ValueError:
-        highest, lowest = 0.0, None
+        highest = 0.0
+        lowest = None
     if estimator == "k1" and highest > 0 and 0 < (lowest if lowest is not None else 1 / highest) <= highest:
         return Criterion(over, estimator, math.log(lowest if lowest is not None else 1 / highest), math.log(highest))
     if estimator != "k1" and highest > 0 and lowest is None:

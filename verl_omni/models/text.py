@@ -27,8 +27,10 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-START, END = "<|startoftext|>", "<|endoftext|>"
-QWEN_END, QWEN_TURNS = "<|endoftext|>", ("<|im_start|>", "<|im_end|>")
+START = "<|startoftext|>"
+END = "<|endoftext|>"
+QWEN_END = "<|endoftext|>"
+QWEN_TURNS = ("<|im_start|>", "<|im_end|>")
 QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 VISION_IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 

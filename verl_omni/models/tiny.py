@@ -36,7 +36,10 @@ WORDS = tuple(
     "a above and below black blue bright cat circle dark dog green house left of on orange photo purple red "  # noqa: SIM905
     "right sky small square the tree triangle two white with yellow".split()
 )
-TEXT_LENGTH, WIDTH, HIDDEN, LATENT_CHANNELS = 16, 32, 32, 16
+TEXT_LENGTH = 16
+WIDTH = 32
+HIDDEN = 32
+LATENT_CHANNELS = 16
 IMAGE_SIDE = 64  # of input images in pixels; larger ones are reduced
 # Factor of a VAE's output weights: a random decoder gives nearly grey images, which rewards cannot tell apart, and a
 # random encoder of input images nearly equal latents, whose mistakes would not show.
@@ -45,7 +48,8 @@ CONTRAST = 8.0
 
 def make_tiny_sd3(path: Path, seed: int = 0) -> None:
     """Write the model: a transformer of 82 thousand parameters, a VAE with a factor of 8, three text encoders."""
-    clip, t5 = text.clip_tokenizer(WORDS, TEXT_LENGTH), text.t5_tokenizer(WORDS, TEXT_LENGTH)
+    clip = text.clip_tokenizer(WORDS, TEXT_LENGTH)
+    t5 = text.t5_tokenizer(WORDS, TEXT_LENGTH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = SD3Transformer2DModel(

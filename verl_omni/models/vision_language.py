@@ -16,7 +16,9 @@ from transformers import (
 from verl_omni.models import text
 from verl_omni.models.saving import save
 
-PATCH, MERGED, WIDTH = 16, 2, 32
+PATCH = 16
+MERGED = 2
+WIDTH = 32
 WORDS = tuple("0 1 2 3 4 5 Final Score a all answer exactly image in is of text the this visible with".split())  # noqa: SIM905
 # Qwen's format of turns; an image is one token, which the processor repeats for each of its patches.
 CHAT_TEMPLATE = (

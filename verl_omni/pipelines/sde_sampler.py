@@ -75,8 +75,10 @@ class Sampler:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._dtype = dtype
-        self._timesteps, self._sigmas = timesteps, sigmas.to(device=timesteps.device, dtype=torch.float32)
-        self._windows, self._generators = windows, generators
+        self._timesteps = timesteps
+        self._sigmas = sigmas.to(device=timesteps.device, dtype=torch.float32)
+        self._windows = windows
+        self._generators = generators
         self._latents: list[list[Tensor]] = [[] for _ in windows]
         self._scores: list[list[Tensor]] = [[] for _ in windows]
         self._projections: list[list[Tensor]] = [[] for _ in windows]

@@ -57,7 +57,8 @@ class TrajectoryRecorder:
     def __init__(
         self, params: Sequence[Any], device: torch.device, *, steps: int, dtype: torch.dtype, version: int | None = None
     ) -> None:
-        self._version, self._dtype = version, dtype
+        self._version = version
+        self._dtype = dtype
         self._generators = [request_generator(each, device) for each in params]
         self._extra = [each.extra_args or {} for each in params]
         self._windows = [

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.trainer.run.trackers import Trackers
 
-OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+OK = 0
+FAILURE = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,8 @@ def _recorded(
 
     killed_before = machine.killed_for_memory(cgroups)
     errors: list[str] = []
-    results, saves = Results(), SaveRequests()
+    results = Results()
+    saves = SaveRequests()
 
     def on_event(event: Mapping[str, Any]) -> None:
         line = format_event(event)
@@ -221,14 +225,16 @@ def _recorded(
         return reporter.checkpoint_wanted() or saves.requested()
 
     run = Run(config, folder, checkpoint, wanted, saves, reporter.note)
-    code, at_once = FAILURE, False
+    code = FAILURE
+    at_once = False
     with contextlib.ExitStack() as resources:
         try:
             results.open(config, folder)
             train(run, resources)
             code = OK
         except KeyboardInterrupt:
-            at_once, code = True, _record_loss(folder, checkpoint)
+            at_once = True
+            code = _record_loss(folder, checkpoint)
         except Exception as error:  # recorded for the user, then the exit code
             code = _record_failure(folder, error, killed=machine.killed_for_memory(cgroups) - killed_before)
         finally:
@@ -250,7 +256,8 @@ def _record_loss(folder: Any, begun: Path | None) -> int:
     from verl_omni.trainer.run import checkpoints
 
     steps = folder.metrics()
-    newest, complete = checkpoints.latest(folder.path / "checkpoints"), int(steps[-1]["step"] or 0) if steps else 0
+    newest = checkpoints.latest(folder.path / "checkpoints")
+    complete = int(steps[-1]["step"] or 0) if steps else 0
     saved, first = (None if path is None else checkpoints.step_of(path) for path in (newest, begun))
     folder.event("stopped", message=describe_loss(complete, saved, first or 0), kind="KeyboardInterrupt")
     return INTERRUPTED
@@ -384,7 +391,8 @@ def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
     traceback.print_exc()
     # Messages of this package's own errors are complete sentences; others need their type to be understood.
     own = type(cause).__module__.startswith("verl_omni.") and str(cause)
-    message, reason = own or describe_error(error), _reason(error)
+    message = own or describe_error(error)
+    reason = _reason(error)
     if killed and reason in ("ApplicationError", "WorkerLost"):
         reason = "OutOfMemory"
         message = f"the memory of the trainer's container ran out, and the kernel killed {killed} processes; {message}"
@@ -398,7 +406,8 @@ def _pairs(config: Any, train: Any) -> Any | None:
         return None
     from verl_omni.trainer.data.preferences import PreferencePairs
 
-    files, size = config.data.train_files, config.actor_rollout_ref.rollout.pipeline
+    files = config.data.train_files
+    size = config.actor_rollout_ref.rollout.pipeline
     first = files if isinstance(files, str) else files[0]
     return PreferencePairs(train, Path(first).parent, height=size.height, width=size.width)
 

@@ -95,7 +95,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         ValueError: no model family matches, the data set is smaller than a batch, a number of workers is not positive,
             or the engine cannot run with these settings on this machine.
     """
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
     with open_dict(config):
         _fit_data(config)
         model_settings.fill_in(model, rollout)
@@ -148,7 +149,9 @@ def _fit_data(config: DictConfig) -> None:
 
 def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
     """Fill in dtypes and activation checkpointing: for the memory of an accelerator, or for the speed of a CPU."""
-    model, fsdp, rollout = settings.model, settings.actor.fsdp_config, settings.rollout
+    model = settings.model
+    fsdp = settings.actor.fsdp_config
+    rollout = settings.rollout
     dtype = "bfloat16" if has_accelerator else "float32"
     if fsdp.mixed_precision.param_dtype is None:
         fsdp.mixed_precision.param_dtype = dtype
@@ -281,7 +284,8 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         master_port_range=rendezvous_ports.search_range(random.Random()),
     )
     # Copying a configuration, as Hydra does, detaches its nodes for a moment: no two threads may have the same one.
-    for_rewards, for_servers = copy.deepcopy(config), copy.deepcopy(config)
+    for_rewards = copy.deepcopy(config)
+    for_servers = copy.deepcopy(config)
     with ThreadPoolExecutor(3, thread_name_prefix="startup") as threads:
         rewards_up = threads.submit(start_reward_workers, for_rewards, pool, report_phase)
         if judge_settings.sleeps(config):

@@ -177,7 +177,8 @@ def conflicts(rollout: Any, *, trains_adapter: bool) -> Iterator[str]:
                 f"{GROUP}.{name}: updates of all weights cannot write weights that the engine keeps in another form; "
                 "train an adapter (actor_rollout_ref.model.lora_rank)"
             )
-    ranks, size = engine.get("vae_patch_parallel_size") or 1, rollout.tensor_model_parallel_size
+    ranks = engine.get("vae_patch_parallel_size") or 1
+    size = rollout.tensor_model_parallel_size
     if ranks > size:
         yield f"{GROUP}.vae_patch_parallel_size: {ranks} is more than tensor_model_parallel_size, which is {size}"
 

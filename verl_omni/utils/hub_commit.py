@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 README = "README.md"
-CONNECT_SECONDS, REQUEST_SECONDS = 5.0, 60.0  # without an answer; huggingface_hub itself would wait forever
+# without an answer; huggingface_hub itself would wait forever
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 60.0
 # Uploads use Git LFS, which the tests run. Xet, the default of huggingface_hub, ignores what a hub offers.
 VARIABLES = {
     "HF_HUB_OFFLINE": "0",

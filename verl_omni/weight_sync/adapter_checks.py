@@ -85,7 +85,8 @@ def check_pairs(tensors: Mapping[str, Tensor], rank: int) -> set[str]:
     """
     modules = adapter_modules(tensors)
     for module in sorted(modules):
-        a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+        a = tensors[f"{module}.lora_A.weight"]
+        b = tensors[f"{module}.lora_B.weight"]
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise IncompleteUpdate(
                 f"{module} has lora_A {tuple(a.shape)} and lora_B {tuple(b.shape)}, but the adapter's rank is {rank}"
@@ -189,6 +190,8 @@ def _own_shard(layer: Any, index: int, a: Tensor, b: Tensor) -> tuple[Tensor, Te
     if layer.n_slices == 1:
         return layer.slice_lora_a(a), layer.slice_lora_b(b)
     empty: list[Tensor | None] = [None] * layer.n_slices
-    only_a, only_b = [*empty], [*empty]
-    only_a[index], only_b[index] = a, b
+    only_a = [*empty]
+    only_b = [*empty]
+    only_a[index] = a
+    only_b[index] = b
     return layer.slice_lora_a(only_a)[index], layer.slice_lora_b(only_b)[index]

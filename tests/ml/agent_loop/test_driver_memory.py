@@ -28,10 +28,14 @@ from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_
 
 pytestmark = pytest.mark.slow  # generates thousands of samples
 
-SAMPLES_PER_PROMPT, WORKERS, STEPS = 8, 2, 4
-FEW, MANY = 64, 4096
+SAMPLES_PER_PROMPT = 8
+WORKERS = 2
+STEPS = 4
+FEW = 64
+MANY = 4096
 A_SAMPLE = 4096  # bytes of the driver
-STATUS, PEAK_OF_RSS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+PEAK_OF_RSS = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,12 @@ pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
 MEGABYTE = 1e6
 # Stable Diffusion 3.5 medium at 512 px: 16 latent channels at an eighth of the side, 77 CLIP and 256 T5 tokens.
-LATENT, EMBEDS, POOLED = (16, 64, 64), (333, 4096), (2048,)
-STEPS, SAMPLES_PER_PROMPT, PROMPTS = 10, 24, 4
+LATENT = (16, 64, 64)
+EMBEDS = (333, 4096)
+POOLED = (2048,)
+STEPS = 10
+SAMPLES_PER_PROMPT = 24
+PROMPTS = 4
 
 
 class Store:

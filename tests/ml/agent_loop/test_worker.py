@@ -244,7 +244,8 @@ async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any
 async def test_a_sample_is_scored_once(worker: Any, rewards: Any) -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopOutput
 
-    made, handle = worker(), rewards()
+    made = worker()
+    handle = rewards()
     sample = DiffusionAgentLoopOutput(
         prompt_ids=[1], response_diffusion_output=torch.ones(3, 2, 2, dtype=torch.uint8), metrics={}
     )

@@ -16,7 +16,10 @@ from torch import Tensor
 from verl_omni.algos import agreement, sde
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 
-ROWS, STEPS, SHAPE, ROUNDING = 16, 9, (16, 64, 64), 0.024
+ROWS = 16
+STEPS = 9
+SHAPE = (16, 64, 64)
+ROUNDING = 0.024
 ADVANTAGES = torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
 
 
@@ -35,7 +38,10 @@ def recorded(kind: str, seed: int) -> tuple[RoundedPolicy, dict[str, Tensor]]:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(STEPS + 1)
     generator = torch.Generator().manual_seed(seed)
-    latents, log_probs, projections, velocities = [], [], [], {}
+    latents = []
+    log_probs = []
+    projections = []
+    velocities = {}
     for step in range(STEPS):
         x, noise, error = (torch.randn(ROWS, *SHAPE, generator=generator) for _ in range(3))
         velocity = 1.2 * torch.randn(ROWS, *SHAPE, generator=generator)

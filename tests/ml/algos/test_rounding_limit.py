@@ -19,7 +19,8 @@ from verl_omni.workers.actor.build import cast
 from verl_omni.workers.actor.policy import Policy
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 
-ROWS, WIDTH = 2, 64
+ROWS = 2
+WIDTH = 64
 SIGMAS = torch.tensor([[0.7, 0.6], [0.3, 0.2]])
 
 
@@ -92,7 +93,8 @@ def policies(make: Any) -> tuple[Policy, Policy, dict[str, Tensor], float]:
         }
         latents = torch.randn(ROWS, 2, *shape)
     masks = {f"{sign}prompt_embeds_mask": torch.ones(ROWS, 16, dtype=torch.bool) for sign in ("", "negative_")}
-    rounded, exact = make()[1].eval(), make()[1].eval()
+    rounded = make()[1].eval()
+    exact = make()[1].eval()
     rounded.load_state_dict(module.state_dict())
     cast(rounded, torch.bfloat16, frozenset(getattr(rounded, "_keep_in_fp32_modules", None) or ()))
     exact.load_state_dict({name: tensor.float() for name, tensor in rounded.state_dict().items()})

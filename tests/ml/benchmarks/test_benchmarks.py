@@ -98,7 +98,8 @@ def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     scale = json.loads((DOCS / "figures" / "operator_scale.json").read_text(encoding="utf-8"))["runs"][0]
-    page, figures = tmp_path / "page.md", tmp_path / "figures"
+    page = tmp_path / "page.md"
+    figures = tmp_path / "figures"
     figures.mkdir()
     run = {"operator_create": CREATION, "operator_memory": MEMORY, "operator_fairness": FAIRNESS}.get(name, scale)
     (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
@@ -345,7 +346,8 @@ def test_the_parts_of_a_replacement_add_up_to_the_time_from_the_loss_to_the_firs
 ) -> None:
     """A replica is lost at 10 s; the driver finds a place, starts another one, updates it, and it makes a sample."""
     benchmark = program("replica_loss")
-    now, events = 0.0, [{"event": "phase", "text": "replica 1 joined", "start_s": 9.0, "sync_s": 9.0}]
+    now = 0.0
+    events = [{"event": "phase", "text": "replica 1 joined", "start_s": 9.0, "sync_s": 9.0}]
 
     def sleep(seconds: float) -> None:
         nonlocal now

@@ -51,7 +51,8 @@ class Stacks:
     """Starts stacks on a Ray, each with a folder of its own."""
 
     def __init__(self, ray: SharedRay, folders: pytest.TempPathFactory) -> None:
-        self._ray, self._folders = ray, folders
+        self._ray = ray
+        self._folders = folders
         self._running: list[Any] = []
 
     def start(self, prompts: list[str], *overrides: str) -> tuple[Any, Any]:
@@ -216,7 +217,8 @@ class RunningFamily:
             f"{component}.{name}": tensor * (scale if name.startswith(only) else 1)
             for name, tensor in load_file(file).items()
         }
-        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}-{only}-{component}"
+        job = ray.get_runtime_context().get_job_id()
+        update = f"base-{scale}-{only}-{component}"
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
             "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}
@@ -289,7 +291,8 @@ def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFa
 def replica(two_replicas: TwoReplicas) -> Iterator[Replica]:
     """The first replica. After each test it must serve the same weights and leave no resources."""
     one = two_replicas.replicas[0]
-    before, counted = one.picture(), Leftovers()
+    before = one.picture()
+    counted = Leftovers()
     yield one
     assert torch.equal(one.picture(), before), "the old weights must still be served"
     counted.none()

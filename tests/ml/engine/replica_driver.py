@@ -15,7 +15,8 @@ from torch import Tensor
 from verl_omni.weight_sync import names, transfer
 
 LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
-RANK, WIDTH = 4, 32
+RANK = 4
+WIDTH = 32
 DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
 SOON = 60.0  # deadline of every answer, in seconds
 TOKEN = secrets.token_hex(4)

@@ -7,7 +7,9 @@ from typing import Any
 
 from contract.recipes import Recipe
 
-MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 WORDS = ("bread", "home", "open")
 SERVED = "qwen_image_ocr_lora_async_reward"  # keeps its judge, with a tiny model; others ask a server of the test
 OF_SERVERS = ("genrm", "http_scorer_client", "latent_http")  # in the paths of scorers that ask a server

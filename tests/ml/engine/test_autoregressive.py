@@ -23,7 +23,8 @@ from verl_omni.weight_sync.errors import PeerFailed
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPTS = ["a red circle", "two blue square on the left of a house with a dog and a cat", "the", "yellow"]
-PROMPT_LENGTH, RESPONSE_LENGTH = 32, 2000
+PROMPT_LENGTH = 32
+RESPONSE_LENGTH = 2000
 ROOM = PROMPT_LENGTH + RESPONSE_LENGTH
 AT_ONCE = 3  # requests in one engine step, fewer than are submitted
 SOON = 60.0  # deadline of every answer, in seconds
@@ -279,7 +280,8 @@ def waiting_for(running: Running, count: int) -> None:
 
 def test_one_request_is_aborted_and_its_neighbour_is_not(running: Running) -> None:
     ids = running.ids(PROMPTS[0])
-    victim, neighbour = running.submit(ids, "victim", max_tokens=1900), running.submit(ids, "neighbour", max_tokens=90)
+    victim = running.submit(ids, "victim", max_tokens=1900)
+    neighbour = running.submit(ids, "neighbour", max_tokens=90)
     waiting_for(running, 2)
     assert answered(running.server.abort_request.remote("victim")) == [{"aborted": True, "request_id": "victim"}]
     one, other = answered(victim, neighbour)
@@ -366,7 +368,8 @@ def test_weights_do_not_change_during_a_request(running: Running) -> None:
 
 
 def test_after_half_an_update_requests_fail_until_a_complete_one(running: Running) -> None:
-    ids, weights = running.ids(PROMPTS[0]), changed(running, seed=2)
+    ids = running.ids(PROMPTS[0])
+    weights = changed(running, seed=2)
     broken = {**weights, "lm_head.weight": torch.full_like(weights["lm_head.weight"], torch.nan)}
     with pytest.raises(Exception, match=r"\[PartialWeights\].*lm_head.weight has values that are not finite"):
         running.send(broken.items(), version=2)
@@ -379,7 +382,8 @@ def test_after_half_an_update_requests_fail_until_a_complete_one(running: Runnin
 def test_an_adapter_is_attached_and_replaced_and_an_invalid_one_changes_nothing(running: Running) -> None:
     from peft import LoraConfig, get_peft_model
 
-    ids, plain = running.ids(PROMPTS[0]), running.reference
+    ids = running.ids(PROMPTS[0])
+    plain = running.reference
     settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"])
     running.reference = get_peft_model(plain, settings)
     texts = [running.write(ids, 8)]

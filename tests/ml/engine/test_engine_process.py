@@ -102,7 +102,8 @@ def said(asked: Any) -> str:
 def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica]) -> None:
     one, other = replicas
     assert len({each.pid() for each in replicas} | {worker_of(each).pid for each in replicas}) == 4
-    before, counted = one.picture(), Leftovers()
+    before = one.picture()
+    counted = Leftovers()
     assert torch.equal(before, other.picture())
     one.publish(one.adapter(2.0), version=2)
     assert not torch.equal(before, one.picture())
@@ -117,7 +118,8 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
     from verl_omni.workers.rollout.replica_calls import EngineDead
 
     one, other = replicas
-    worker, picture = worker_of(other), one.picture()
+    worker = worker_of(other)
+    picture = one.picture()
     assert torch.equal(other.picture(), picture)  # its first request also asks the worker for its adapters
     ray.get([each.server.check_engine.remote() for each in replicas], timeout=SOON)
     notice_late(other)

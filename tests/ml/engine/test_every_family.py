@@ -284,7 +284,8 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
     share = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
     running = family("wan", *VIDEOS, "trainer.n_gpus_per_node=2", share)
     running.publish(0)
-    before, samples = running.evaluate(), running.samples(version=0)
+    before = running.evaluate()
+    samples = running.samples(version=0)
     answer = running.request_update(samples)
     assert [len(answer.meta_info["metrics"][name]) for name in ("actor/loss", "actor/grad_norm")] == [1, 1]
     (norm,), (difference,) = (answer.meta_info["metrics"][n] for n in ("actor/grad_norm", "rollout_corr/max_abs_diff"))
@@ -294,7 +295,8 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
     assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
 
 
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 
 

@@ -25,7 +25,8 @@ from verl_omni.pipelines.registry import FAMILIES
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-STEPS, HELD_OUT = 3, 2
+STEPS = 3
+HELD_OUT = 2
 ENTRY_POINTS = {"main_diffusion": [], "main_diffusion_v1": ["trainer.use_v1=true"]}  # what they add to the arguments
 # What differs from the example: model, resolution, batch, accelerators, length of the run, and a stand-in for the judge
 # (tests/ml/engine/test_pools.py has a run that serves one).
@@ -180,7 +181,8 @@ def test_an_example_trains_with_its_own_settings(
     if name in PAIRS:
         (tmp_path / PAIRS[name]).parent.mkdir()
         small_recipes.write_pairs(tmp_path / PAIRS[name])
-    own, shrunk = settings_of(EXAMPLES / f"{name}.yaml"), settings_of(job)
+    own = settings_of(EXAMPLES / f"{name}.yaml")
+    shrunk = settings_of(job)
     differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
     assert differing <= SHRUNK | ({"data.train_files"} if name in PAIRS else set()), "everything else is the example's"
 

@@ -22,7 +22,9 @@ from verl_omni.models.vision_language import make_tiny_qwen3_vl
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 RM = "reward.reward_model"
-START, END = 400.0, 180.0  # seconds
+# seconds
+START = 400.0
+END = 180.0
 STEPS = 5  # more than are complete when the judge is killed
 
 
@@ -51,7 +53,9 @@ def start(
     folder: Path, *more: str, change: Callable[[Path], None] = lambda judge: None
 ) -> tuple[subprocess.Popen[str], Path, Path]:
     """A run of a tiny model with a tiny judge, its log, and the folder of the judge's model."""
-    model, judge, log = folder / "model", folder / "judge", folder / "log"
+    model = folder / "model"
+    judge = folder / "judge"
+    log = folder / "log"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
     change(judge)

@@ -17,7 +17,8 @@ from torch import Tensor
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
-RANK, TOKENS = 4, 12
+RANK = 4
+TOKENS = 12
 
 
 @dataclass

@@ -22,7 +22,8 @@ STEPS = 3
 
 
 def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp_path: Path) -> None:
-    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    model = tmp_path / "model"
+    prompts = tmp_path / "prompts.jsonl"
     make_tiny_sd3(model)
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     job = load_job(

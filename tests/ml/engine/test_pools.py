@@ -35,7 +35,8 @@ ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list[str]:
     """The command of a short training."""
-    prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
+    prompts = folder / "prompts.jsonl"
+    pipeline = "actor_rollout_ref.rollout.pipeline"
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     settings = (
         f"data.train_files='{prompts}'",
@@ -87,7 +88,8 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion")
 
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
-    averaged, synchronous = metrics(pools), metrics(colocated)
+    averaged = metrics(pools)
+    synchronous = metrics(colocated)
     # The last evaluation is that of the average in the pools, and of the policy in the other run.
     ends = [
         {name: line.pop(name) for name in [*line] if name.startswith(("val/", "diversity/images"))}
@@ -155,7 +157,9 @@ TRUTH = "answer image score final text visible exactly with all of the 1 2 3 4 5
 
 
 def test_a_served_judge_scores_what_it_sees(tmp_path: Path) -> None:
-    model, judge, saved = tmp_path / "model", tmp_path / "judge", tmp_path / "saved"
+    model = tmp_path / "model"
+    judge = tmp_path / "judge"
+    saved = tmp_path / "saved"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
     prompts = tmp_path / "rows.jsonl"

@@ -71,7 +71,8 @@ def train_batch(running: Running, step: int, version: int) -> Any:
 
 
 def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) -> None:
-    one, again = evaluate(running), evaluate(running)
+    one = evaluate(running)
+    again = evaluate(running)
     assert one.images.dtype == torch.uint8 and one.images.shape == (3, 3, 64, 64)
     assert torch.equal(one.images, again.images)
     assert one.versions == [0, 0, 0]
@@ -146,7 +147,8 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
 def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(running: Running, tmp_path: Path) -> None:
     from verl import DataProto
 
-    stack, counted = running.stack, Leftovers()
+    stack = running.stack
+    counted = Leftovers()
     before = evaluate(running)
     stack.workers.save_checkpoint(str(tmp_path))
     samples = train_batch(running, step=1, version=0)

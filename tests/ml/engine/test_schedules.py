@@ -21,8 +21,15 @@ from tests.ml.engine.engine_command_line import command_line
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-HEIGHT, WIDTH, STEPS, LENGTH, FRAMES, SEED = 96, 64, 5, 32, 5, 7
-GUIDANCE, PROMPT, NEGATIVE = 3.0, "a red circle", "dark sky"
+HEIGHT = 96
+WIDTH = 64
+STEPS = 5
+LENGTH = 32
+FRAMES = 5
+SEED = 7
+GUIDANCE = 3.0
+PROMPT = "a red circle"
+NEGATIVE = "dark sky"
 PICTURE = Image.new("RGB", (WIDTH, HEIGHT), "red")
 PICTURE_PIXELS = 64 * 64  # the limit of the tiny processor; released ones have a larger one than upstream's sizes
 DYNAMIC = {"use_dynamic_shifting": True, "base_image_seq_len": 16, "max_image_seq_len": 64}

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPTS = ["a red circle", "two cat photo"]
-SIZE, STEPS = 64, 4
+SIZE = 64
+STEPS = 4
 AT_ONCE = 4  # requests in one engine batch
 JSON = {"content-type": "application/json"}
 
@@ -153,7 +154,8 @@ def batches(running: Running) -> list[int]:
         from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline as Pipeline
 
         if not hasattr(Pipeline, "batches"):
-            Pipeline.batches, plain = [], Pipeline.forward
+            Pipeline.batches = []
+            plain = Pipeline.forward
 
             def forward(self: Any, req: Any) -> Any:
                 Pipeline.batches.append(req.num_reqs)

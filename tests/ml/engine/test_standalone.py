@@ -124,7 +124,8 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
 
     monkeypatch.setattr(save_before_stop, "GCS_PORT", int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
     store = save_before_stop.Store(ray._raylet.GcsClient(address=save_before_stop.head_address()))
-    run, saved = SaveRequests(), []
+    run = SaveRequests()
+    saved = []
     run.observe({"event": "start", "resumed_from": None})
     run.observe({"event": "step", "step": 1})
     hook = threading.Thread(target=lambda: saved.append(save_before_stop.save(store, 60.0)))
@@ -136,7 +137,8 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
     run.observe({"event": "checkpoint", "step": 2})
     hook.join(60.0)
     assert saved == [True] and not run.requested()
-    ends, said = iter([False, True]), []
+    ends = iter([False, True])
+    said = []
     run.wait_for_end(lambda: next(ends), said.append)
     assert len(said) == 1 and not any(ends), "a run that saved for a hook takes no step more"
     SaveRequests().wait_for_end(pytest.fail, pytest.fail)

@@ -13,9 +13,11 @@ from tests.ml.engine.shared_ray import SharedRay
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
 LAYERS = [f"transformer_blocks.{block}.attn.{name}" for block in (0, 1) for name in ("to_q", "to_out.0")]
-RANK, WIDTH = 4, 32
+RANK = 4
+WIDTH = 32
 
 
 def write_model(folder: Path) -> None:

@@ -277,7 +277,8 @@ def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_o
     assert code == 0, said
     fourth.check_nothing_left()
     assert fourth.metrics() == unbroken.metrics()
-    one, other = fourth.adapter(), unbroken.adapter()
+    one = fourth.adapter()
+    other = unbroken.adapter()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     # The store has the adapter of the last checkpoint and the report, and says so.

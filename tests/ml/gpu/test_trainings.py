@@ -22,8 +22,12 @@ from verl_omni.models.tiny import MAKERS
 pytestmark = [pytest.mark.timeout(600), pytest.mark.gpu]
 
 STEPS = 3
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-PIPELINE, FSDP, LOSS = f"{ROLLOUT}.pipeline", f"{ACTOR}.fsdp_config", f"{ACTOR}.diffusion_loss.loss_mode"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+PIPELINE = f"{ROLLOUT}.pipeline"
+FSDP = f"{ACTOR}.fsdp_config"
+LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
 JUDGE = "reward.reward_model"
 ONE_STEP = f"{ROLLOUT}.algo.noise_level=0"  # trained on final samples, which are generated without noise
 VIDEOS = f"{PIPELINE}.num_frames=5"

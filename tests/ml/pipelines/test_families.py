@@ -188,7 +188,8 @@ def test_qwen_image_guidance_keeps_the_norm_of_each_patch(negative: int) -> None
         "negative_prompt_embeds_mask": torch.tensor([[1] + [0] * (negative - 1)] * 2),
     }
     timestep = torch.full((2,), 500.0)
-    x, dtype = torch.zeros(2, 6, 8), torch.float32
+    x = torch.zeros(2, 6, 8)
+    dtype = torch.float32
     plain = qwen_image.velocity(transformer, batch, x, timestep, 1.0, dtype=dtype)
     guided = qwen_image.velocity(transformer, batch, x, timestep, 3.0, dtype=dtype)
     assert called == [2, 4], "guidance is one batch of both prompts"

@@ -70,7 +70,8 @@ def test_diffusers_loads_every_tensor_of_the_adapter(made: tuple[str, Path, Diff
     actor.save_adapter(tmp_path)
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(tmp_path, adapter_name=build.ADAPTER)
-    loaded, trained = weight_changes(pipeline.transformer), weight_changes(actor.module)
+    loaded = weight_changes(pipeline.transformer)
+    trained = weight_changes(actor.module)
     assert loaded.keys() == trained.keys() and trained
     assert all(torch.equal(loaded[name], change) for name, change in trained.items())
 

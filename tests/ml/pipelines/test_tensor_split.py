@@ -16,7 +16,8 @@ from verl_omni.trainer.settings import configuration, tensor_split
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's modules take half a minute to import
 
-HEADS, SIZES = 6, range(1, 14)
+HEADS = 6
+SIZES = range(1, 14)
 SMALL = {"num_attention_heads": HEADS, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "num_layers": 1}
 SD3 = {
     **SMALL,

@@ -63,7 +63,8 @@ def test_the_cache_fits_the_requests_within_a_share_of_free_memory(
     layer = SimpleNamespace(max_memory_usage_bytes=lambda config: 2000)
     worker: Any = object.__new__(torch_worker.TorchWorker)
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.5)
-    worker.scheduler_config, worker.vllm_config = SimpleNamespace(max_num_seqs=3), None
+    worker.scheduler_config = SimpleNamespace(max_num_seqs=3)
+    worker.vllm_config = None
     worker.get_kv_cache_spec = lambda: {"layer 0": layer, "layer 1": layer}
     monkeypatch.setattr(torch_worker, "available_memory", lambda: (free, 10**9))
     assert worker.determine_available_memory() == bytes_of_cache
@@ -75,7 +76,8 @@ def test_slots_of_a_batch_of_prompts_and_decodes() -> None:
     from verl_omni.platforms.cpu.torch_worker import compute_slot_mapping
 
     table = torch.tensor([[7, 3], [2, 5], [0, 0]], dtype=torch.int32)
-    starts, positions = torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([3, 4, 5, 6])
+    starts = torch.tensor([0, 3, 4], dtype=torch.int32)
+    positions = torch.tensor([3, 4, 5, 6])
     made = torch.full((6,), 99)
     compute_slot_mapping(4, 6, starts, positions, table, 2, 4, made, PAD_ID=-1)
     # Positions 3 to 5 of the first request, and 6 of the second, in blocks of 4.

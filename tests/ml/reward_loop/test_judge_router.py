@@ -41,12 +41,14 @@ async def serve() -> AsyncIterator[Serve]:
 @asynccontextmanager
 async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.Event]]:
     """A replica's address, what each request that arrives releases, and the event that it waits for, or its end."""
-    arrived, release = asyncio.Semaphore(0), asyncio.Event()
+    arrived = asyncio.Semaphore(0)
+    release = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         arrived.release()
-        given_up, released = asyncio.ensure_future(reader.read()), asyncio.ensure_future(release.wait())
+        given_up = asyncio.ensure_future(reader.read())
+        released = asyncio.ensure_future(release.wait())
         _, left = await asyncio.wait({given_up, released}, return_when=asyncio.FIRST_COMPLETED)
         for each in left:
             each.cancel()

@@ -108,7 +108,8 @@ def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
     (port,) = free_ports(1, random.Random())
     server = subprocess.Popen([sys.executable, "reward_server.py", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
-        scorer, url = rewards.get_scorer("http"), f"http://127.0.0.1:{port}/score"
+        scorer = rewards.get_scorer("http")
+        url = f"http://127.0.0.1:{port}/score"
         plain = torch.full((3, 8, 8), 128, dtype=torch.uint8)
         found = [scorer("d", each, "", {"prompt": "a prompt"}, url=url, attempts=20) for each in (HALVES, plain)]
         assert found == [{"score": 1.0, "words": 2.0}, {"score": 0.0, "words": 2.0}]

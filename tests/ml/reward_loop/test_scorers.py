@@ -116,7 +116,8 @@ def test_a_function_of_a_file_gets_the_arguments_and_the_settings(scorer_file: P
 
 
 def test_many_threads_execute_a_file_once(scorer_file: Path) -> None:
-    ready, found = threading.Barrier(8), []
+    ready = threading.Barrier(8)
+    found = []
 
     def ask() -> None:
         ready.wait()
@@ -215,7 +216,8 @@ def test_a_server_gets_the_fields_of_a_row_that_json_has(serve: Callable[..., Se
 def test_the_first_pause_is_a_setting_and_later_ones_grow(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str, attempts: dict[str, int]
 ) -> None:
-    server, paused = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}')), []
+    server = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}'))
+    paused = []
     monkeypatch.setattr(http, "SLEEP", paused.append)
     values: tuple[Any, ...] = ("d", torch.zeros(2, 2) if name == "latent_http" else CONSTANT, "t", {})
     arguments = [[value] for value in values] if name == "http_batch" else values
@@ -253,10 +255,8 @@ def test_connections_are_kept(serve: Callable[..., Server]) -> None:
 
 def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
     count = len(pictures)
-    truths, infos = (
-        [f"truth {place}" for place in range(count)],
-        [{"prompt": f"prompt {place}"} for place in range(count)],
-    )
+    truths = [f"truth {place}" for place in range(count)]
+    infos = [{"prompt": f"prompt {place}"} for place in range(count)]
     return rewards.get_scorer("http_batch")(["test"] * count, pictures, truths, infos, **settings)
 
 

@@ -25,7 +25,12 @@ SPECIAL = (
 BYTES = 256
 IDS = dict(zip(SPECIAL, range(BYTES, BYTES + len(SPECIAL)), strict=True))
 TOKENS = BYTES + len(SPECIAL) + 1  # with <|Reward|>, the last
-WIDTH, LAYERS, HEADS, GROUPS, INNER, CELL = 16, 2, 2, 1, 24, 14
+WIDTH = 16
+LAYERS = 2
+HEADS = 2
+GROUPS = 1
+INNER = 24
+CELL = 14
 HEAD = {"rm_head.0": (1024, WIDTH), "rm_head.3": (16, 1024), "rm_head.5": (2, 16)}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -33,7 +38,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # What a model of this kind is asked here. The package's wording belongs to the released weights.
-BEFORE, AFTER = "\nHow good is this picture?\nPrompt - {text_prompt}\n\n", "\nRating: <|Reward|>\n\nEND\n"
+BEFORE = "\nHow good is this picture?\nPrompt - {text_prompt}\n\n"
+AFTER = "\nRating: <|Reward|>\n\nEND\n"
 
 
 def write_base(folder: Path) -> None:
@@ -125,7 +131,8 @@ def write_base(folder: Path) -> None:
 def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     """All weights, fp32, with the names that the released file has."""
     shapes = {"model.embed_tokens.weight": (TOKENS, WIDTH), "model.norm.weight": (WIDTH,)}
-    group, half = WIDTH // HEADS * GROUPS, WIDTH // HEADS
+    group = WIDTH // HEADS * GROUPS
+    half = WIDTH // HEADS
     for layer in (f"model.layers.{place}." for place in range(LAYERS)):
         for name, rows in {"q_proj": half * HEADS, "k_proj": group, "v_proj": group}.items():
             shapes |= {f"{layer}self_attn.{name}.weight": (rows, WIDTH), f"{layer}self_attn.{name}.bias": (rows,)}

@@ -76,7 +76,8 @@ def test_mixing_devices_is_refused(second: torch.device) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_training_on_the_device_equals_training_on_the_cpu(second: torch.device, folder: Path, algorithm: str) -> None:
     make, settings, updates = ALGORITHMS[algorithm]
-    host, there = make(folder, **settings), make(folder, device=second, **settings)
+    host = make(folder, **settings)
+    there = make(folder, device=second, **settings)
     assert {parameter.device for parameter in there.module.parameters()} == {second}
     for found, expected in zip(updates(there), updates(host), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-6)
@@ -169,7 +170,8 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
     if "Edit" in architecture:
         rows |= {"image_latents": torch.randn(2, 16, 16), "img_shapes": torch.tensor([[[1, 4, 4]] * 2] * 2)}
-    x, timestep = torch.randn(2, *shape, generator=generator), torch.full((2,), 500.0)
+    x = torch.randn(2, *shape, generator=generator)
+    timestep = torch.full((2,), 500.0)
     module = build.load_transformer(
         SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native", enable_gradient_checkpointing=False),
         precision=Precision(torch.float32, torch.float32),

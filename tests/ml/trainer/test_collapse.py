@@ -22,7 +22,8 @@ MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
 
 def warnings(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     """The place of each warning, and its text."""
-    state, found = CollapseState(), []
+    state = CollapseState()
+    found = []
     for place, line in enumerate(lines):
         state, message = collapse.observe(state, line)
         if message is not None:

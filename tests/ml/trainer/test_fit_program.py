@@ -17,7 +17,8 @@ from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, j
 from verl_omni.trainer.settings import configuration
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
-ACTOR, PIPELINE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.pipeline"
+ACTOR = "actor_rollout_ref.actor"
+PIPELINE = "actor_rollout_ref.rollout.pipeline"
 SMALL = (
     "actor_rollout_ref.model.lora_rank=4",
     "data.train_batch_size=4",
@@ -70,7 +71,8 @@ def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
             configuration.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
 
 
-MICRO, BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.max_num_seqs"
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+BATCH = "actor_rollout_ref.rollout.max_num_seqs"
 SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
@@ -143,7 +145,8 @@ def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: lis
     start = OmegaConf.select(config, helps)
 
     def phases_of(changed: Any) -> dict[str, int]:
-        split, helped = OmegaConf.select(changed, SPLIT) > 1, OmegaConf.select(changed, helps) != start
+        split = OmegaConf.select(changed, SPLIT) > 1
+        helped = OmegaConf.select(changed, helps) != start
         return {"generation": 100 - 30 * split - 60 * helped}
 
     found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)

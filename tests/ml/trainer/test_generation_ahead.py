@@ -21,7 +21,8 @@ WAIT = 30.0  # seconds until a thread that should have run is missed
 
 @given(ahead=st.integers(0, 4), first=st.integers(0, 5), steps=st.integers(0, 12))
 def test_every_batch_is_generated_once_by_the_version_of_the_schedule(ahead: int, first: int, steps: int) -> None:
-    served, drawn = first, []
+    served = first
+    drawn = []
 
     def generate(step: int, version: int) -> tuple[int, int]:
         assert version == served, "the engines have other weights than the schedule says"
@@ -78,7 +79,9 @@ def test_an_error_of_the_generation_is_raised_for_its_batch_and_those_after_it()
 def test_batches_of_lost_replicas_are_generated_by_the_version_that_is_published_next(
     ahead: int, first: int, steps: int, losses: list[bool]
 ) -> None:
-    served, drawn, left = first, [], list(losses)
+    served = first
+    drawn = []
+    left = list(losses)
 
     def generate(step: int, version: int) -> tuple[int, int]:
         assert version == served, "a replica has no other weights than the current ones"
@@ -119,7 +122,8 @@ def test_another_error_than_a_loss_is_raised_by_the_drain() -> None:
 
 
 def test_a_stopped_generation_makes_no_further_batch() -> None:
-    drawn, stopped = [], threading.Event()
+    drawn = []
+    stopped = threading.Event()
 
     def generate(step: int, version: int) -> None:
         drawn.append(step)
@@ -135,7 +139,8 @@ def test_a_stopped_generation_makes_no_further_batch() -> None:
 
 
 def test_a_joined_generation_has_no_thread_any_more() -> None:
-    drawn, stopped = [], threading.Event()
+    drawn = []
+    stopped = threading.Event()
 
     def generate(step: int, version: int) -> None:
         assert stopped.wait(WAIT)

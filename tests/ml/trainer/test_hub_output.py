@@ -226,7 +226,8 @@ def test_a_hub_that_hangs_does_not_hold_up_a_run_that_is_stopped(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "GRACE_SECONDS", 1.0)
-    asked, released = threading.Event(), threading.Event()
+    asked = threading.Event()
+    released = threading.Event()
 
     def hang() -> None:
         asked.set()
@@ -262,7 +263,8 @@ def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path, monkeypat
 
 
 def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) -> None:
-    asked, released = threading.Event(), threading.Event()
+    asked = threading.Event()
+    released = threading.Event()
 
     def hang() -> None:
         asked.set()
@@ -301,7 +303,8 @@ def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: 
 
 
 def test_an_endpoint_is_that_of_the_hub_or_the_store(hub: Hub, tmp_path: Path) -> None:
-    config, named = settings(tmp_path, hub), {"HF_ENDPOINT": "http://hub"}
+    config = settings(tmp_path, hub)
+    named = {"HF_ENDPOINT": "http://hub"}
     said = hub_destination.find_problem(config, named)
     assert said is not None and said.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
     config.data = {"train_files": ["a.jsonl", "s3://b/a.jsonl"], "val_files": None}

@@ -14,7 +14,9 @@ from verl_omni.trainer.settings import configuration, cpu_values, judge_settings
 from verl_omni.utils.reference_settings import find_rule
 
 RM = "reward.reward_model"
-ON, PATH, ALONE = f"{RM}.enable=true", f"{RM}.model_path=judge", f"{RM}.rollout.tensor_model_parallel_size=1"
+ON = f"{RM}.enable=true"
+PATH = f"{RM}.model_path=judge"
+ALONE = f"{RM}.rollout.tensor_model_parallel_size=1"
 OWN = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=1", f"{RM}.n_gpus_per_node=2")
 AHEAD = ("actor_rollout_ref.rollout.nnodes=1", "trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
@@ -87,7 +89,8 @@ def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
 
 def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its_own_never() -> None:
     four = (ON, PATH, "trainer.n_gpus_per_node=4")
-    shared, awake = loaded(*four), loaded(*four, f"{RM}.rollout.free_cache_engine=false")
+    shared = loaded(*four)
+    awake = loaded(*four, f"{RM}.rollout.free_cache_engine=false")
     own = loaded(ON, PATH, *OWN)
     for config in (shared, awake, own):
         judge_settings.fill_in(config, has_accelerator=True)

@@ -61,7 +61,8 @@ class AnsweringWorkers:
 
     def __init__(self, optimizer_steps: float) -> None:
         self.optimizer_steps = optimizer_steps
-        self.writes_fast, self.started = False, 0
+        self.writes_fast = False
+        self.started = 0
 
     def update_actor(self, data: DataProto) -> DataProto:
         found = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
@@ -71,7 +72,8 @@ class AnsweringWorkers:
         (Path(folder) / "weights").write_text("w")
 
     def start_checkpoint(self, folder: str) -> None:
-        self.folder, self.started = Path(folder), self.started + 1
+        self.folder = Path(folder)
+        self.started = self.started + 1
 
     def finish_checkpoint(self, wait_s: float) -> list[bool]:
         """Without waiting, the write ends only if `writes_fast` is set."""
@@ -165,7 +167,8 @@ def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) 
 
 
 def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path) -> None:
-    drawn, evaluated = tmp_path / "drawn", tmp_path / "evaluated"
+    drawn = tmp_path / "drawn"
+    evaluated = tmp_path / "evaluated"
     trainer(
         tmp_path / "run",
         f"trainer.rollout_data_dir={drawn}",
@@ -239,7 +242,8 @@ def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path
     generate = made.stack.agent_loop.generate_sequences
 
     def generating(prompts: DataProto) -> DataProto:
-        rollout, columns = made.config.actor_rollout_ref.rollout, prompts.non_tensor_batch
+        rollout = made.config.actor_rollout_ref.rollout
+        columns = prompts.non_tensor_batch
         seen.extend(row["seed"] for row in row_params(rollout, prompts.meta_info, len(prompts), columns))
         return generate(prompts)  # type: ignore[no-any-return]
 
@@ -272,7 +276,8 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
     )
     calls: list[Any] = []
     made.stack.workers.send_average = calls.append
-    publish, generate = made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences
+    publish = made.stack.weights.update_weights
+    generate = made.stack.agent_loop.generate_sequences
 
     def publishing(global_steps: int) -> Any:
         calls.append(global_steps)
@@ -282,7 +287,8 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
         calls.append("evaluation" if prompts.meta_info.get("validate") else "training")
         return generate(prompts)  # type: ignore[no-any-return]
 
-    made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences = publishing, generating
+    made.stack.weights.update_weights = publishing
+    made.stack.agent_loop.generate_sequences = generating
     made.fit(None)
     average = [True, "version", "evaluation", False, "version"]
     wanted = ["version", *average, "training", "version", "training", "version", *average]
@@ -397,7 +403,8 @@ def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that
 def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
     made = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
     made.folder.take()
-    update, updates = made.stack.workers.update_actor, iter(range(1, 4))
+    update = made.stack.workers.update_actor
+    updates = iter(range(1, 4))
 
     def taken_in_step_2(data: DataProto) -> DataProto:
         if next(updates) == 2:
@@ -423,7 +430,8 @@ def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) 
 
 def fail_in_step(made: RunInMemory, step: int) -> RunInMemory:
     """Let the update of a step fail."""
-    update, updates = made.stack.workers.update_actor, []
+    update = made.stack.workers.update_actor
+    updates = []
 
     def failing(data: DataProto) -> DataProto:
         updates.append(data)

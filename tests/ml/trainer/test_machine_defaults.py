@@ -81,7 +81,8 @@ def test_all_linear_leaves_out_what_the_engine_cannot_adapt_unless_others_are_le
 def test_a_tokenizer_below_a_hub_id_is_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    repository, commit = tmp_path / "models--Qwen--Qwen-Image", "b" * 40
+    repository = tmp_path / "models--Qwen--Qwen-Image"
+    commit = "b" * 40
     folder = repository / "snapshots" / commit
     folder.mkdir(parents=True)
     (repository / "refs").mkdir()

@@ -127,7 +127,8 @@ def test_pods_that_download_into_one_folder_at_the_same_time_all_get_the_files(t
     content = {name: bytes([place]) * (3 * stores.BLOCK) for place, name in enumerate("ab")}
     for name, each in content.items():
         (tmp_path / "store" / name).write_bytes(each)
-    begin, failed = threading.Barrier(4), list[Exception]()
+    begin = threading.Barrier(4)
+    failed = list[Exception]()
 
     def download() -> None:
         begin.wait(60)
@@ -272,7 +273,8 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
     server: ObjectStore, bucket: Path, tmp_path: Path
 ) -> None:
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
-    folder, sent = RunFolder(tmp_path / "run"), CountingWriter()
+    folder = RunFolder(tmp_path / "run")
+    sent = CountingWriter()
     made = uploads.Output(
         StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
         folder,
@@ -335,7 +337,8 @@ def test_inputs_that_a_run_cannot_use_are_refused(server: ObjectStore, bucket: P
     config.data.train_files = "/local.jsonl"
     with pytest.raises(ValueError, match="this run has several nodes"):
         inputs.fetch(config, tmp_path, lambda text: None)
-    config.data.train_files, config.algorithm.sample_source = f"s3://{bucket.name}/a.jsonl", "offline"
+    config.data.train_files = f"s3://{bucket.name}/a.jsonl"
+    config.algorithm.sample_source = "offline"
     with pytest.raises(ValueError, match="sample_source=offline reads images next to the file"):
         inputs.fetch(config, tmp_path, lambda text: None)
 

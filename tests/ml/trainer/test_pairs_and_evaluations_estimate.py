@@ -16,7 +16,9 @@ from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import evaluations, job_estimate, model_shapes, sample_tensors
 from verl_omni.trainer.settings import configuration
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "num_inference_steps=3")]
 JOB = (
     "data.train_files=x.jsonl",

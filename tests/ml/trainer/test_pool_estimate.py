@@ -25,7 +25,8 @@ from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.settings import configuration
 from verl_omni.weight_sync.network.buckets import BucketFiller
 
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 MIB = 1 << 20
 
 
@@ -48,7 +49,8 @@ FLAGS = ("sends_adapter", "offloads_weights", "offloads_optimizer", "copies_chec
 @st.composite
 def setups(draw: st.DrawFn, *, accelerator: bool) -> Setup:
     """Setups whose engines stay awake; without accelerators nothing is offloaded."""
-    nodes, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    nodes = draw(st.integers(1, 3))
+    ranks = draw(st.integers(1, 4))
     flags = {name: draw(st.booleans()) for name in FLAGS}
     if not accelerator:
         flags |= {"offloads_weights": False, "offloads_optimizer": False}

@@ -132,7 +132,8 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     """The last of four nodes never does, and the run does not wait for it until `rollout.deadline_seconds`."""
     import ray
 
-    now, counts = 0.0, iter([0, 1, 1, 2, 2, 2, 3])
+    now = 0.0
+    counts = iter([0, 1, 1, 2, 2, 2, 3])
 
     def sleep(seconds: float) -> None:
         nonlocal now
@@ -228,7 +229,8 @@ class Calls:
     """A method of an actor with prepared answers; records its arguments."""
 
     def __init__(self, value: Any = "ok") -> None:
-        self.value, self.arguments = value, []
+        self.value = value
+        self.arguments = []
 
     def remote(self, *arguments: Any) -> Any:
         self.arguments.append(arguments)

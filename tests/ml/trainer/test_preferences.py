@@ -21,7 +21,8 @@ from verl_omni.trainer.settings import configuration
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 OFFLINE = "algorithm.sample_source=offline"
-RED, BLUE = (255, 0, 0), (0, 0, 255)
+RED = (255, 0, 0)
+BLUE = (0, 0, 255)
 
 
 def dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
@@ -170,7 +171,8 @@ def test_pairs_of_the_references_data_script_are_read_and_its_other_columns_name
 
 
 def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted(tmp_path: Path) -> None:
-    red, blue = encoded(RED)["bytes"], encoded(BLUE)["bytes"]
+    red = encoded(RED)["bytes"]
+    blue = encoded(BLUE)["bytes"]
     labels = [0.0, 0.5, 1.0, None]
     rows = [{"prompt": f"p{n}", "jpg_0": red, "jpg_1": blue, "label_0": label} for n, label in enumerate(labels)]
     loaded = parquet(tmp_path, rows)

@@ -53,7 +53,8 @@ def test_the_numbers_follow_from_nodes_engines_and_batch(
 
 @given(SIZES)
 def test_there_is_at_least_one_worker_and_at_most_one_for_each_sample(size: RunSize) -> None:
-    loops, rewards = process_counts.agent_loop_workers(size), process_counts.reward_workers(size)
+    loops = process_counts.agent_loop_workers(size)
+    rewards = process_counts.reward_workers(size)
     assert 1 <= loops <= size.samples and 1 <= rewards <= size.samples
     assert loops <= size.nodes * size.cpus
     assert loops >= min(size.nodes, size.samples), "a worker on every node"

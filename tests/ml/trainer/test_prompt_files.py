@@ -131,7 +131,8 @@ def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, said: str
     assert problem(tmp_path / "p.parquet") == f"{tmp_path / 'p.parquet'}{said}"
 
 
-DIGITS, PAIRS = Decimal("1.00"), pa.map_(pa.string(), pa.int64())
+DIGITS = Decimal("1.00")
+PAIRS = pa.map_(pa.string(), pa.int64())
 # A type, a value of it, and what to write instead; None where it is read.
 TYPES: dict[str, tuple[Any, Any, str | None]] = {
     "map": (PAIRS, [("a", 1)], "not supported; write it as a struct, or a text of JSON"),

@@ -16,8 +16,12 @@ from tools import settings_page
 from verl_omni.trainer import main_diffusion
 from verl_omni.trainer.settings import configuration, cpu_values, reward_settings
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOSS, CORRECTION, RM = f"{ACTOR}.diffusion_loss", "algorithm.rollout_correction", "reward.reward_model"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LOSS = f"{ACTOR}.diffusion_loss"
+CORRECTION = "algorithm.rollout_correction"
+RM = "reward.reward_model"
 REQUIRED = ["data.train_files=t", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=64"]
 # What the value of a setting needs besides it, by the beginning of the setting's name. The longest one counts.
 NFT, DPO = (f"{LOSS}.loss_mode={name}" for name in ("diffusion_nft", "dpo"))
@@ -291,7 +295,8 @@ def test_whether_the_engine_records_log_probabilities_depends_on_the_algorithm_o
 
 @pytest.mark.parametrize("path", ["verl_omni/utils/reward_score/{}.py", "pkg://verl_omni.utils.reward_score.{}"])
 def test_a_scorer_of_the_reference_is_the_built_in_one_of_its_name(path: str) -> None:
-    several, reward = "reward.reward_functions", "reward.custom_reward_function"
+    several = "reward.reward_functions"
+    reward = "reward.custom_reward_function"
     given = [*REQUIRED, f"{MODEL}.path=m"]
     one = configuration.load([*given, f"{reward}.path={path.format('genrm_ocr')}", f"{reward}.name=compute_score_ocr"])
     assert (one.reward.scorer, one.reward.custom_reward_function.path) == ("genrm_ocr", None)

@@ -12,7 +12,8 @@ from verl_omni.trainer.settings import configuration, reward_settings
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
-ONE, PARTS = "reward.custom_reward_function", "reward.reward_functions"
+ONE = "reward.custom_reward_function"
+PARTS = "reward.reward_functions"
 
 
 @pytest.fixture

@@ -50,7 +50,8 @@ def test_a_run_ends_at_what_comes_first(ten_rows: Path, overrides: tuple[str, ..
 
 
 def test_rows_of_every_format_are_counted(ten_rows: Path, tmp_path: Path) -> None:
-    parquet, array = tmp_path / "b.parquet", tmp_path / "c.json"
+    parquet = tmp_path / "b.parquet"
+    array = tmp_path / "c.json"
     pq.write_table(pa.table({"prompt": ["a"] * 6}), parquet)
     array.write_text(json.dumps([{"prompt": "a"}] * 4, indent=1))
     assert run_length.count_rows([str(ten_rows), str(parquet), str(array)]) == 20

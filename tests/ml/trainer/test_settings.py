@@ -85,7 +85,8 @@ def test_a_plus_adds_no_unknown_setting() -> None:
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_the_name_of_an_algorithm_may_have_quotes(quote: str) -> None:
-    loss, sampled_for = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
+    loss = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+    sampled_for = "actor_rollout_ref.model.algorithm"
     given = [f"{loss}={quote}dance_grpo{quote}", f"{sampled_for}={quote}flow_grpo{quote}"]
     assert configuration.load([*REQUIRED, *given]) == configuration.load([*REQUIRED, f"{loss}=dance_grpo"])
 

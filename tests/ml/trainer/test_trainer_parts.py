@@ -127,7 +127,8 @@ def test_a_run_that_is_killed_while_it_replaces_a_checkpoint_loses_neither(
 ) -> None:
     """Killed before the replaced one is renamed, before the new one is, or at the end."""
     checkpoints.save(tmp_path, 1, write_weights, keep=1, run=1)
-    left, rename = iter(range(1, renames)), os.replace
+    left = iter(range(1, renames))
+    rename = os.replace
 
     def replace(source: Path, target: Path) -> None:
         if next(left, None) is None:
@@ -238,7 +239,8 @@ def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
 
 
 def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
-    edited, before = torch.full((3, 4, 4), 9, dtype=torch.uint8), Image.new("RGB", (16, 8), "red")
+    edited = torch.full((3, 4, 4), 9, dtype=torch.uint8)
+    before = Image.new("RGB", (16, 8), "red")
     RunFolder(tmp_path).samples(1, [Sample("a cat", 0, 0.5, edited, [before])], 24)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (8 + 4, 4)

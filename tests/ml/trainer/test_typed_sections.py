@@ -16,8 +16,10 @@ from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOSS, FSDP = f"{ACTOR}.diffusion_loss", f"{ACTOR}.fsdp_config"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LOSS = f"{ACTOR}.diffusion_loss"
+FSDP = f"{ACTOR}.fsdp_config"
 # Those of each algorithm. A section that is added to the settings is added here.
 SECTIONS = [
     "actor_rollout_ref.model",
@@ -73,7 +75,8 @@ def test_a_section_makes_the_type_that_it_names_once_the_machine_is_known(loss: 
 
 
 def test_before_only_the_precision_of_the_actor_is_open() -> None:
-    config, found = composed("flow_grpo"), []
+    config = composed("flow_grpo")
+    found = []
     for name in SECTIONS:
         try:
             omega_conf_to_dataclass(OmegaConf.select(config, name))

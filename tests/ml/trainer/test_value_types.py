@@ -8,7 +8,9 @@ from omegaconf import OmegaConf
 from verl_omni.trainer.settings import configuration, value_types
 from verl_omni.workers.algorithms.registry import DEFAULT
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 NEEDED = [f"{MODEL}.path=m", "data.train_files=t", "trainer.total_training_steps=1"]
 FILES = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
 EMPTY = "; a variable of the script may be empty"

@@ -26,7 +26,9 @@ from verl_omni.weight_sync.errors import TooFewReplicas
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-STEPS, LOST = 4, 2  # the only replica does not take the weights of step 2
+# the only replica does not take the weights of step 2
+STEPS = 4
+LOST = 2
 MODES = pytest.mark.parametrize("sync", ["true", "false"], ids=["synchronous", "asynchronous"])
 
 
@@ -60,7 +62,8 @@ def waiting_run(
 
 def resumed(folder: Path, sync: str, first: list[Any]) -> None:
     """The rest of a run: it trains on the prompt groups that the first part has not had, and no other."""
-    whole, rest = Trained(), Trained()
+    whole = Trained()
+    rest = Trained()
     waiting_run(folder.with_name("whole"), whole, sync, 0.0, lost=None)[0].fit(None)
     newest = checkpoints.latest(folder / "checkpoints")
     assert newest is not None and checkpoints.step_of(newest) == LOST
@@ -164,7 +167,9 @@ class Blocked(Trained):
 
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.where, self.lose, self.go_on = where, lambda: None, threading.Event()
+        self.where = where
+        self.lose = lambda: None
+        self.go_on = threading.Event()
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         evaluates = bool(prompts.meta_info.get("validate"))

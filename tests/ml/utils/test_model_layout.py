@@ -12,7 +12,8 @@ import pytest
 from control.cli.document_blocks import ROOT
 from verl_omni.utils.model_layout import find_problems, plain_folder
 
-DIFFUSERS, TRANSFORMERS = "diffusion_pytorch_model", "model"
+DIFFUSERS = "diffusion_pytorch_model"
+TRANSFORMERS = "model"
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ PROGRAM = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshow
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that exists if Ghostscript has run."""
-    ghostscript, ran = tmp_path / "bin" / "gs", tmp_path / "ran"
+    ghostscript = tmp_path / "bin" / "gs"
+    ran = tmp_path / "ran"
     ghostscript.parent.mkdir()
     ghostscript.write_text(f'#!/bin/sh\necho "$@" >>{ran}\n')
     ghostscript.chmod(0o755)

@@ -19,7 +19,9 @@ class Held:
     """A receiver that takes a bucket when the test says so, or at once, as one whose socket has room for it."""
 
     def __init__(self, at_once: bool) -> None:
-        self.delay, self.taken, self._at_once = 0.0, asyncio.Event(), at_once
+        self.delay = 0.0
+        self.taken = asyncio.Event()
+        self._at_once = at_once
         self.connection = SimpleNamespace(close=lambda: None)
 
     async def send(self, message: BucketMessage, contents: list[memoryview]) -> None:

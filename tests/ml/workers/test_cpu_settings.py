@@ -19,7 +19,8 @@ def test_the_defaults_become_what_one_process_on_a_cpu_can_run() -> None:
     }
     fitted = cpu_settings.fit(given)
     assert cpu_settings.changes(fitted) == {} and cpu_settings.fit(fitted) is fitted
-    before, after = asdict(given), asdict(fitted)
+    before = asdict(given)
+    after = asdict(fitted)
     assert {name for name in before if before[name] != after[name]} == set(cpu_settings.changes(given))
 
 

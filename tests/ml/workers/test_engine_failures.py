@@ -95,7 +95,8 @@ async def test_a_control_call_without_reply_raises_and_names_the_replica() -> No
             return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.Event().wait())
 
     replica: Any = object.__new__(vLLMOmniReplica)
-    replica.replica_rank, replica.servers = 3, [Silent()]
+    replica.replica_rank = 3
+    replica.servers = [Silent()]
     replica.config = SimpleNamespace(deadline_seconds=0.05)
     calls = {
         "sleep": (),

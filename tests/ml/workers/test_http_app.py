@@ -32,7 +32,10 @@ class Engine:
         self.default_sampling_params_list = [OmniDiffusionSamplingParams()]
         self.asked: list[tuple[Any, Any]] = []
         self.names: list[str] = []
-        self.errored, self.model_config, self.renderer, self.input_processor = False, None, None, None
+        self.errored = False
+        self.model_config = None
+        self.renderer = None
+        self.input_processor = None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -79,7 +82,8 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     async def policy() -> AsyncIterator[Policy]:
         yield Policy("policy", 7)
 
-    engine, gate = Engine(), HttpGate(0.1, nullcontext)
+    engine = Engine()
+    gate = HttpGate(0.1, nullcontext)
     app = await build_http_app(PolicyEngine(engine, policy, gate), args)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as made:
         yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)

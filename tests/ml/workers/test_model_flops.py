@@ -17,7 +17,10 @@ from ml.workers.tiny_actor import model_settings
 from verl_omni.workers.actor import build, device_flops
 from verl_omni.workers.actor.model_flops import FLOAT32, ModelFlops
 
-ROWS, IMAGE, TEXT = 2, 16, 8  # tokens: patches of 2 x 2 of latents of 8 x 8; embeddings of a prompt
+# tokens: patches of 2 x 2 of latents of 8 x 8; embeddings of a prompt
+ROWS = 2
+IMAGE = 16
+TEXT = 8
 TARGETS = ["attn.to_q", "attn.to_v", "ff.net.2"]
 INPUTS = ("pos_embed", "context_embedder", "timestep_embedder.linear_1", "text_embedder.linear_1")
 

@@ -173,7 +173,8 @@ def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
     want = start
     for step, decay in ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.5)):
         actor.update(data, step=step)
-        new, old = adapter(actor), dict(actor.weights("lora", "old"))
+        new = adapter(actor)
+        old = dict(actor.weights("lora", "old"))
         want = {name: decay * tensor + (1 - decay) * new[name] for name, tensor in want.items()}
         assert all(torch.allclose(old[name], tensor, atol=1e-6) for name, tensor in want.items())
         assert same(old, new) == (step == 1)
@@ -194,7 +195,8 @@ def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder
     data = judged()
     for step in (1, 2):
         actor.update(data, step=step)
-    trained, new = errors(actor, data), adapter(actor)
+    trained = errors(actor, data)
+    new = adapter(actor)
     with actor.policy.as_old():
         old = errors(actor, data)
     assert same(new, adapter(actor)) and torch.equal(errors(actor, data), trained)
@@ -289,7 +291,9 @@ def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.
         errors = []
         for sample in range(2):
             part = {name: data[name][:, sample] for name in ("prompt_embeds", "pooled_prompt_embeds")}
-            x0, time, drawn = data["clean_latents"][:, sample], times[:, place], noise[:, place]
+            x0 = data["clean_latents"][:, sample]
+            time = times[:, place]
+            drawn = noise[:, place]
             level = time[:, None, None, None]
             x = (1 - level) * x0 + level * drawn
             here = actor.policy.velocity_at(part, x, time).double()

@@ -19,7 +19,8 @@ REQUEST: dict[str, Any] = {
     "image_data": None,
     "sampling_params": {"seed": 5, "guidance_scale": 4.5, "height": 512},
 }
-POSITIVE, NEGATIVE = (0,), (1,)
+POSITIVE = (0,)
+NEGATIVE = (1,)
 
 
 def changed(**values: Any) -> tuple[str, str] | None:
@@ -54,7 +55,8 @@ def test_samples_of_a_prompt_have_the_same_keys(values: dict[str, Any]) -> None:
     ],
 )
 def test_what_changes_embeddings_changes_the_key(values: dict[str, Any], different: tuple[int, ...]) -> None:
-    one, other = changed(), changed(**values)
+    one = changed()
+    other = changed(**values)
     assert one is not None and other is not None
     assert tuple(place for place in (0, 1) if one[place] != other[place]) == different
 

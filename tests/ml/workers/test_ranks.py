@@ -27,7 +27,9 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, 
 pytestmark = pytest.mark.slow
 
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
-ROWS, STEPS, LAYERS = 8, 2, 2
+ROWS = 8
+STEPS = 2
+LAYERS = 2
 HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
 COMPILED = "compiled in bfloat16 with a KL on 2"
 # Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP, and whether there is a KL loss).
@@ -50,7 +52,8 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
-SAVED, RESUMED = {1: "all weights on 1", 2: "all weights on 2"}, ("all weights on 4", "two copies on 4")
+SAVED = {1: "all weights on 1", 2: "all weights on 2"}
+RESUMED = ("all weights on 4", "two copies on 4")
 
 
 def state_folder(model: Path, ranks: int = 2) -> Path:
@@ -149,7 +152,8 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
     # Dynamo captures no graph while operators are counted.
     count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
-    collectives, forward = Collectives(), Collectives()
+    collectives = Collectives()
+    forward = Collectives()
     data = {name: tensor[share] for name, tensor in batch().items()}
     norms = [actor.update(data, **SAMPLER)["actor/grad_norm"]]
     with count(collectives):
@@ -177,7 +181,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
     for name, (wanted, adapter, fsdp) in CASES.items():
         if wanted == ranks:
             mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
-            device, share = parallel.device_of(mesh), slice(rank * rows, (rank + 1) * rows)
+            device = parallel.device_of(mesh)
+            share = slice(rank * rows, (rank + 1) * rows)
             actor = make(Path(folder), adapter, fsdp, mesh, device)
             found[name] = updated(actor, share)
             if name == SAVED.get(ranks):
@@ -230,7 +235,8 @@ def alone(model_folder: Path, found_on_devices: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
-    other, one = found[name], alone(name)
+    other = found[name]
+    one = alone(name)
     half = "bfloat16" in name
     assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
     assert relative_difference(one["before"], one["weights"], other["weights"]) < (0.1 if half else 1e-3)
@@ -269,7 +275,8 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
     """4 ranks resume from the shards of 2 and take the same steps, to 0.1%."""
-    one, other = found["unbroken on 2"], found[f"resumed with {name}"]
+    one = found["unbroken on 2"]
+    other = found[f"resumed with {name}"]
     assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
     assert relative_difference(one["before"], one["weights"], other["weights"]) < 1e-3
 
@@ -278,7 +285,8 @@ def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> No
 @pytest.mark.parametrize("ranks", SAVED)
 def test_ranks_resume_what_they_wrote_also_while_they_trained(found: dict[str, Any], ranks: int, way: str) -> None:
     """The state at the time of the save, bit for bit."""
-    one, other = found[f"unbroken on {ranks}"], found[f"{way} on {ranks}"]
+    one = found[f"unbroken on {ranks}"]
+    other = found[f"{way} on {ranks}"]
     assert other["norms"] == one["norms"]
     assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
 

@@ -33,11 +33,15 @@ from verl_omni.workers.config import (
 
 pytestmark = pytest.mark.slow
 
-SD3, WAN = "StableDiffusion3Pipeline", "WanPipeline"
+SD3 = "StableDiffusion3Pipeline"
+WAN = "WanPipeline"
 MAKERS = {SD3: make_tiny_sd3, WAN: make_tiny_wan}
 # 12 rows, 4 of each prompt: 2 ranks share the second prompt. An update takes two optimizer steps, the second with fewer
 # rows, in micro-batches that do not divide the rows of a rank.
-SAMPLES, MINI_BATCH, MICRO_BATCH, UPDATES = 4, 2, 3, 2
+SAMPLES = 4
+MINI_BATCH = 2
+MICRO_BATCH = 3
+UPDATES = 2
 WHOLE_LAYERS = {"reshard_after_forward": False}
 COPIES = {"fsdp_size": 2}
 
@@ -249,7 +253,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     for name, case in CASES.items():
         if ranks // 4 == len(case.fsdp):
             continue
-        fsdp, state = case.fsdp[ranks // 4], Path(folder) / f"state of {name}"
+        fsdp = case.fsdp[ranks // 4]
+        state = Path(folder) / f"state of {name}"
         mesh = parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1))
         actor = make(Path(folder), case, fsdp, MICRO_BATCH, mesh)
         batch = share_of(batches[name], case, ranks, rank)
@@ -293,7 +298,8 @@ def alone(models: Path, on_ranks: Any) -> Any:
 
     @cache
     def one(name: str) -> dict[str, Any]:
-        case, batch = CASES[name], torch.load(models / "batches.pt")[name]
+        case = CASES[name]
+        batch = torch.load(models / "batches.pt")[name]
         actor = make(models, case, {}, None)
         found = updated(actor, case, batch)
         if name in RESUMED:
@@ -334,7 +340,9 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
 )
 def test_ranks_take_the_updates_of_one_process(on_ranks: Any, alone: Any, name: str, ranks: int) -> None:
     """Weights to 0.2% of what the largest one moved, metrics to 0.5%."""
-    case, one, every = CASES[name], alone(name), [found[name] for found in on_ranks[ranks]]
+    case = CASES[name]
+    one = alone(name)
+    every = [found[name] for found in on_ranks[ranks]]
     check_weights(one, every[0], 2e-3)
     check_metrics(case, one["metrics"], [found["metrics"] for found in every])
 
@@ -355,7 +363,8 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(on_ranks: A
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_continue_what_two_ranks_saved(on_ranks: Any, alone: Any, name: str) -> None:
     """Optimizer, schedule, old policy and average."""
-    case, one = CASES[name], alone(name)
+    case = CASES[name]
+    one = alone(name)
     every = [found[f"resumed {name}"] for found in on_ranks[4]]
     for resumed in (every[0], one["resumed"]):
         check_weights(one["continued"], resumed, 5e-3)

@@ -147,7 +147,8 @@ def words(section: str, name: str, value: Any) -> str | None:
 
 @pytest.mark.slow  # loads a tokenizer for each
 def test_every_value_of_a_recipe_makes_the_type_of_its_section_or_is_refused_in_words() -> None:
-    refused, tried = {}, 0
+    refused = {}
+    tried = 0
     for section, name, value in values():
         tried += 1
         if (said := words(section, name, value)) is not None:

@@ -364,7 +364,8 @@ def test_output_mode_selects_the_mode() -> None:
         return DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}, prompt_length=6, response_length=4)
 
     assert isinstance(select_mode(rollout()), DiffusionMode)
-    mode, config = select_mode(rollout(output_mode="ar")), rollout(output_mode="ar")
+    mode = select_mode(rollout(output_mode="ar"))
+    config = rollout(output_mode="ar")
     assert isinstance(mode, LanguageModelMode)
     mode.complete_rollout_config(config)
     assert config.max_model_len == 10
@@ -380,7 +381,8 @@ def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    request, config = requests.RolloutRequest([1]), SimpleNamespace(max_model_len=9, response_length=2)
+    request = requests.RolloutRequest([1])
+    config = SimpleNamespace(max_model_len=9, response_length=2)
     tokens_request = LanguageModelMode().engine_request(request, {}, "adapter", config, ["one", "two"])
     assert tokens_request["sampling_params_list"][0].max_tokens == 2 and tokens_request["sampling_params_list"][1:] == [
         "two"

@@ -29,10 +29,14 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, 
 
 pytestmark = pytest.mark.slow
 
-QWEN_IMAGE, EDIT, WAN = "QwenImagePipeline", "QwenImageEditPipeline", "WanPipeline"
+QWEN_IMAGE = "QwenImagePipeline"
+EDIT = "QwenImageEditPipeline"
+WAN = "WanPipeline"
 MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, EDIT: make_tiny_qwen_image_edit, WAN: make_tiny_wan}
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 3.0}
-ROWS, STEPS, SHARING = 4, 2, 2
+ROWS = 4
+STEPS = 2
+SHARING = 2
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,8 @@ def found(models: Path, run_ranks: Any, found_on_devices: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, models: Path, name: str) -> None:
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
-    case, ranks = CASES[name], found[name]
+    case = CASES[name]
+    ranks = found[name]
     one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
     for step, alone in enumerate(one["metrics"]):
         norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]

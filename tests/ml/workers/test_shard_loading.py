@@ -76,7 +76,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def differences(one: nn.Module, other: nn.Module) -> list[str]:
-    first, second = state(one), state(other)
+    first = state(one)
+    second = state(other)
     return sorted(first.keys() ^ second.keys()) + [
         name
         for name in first.keys() & second.keys()
@@ -119,7 +120,9 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     for name, (family, adapter, dtypes, size) in CASES.items():
         mesh = parallel.make_mesh("cpu", ranks, size)
         precision = Precision(**{"frozen": torch.float32, "compute": torch.float32, **dtypes})
-        made, states, opened = {}, {}, {}
+        made = {}
+        states = {}
+        opened = {}
         for kind in ("files", "pickled"):
             torch.manual_seed(1)
             opened[kind] = Opened()
@@ -139,7 +142,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
             "same generator": torch.equal(states["files"], states["pickled"]),
         }
         if family == "sd3":
-            one, other = gradients(made["files"]), gradients(made["pickled"])
+            one = gradients(made["files"])
+            other = gradients(made["pickled"])
             assert len(one) > 1 and one.keys() == other.keys()
             found[name]["other gradients"] = [key for key, value in one.items() if not torch.equal(value, other[key])]
     (Path(out) / f"{rank}.json").write_text(json.dumps(found))

@@ -21,7 +21,9 @@ from verl_omni.workers.actor.precision import Precision
 pytestmark = pytest.mark.slow
 
 RANKS = (1, 2, 4)
-FAMILY, HEADS, LAYERS = "StableDiffusion3Pipeline", 8, 6
+FAMILY = "StableDiffusion3Pipeline"
+HEADS = 8
+LAYERS = 6
 STATUS = Path("/proc/self/status")
 
 
@@ -47,7 +49,9 @@ def own_bytes() -> int:
 @contextmanager
 def watched(peaks: list[int]) -> Iterator[None]:
     """Append the most that the process took above what it has now, looked at every millisecond."""
-    before, most, ended = own_bytes(), 0, threading.Event()
+    before = own_bytes()
+    most = 0
+    ended = threading.Event()
 
     def watch() -> None:
         nonlocal most
@@ -68,7 +72,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     """Load the model in slices and, to compare with, whole."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
-    mesh, peaks = parallel.make_mesh("cpu", ranks, -1), list[int]()
+    mesh = parallel.make_mesh("cpu", ranks, -1)
+    peaks = list[int]()
     for kind in ("warm-up", "files", "pickled"):
         with watched(peaks):
             shard_loading.load_sharded(
@@ -113,7 +118,8 @@ def write_model(folder: Path) -> int:
 
 def test_the_host_memory_of_a_start_does_not_grow_with_the_ranks(tmp_path: Path, run_ranks: Any) -> None:
     weights = write_model(tmp_path)
-    in_slices, whole = {}, {}
+    in_slices = {}
+    whole = {}
     for ranks in RANKS:
         out = run_ranks(__file__, ranks, tmp_path)
         found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]

@@ -62,7 +62,8 @@ def all_scenes() -> list[Scene]:
     for one, other in itertools.permutations(items, 2):
         if one[0] == other[0]:
             continue
-        first, second = f"a {one[0]} {one[1]}", f"a {other[0]} {other[1]}"
+        first = f"a {one[0]} {one[1]}"
+        second = f"a {other[0]} {other[1]}"
         made.append(Scene("two", f"{first} and {second}", (one, other)))
         made += [Scene("position", f"{first} {rel} {second}", (one, other), rel) for rel in RELATIONS]
     return made
@@ -170,7 +171,8 @@ def shape_distance(shape: str, x: Image, y: Image) -> Image:
         case "triangle":
             return np.asarray(np.maximum(y - 0.85, (2 * abs(x) - (y + 0.95)) / np.sqrt(5)))
         case "cross":
-            upright, flat = np.maximum(abs(x) - 0.34, abs(y) - 1), np.maximum(abs(x) - 1, abs(y) - 0.34)
+            upright = np.maximum(abs(x) - 0.34, abs(y) - 1)
+            flat = np.maximum(abs(x) - 1, abs(y) - 0.34)
             return np.asarray(np.minimum(upright, flat))
         case _:
             raise ValueError(f"unknown shape {shape!r}")

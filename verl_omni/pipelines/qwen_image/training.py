@@ -107,13 +107,17 @@ def velocity(
     patches `batch["image_latents"]` [B, patches, 4 C] follow those of `x`. With `guidance_scale` > 1 the prediction is
     guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
     """
-    embeds, mask = batch["prompt_embeds"], batch["prompt_embeds_mask"].to(torch.bool)
+    embeds = batch["prompt_embeds"]
+    mask = batch["prompt_embeds_mask"].to(torch.bool)
     shapes = [[tuple(shape) for shape in row] for row in batch["img_shapes"].reshape(len(x), -1, 3).tolist()]
-    patches, guided = x.shape[1], guidance_scale > 1
+    patches = x.shape[1]
+    guided = guidance_scale > 1
     if "image_latents" in batch:
         x = torch.cat([x, batch["image_latents"].to(x.dtype)], dim=1)
     if guided:
-        x, timestep, shapes = twice(x), twice(timestep), 2 * shapes
+        x = twice(x)
+        timestep = twice(timestep)
+        shapes = 2 * shapes
         embeds = with_padded_negative(batch, "prompt_embeds")
         mask = with_padded_negative(batch, "prompt_embeds_mask").to(torch.bool)
     longest = int(mask.sum(dim=1).max())  # padding beyond the longest prompt of this batch is cut

@@ -20,7 +20,8 @@ class SD3Encoder:
 
     def __init__(self, folder: str, dtype: torch.dtype, max_sequence_length: int) -> None:
         self._pipeline = StableDiffusion3Pipeline.from_pretrained(folder, transformer=None, dtype=dtype)
-        self._dtype, self._length = dtype, max_sequence_length
+        self._dtype = dtype
+        self._length = max_sequence_length
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], pixels: Tensor, device: torch.device) -> dict[str, Tensor]:

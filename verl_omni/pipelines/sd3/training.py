@@ -57,11 +57,14 @@ def velocity(
 
     With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).
     """
-    embeds, pooled = batch["prompt_embeds"], batch["pooled_prompt_embeds"]
+    embeds = batch["prompt_embeds"]
+    pooled = batch["pooled_prompt_embeds"]
     guided = guidance_scale > 1
     if guided:
-        x, timestep = twice(x), twice(timestep)
-        embeds, pooled = with_negative(batch, "prompt_embeds"), with_negative(batch, "pooled_prompt_embeds")
+        x = twice(x)
+        timestep = twice(timestep)
+        embeds = with_negative(batch, "prompt_embeds")
+        pooled = with_negative(batch, "pooled_prompt_embeds")
     found: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=timestep.to(dtype),

@@ -26,7 +26,8 @@ def available_memory(cgroups: Path = CGROUPS) -> tuple[int, int]:
         cgroups: folder of the container's counters.
     """
     machine = psutil.virtual_memory()
-    available, total = int(machine.available), int(machine.total)
+    available = int(machine.available)
+    total = int(machine.total)
     for limit_file, used_file, stat_file, cached in FILES:
         limit = _read(cgroups / limit_file).strip()
         if not limit.isdigit() or int(limit) >= total:  # `max`, or v1's largest number

@@ -99,7 +99,9 @@ def fill(template: str, prompt: str, lowest: float, highest: float) -> str:
 
 def _template_problems(given: Mapping[str, Any]) -> list[str]:
     found = []
-    template, lowest, highest = given.get("template"), given.get("lowest", 1.0), given.get("highest", 5.0)
+    template = given.get("template")
+    lowest = given.get("lowest", 1.0)
+    highest = given.get("highest", 5.0)
     if template is not None and "{prompt}" not in template:
         found.append("template: must contain {prompt}, in place of which the prompt is written")
     if not lowest < highest:

@@ -82,7 +82,8 @@ class EngineChecks:
         from verl_omni.trainer import startup
         from verl_omni.trainer.settings import configuration
 
-        model, prompts = self._folder / "model", self._folder / "prompts.jsonl"
+        model = self._folder / "model"
+        prompts = self._folder / "prompts.jsonl"
         make_tiny_sd3(model)
         prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
         own = (f"data.train_files='{prompts}'", f"trainer.default_local_dir='{self._folder / 'run'}'")
@@ -106,7 +107,8 @@ class EngineChecks:
         from verl_omni.trainer.metrics import step_metrics
         from verl_omni.workers.algorithms.base import training_algorithm
 
-        rollout, step = self.config.actor_rollout_ref.rollout, self._version + 1
+        rollout = self.config.actor_rollout_ref.rollout
+        step = self._version + 1
         prompts = sample_generation.training_prompts(ROWS, n=SAMPLES, step=step, version=self._version, seed=SEED)
         samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, prompts)
         step_metrics.check_versions(samples.versions, self._version)

@@ -138,7 +138,8 @@ def make_actor(config: Any, device: str) -> Any:
     from verl_omni.workers.actor.actor import DiffusionActor
 
     settings = config.actor_rollout_ref
-    model, actor = omega_conf_to_dataclass(settings.model), omega_conf_to_dataclass(settings.actor)
+    model = omega_conf_to_dataclass(settings.model)
+    actor = omega_conf_to_dataclass(settings.actor)
     return DiffusionActor(model, actor, settings.rollout.n, device=torch.device(device))
 
 
@@ -208,8 +209,10 @@ def training_batch(config: Any, algorithm: Any) -> tuple[dict[str, torch.Tensor]
     from verl_omni.trainer.memory_estimate.model_shapes import read
     from verl_omni.trainer.memory_estimate.sample_tensors import training_sample
 
-    settings, generator = config.actor_rollout_ref, torch.Generator().manual_seed(0)
-    prompts, n = config.data.train_batch_size, settings.rollout.n
+    settings = config.actor_rollout_ref
+    generator = torch.Generator().manual_seed(0)
+    prompts = config.data.train_batch_size
+    n = settings.rollout.n
     rows = prompts * n
     tensors = {}
     for name, tensor in training_sample(config, read(Path(settings.model.path))).items():
@@ -239,5 +242,6 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         make_model(family, Path(folder) / "model", changes)
         config = load_settings(Path(folder) / "model", overrides, device)
-        estimated, found = estimated_peak(config, device), measure(config, device)
+        estimated = estimated_peak(config, device)
+        found = measure(config, device)
     return {"family": family, "estimated": estimated, "ratio": estimated / found["measured"], **found}

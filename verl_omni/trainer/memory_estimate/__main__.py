@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from verl_omni.trainer.memory_estimate.estimate import Estimate, Phase
     from verl_omni.trainer.memory_estimate.job_estimate import JobEstimate
 
-OK, USAGE_ERROR = 0, 2
+OK = 0
+USAGE_ERROR = 2
 MANY_CPUS = 1 << 10
 MODEL_PATH = "actor_rollout_ref.model.path"
 
@@ -110,7 +111,8 @@ def describe(
     }
     if found.standalone is None:
         return {**document, **_phases(found.estimate), **_verdict(config, found, estimated, _sizes, capacity)}
-    own, standalone = _phases(found.estimate), _phases(found.standalone)
+    own = _phases(found.estimate)
+    standalone = _phases(found.standalone)
     if not accelerator:
         together = _verdict(config, found, estimated, _sizes, capacity)
         return {**document, "pools": {"trainer": own, "rollout": standalone}, **together}
@@ -168,7 +170,8 @@ def _verdict(
 
 def _sizes(found: JobEstimate) -> dict[str, int]:
     """Phases of a device; without accelerators of one machine that has all hosts, of both pools if there are two."""
-    own, standalone = found.estimate, found.standalone
+    own = found.estimate
+    standalone = found.standalone
     if own.device:
         return _totals(own.device)
     trainer = {phase.name: found.setup.nodes * phase.total for phase in own.host}

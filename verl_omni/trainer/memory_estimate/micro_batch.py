@@ -60,7 +60,8 @@ def run(
         sample: tensors of one sample.
     """
     settings = config.actor_rollout_ref
-    loss, actor = omega_conf_to_dataclass(settings.actor.diffusion_loss), omega_conf_to_dataclass(settings.actor)
+    loss = omega_conf_to_dataclass(settings.actor.diffusion_loss)
+    actor = omega_conf_to_dataclass(settings.actor)
     algorithm = training_algorithm(loss.loss_mode)
     modules = [module] if base is None else [module, base]
     for each in modules:
@@ -75,7 +76,8 @@ def run(
         base=base,
     )
     # Ranks that share a sequence divide what this counts, except for this copy.
-    trained, policy.tracker = [*policy.trained.values()], tracker
+    trained = [*policy.trained.values()]
+    policy.tracker = tracker
     policy.copied = sharding.sequence * _float32_shards(model.transformers * trained, sharding)
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
     rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)

@@ -185,7 +185,9 @@ _QWEN_IMAGE_EDIT_2511 = {
     "transformer": (_QWEN_IMAGE["transformer"][0], {**_QWEN_IMAGE["transformer"][1], "zero_cond_t": True}),
 }
 EDIT_PLUS = "QwenImageEditPlusPipeline"
-SD3, QWEN_IMAGE, WAN = "StableDiffusion3Pipeline", "QwenImagePipeline", "WanPipeline"
+SD3 = "StableDiffusion3Pipeline"
+QWEN_IMAGE = "QwenImagePipeline"
+WAN = "WanPipeline"
 # Model id -> pipeline class, components, `model_max_length` of the first tokenizer.
 MODELS: dict[str, tuple[str, dict[str, Component], int]] = {
     "stabilityai/stable-diffusion-3.5-medium": (SD3, _sd3(24, 24, 384, dual_layers=13), 77),

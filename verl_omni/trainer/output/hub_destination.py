@@ -21,7 +21,9 @@ from verl_omni.utils.stores import StoreError, StoreRefused
 
 PREFIX = "hf://"
 ENDPOINT = "HF_ENDPOINT"
-OFFLINE, ON = "HF_HUB_OFFLINE", ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
+# as huggingface_hub reads it
+OFFLINE = "HF_HUB_OFFLINE"
+ON = ("1", "ON", "YES", "TRUE")
 POLL_SECONDS = 0.1
 
 
@@ -31,10 +33,12 @@ def find_problem(config: DictConfig, variables: Mapping[str, str]) -> str | None
     Args:
         variables: the user's environment. Without `HF_HUB_OFFLINE`, the trainer is offline but for its results.
     """
-    url, endpoint = config.trainer.output.url, config.trainer.store.endpoint
+    url = config.trainer.output.url
+    endpoint = config.trainer.store.endpoint
     if url is None or not url.startswith(PREFIX):
         return None
-    offline, hub = variables.get(OFFLINE, ""), variables.get(ENDPOINT)
+    offline = variables.get(OFFLINE, "")
+    hub = variables.get(ENDPOINT)
     if offline.upper() in ON:
         return (
             f"trainer.output.url: {url} is on the Hugging Face hub, and {OFFLINE}={offline}: unset it, and only the "
@@ -68,7 +72,9 @@ class HubDestination:
         owner, _, rest = self.url.removeprefix(PREFIX).partition("/")
         name, _, self.folder = rest.partition("/")
         self.repository = f"{owner}/{name}"
-        self._endpoint, self._card, self._variables = endpoint, card, variables
+        self._endpoint = endpoint
+        self._card = card
+        self._variables = variables
         self._sent: set[Key] = set()
         self._has_card = False
         self._error = ""

@@ -35,7 +35,8 @@ def describe_run(config: DictConfig, job: Path) -> RunDescription:
         job: the job's YAML, which has the model id where the settings have the path of a download; it may be missing.
     """
     document: Any = YAML(typ="safe").load(job) if job.is_file() else {"spec": {"model": {}}}
-    model, pipeline = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.pipeline
+    model = config.actor_rollout_ref.model
+    pipeline = config.actor_rollout_ref.rollout.pipeline
     bases = [str(each) for each in (document["spec"]["model"].get("base"), model.path) if each]
     base = next((each for each in bases if MODEL_ID.fullmatch(each)), None)
     if (OmegaConf.select(pipeline, "num_frames") or 1) > 1:

@@ -11,8 +11,10 @@ from typing_extensions import override
 from verl_omni.utils.metrics import exported_metrics as exported
 from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
-QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
-QUEUED_REQUESTS, JUDGE_VERSIONS = "reward/queued_requests", "reward/replica_versions"
+QUEUED_SAMPLES = "rollout/queued_samples"
+REPLICA_VERSIONS = "rollout/replica_versions"
+QUEUED_REQUESTS = "reward/queued_requests"
+JUDGE_VERSIONS = "reward/replica_versions"
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,8 @@ class ReplicaUpdates:
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""
         with self._changed:
-            found, self.left = self.left, []
+            found = self.left
+            self.left = []
             return found
 
     @contextmanager

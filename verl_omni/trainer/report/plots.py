@@ -13,14 +13,17 @@ import plotly.graph_objects as go
 from verl_omni.trainer.report.run_data import Line
 from verl_omni.trainer.report.statements import phases
 
-TRAINING, HELD_OUT = "#4c8fd0", "#e5683c"
+TRAINING = "#4c8fd0"
+HELD_OUT = "#e5683c"
 BAND = "rgba(76, 143, 208, 0.18)"
 COLORS = (TRAINING, HELD_OUT, "#49a86c", "#e0a030")
 RUN_COLORS = (*COLORS, "#9b6dd0", "#4fb3bf", "#b5651d", "#8a8f98")
 PHASE_COLORS = {"generate": "#4c8fd0", "wait": "#4c8fd0", "update": "#e0a030", "sync": "#49a86c", "other": "#8a8f98"}
 GRID = "rgba(128, 128, 128, 0.22)"
 DASH = {"symbol": "line-ew-open", "size": 14}  # a line that has one point
-TALL, LOW = 360, 250  # pixels
+# pixels
+TALL = 360
+LOW = 250
 MOST_BARS = 150  # more would be thinner than a pixel on a phone
 MOST_MARKERS = 40  # more would hide the line and its error bars
 FEW_STEPS = 8  # so few steps get a tick each, for there are no steps between them
@@ -32,7 +35,8 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
     name = metric.removesuffix("/mean")
     subject = name.removeprefix("reward/")
     held_out = f"val/{subject}"
-    x, mean = _column(steps, "step"), _column(steps, metric)
+    x = _column(steps, "step")
+    mean = _column(steps, metric)
     if _recorded(steps, f"{name}/std") and _recorded(steps, metric):
         spread = _column(steps, f"{name}/std")
         edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}

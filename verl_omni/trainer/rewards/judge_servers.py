@@ -86,7 +86,8 @@ class JudgeServers:
         """
         model = config.reward.reward_model
         self._sleeps = judge_settings.sleeps(config)
-        engine, hugging_face = omega_conf_to_dataclass(model.rollout), HFModelConfig(path=model.model_path)
+        engine = omega_conf_to_dataclass(model.rollout)
+        hugging_face = HFModelConfig(path=model.model_path)
         per_node = config.trainer.n_gpus_per_node if judge_settings.shared(config) else model.n_gpus_per_node
 
         def make(rank: int) -> JudgeReplica:

@@ -45,10 +45,16 @@ class CheckpointSaver:
         may_write: Callable[[], None],
         also: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
-        self.folder, self.run_number = folder, 1
+        self.folder = folder
+        self.run_number = 1
         self.newest: int | None = None  # step of the last checkpoint of this run that is complete
-        self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
-        self._event, self._may_write, self._also = event, may_write, also
+        self._workers = workers
+        self._keep = keep
+        self._background = background
+        self._deadline_s = deadline_s
+        self._event = event
+        self._may_write = may_write
+        self._also = also
         self._writing: int | None = None  # step
 
     def start(self, resumed_from: Path | None) -> None:
@@ -113,7 +119,8 @@ class CheckpointSaver:
         """
         if self._writing is None:
             return
-        step, self._writing = self._writing, None
+        step = self._writing
+        self._writing = None
         newest = checkpoints.latest(self.folder)
         self._event(
             "warning",
@@ -132,10 +139,12 @@ class CheckpointSaver:
             self._may_write()
             path = checkpoints.complete(self.folder, self._writing, keep=self._keep, run=self.run_number)
         except Exception:
-            step, self._writing = self._writing, None
+            step = self._writing
+            self._writing = None
             checkpoints.abandon(self.folder, step)
             raise
-        step, self._writing = self._writing, None
+        step = self._writing
+        self._writing = None
         self._saved(step, path)
 
     def _write(self, folder: Path) -> None:

@@ -77,7 +77,8 @@ def describe_changes(before: DictConfig, now: DictConfig, content_before: Conten
     Args:
         content_before, content_now: by setting a digest of each file or folder, None where it was not read.
     """
-    earlier, later = _values(before), _values(now)
+    earlier = _values(before)
+    later = _values(now)
     names = {name for name in earlier.keys() | later.keys() if earlier.get(name) != later.get(name)}
     both = {name: (content_before[name], content_now[name]) for name in content_before.keys() & content_now.keys()}
     known = {name: was == now_is for name, (was, now_is) in both.items() if None not in (*was, *now_is)}

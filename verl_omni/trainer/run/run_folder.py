@@ -62,7 +62,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
-        self.path, self.on_event = path, on_event
+        self.path = path
+        self.on_event = on_event
         self._owner: str | None = None
         self._newest: float | None = None  # the step of the last line of metrics.jsonl
         self._lock = threading.RLock()  # results are sent in the background, and recorded from there
@@ -139,7 +140,8 @@ class RunFolder:
         Returns:
             The metrics that the step did not have before.
         """
-        line, before = {name: _plain(value) for name, value in metrics.items()}, {}
+        line = {name: _plain(value) for name, value in metrics.items()}
+        before = {}
         if line["step"] == self._newest:
             *earlier, before = self.metrics()
             self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in [*earlier, line]))

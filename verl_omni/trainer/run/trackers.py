@@ -29,7 +29,8 @@ class Trackers:
     """
 
     def __init__(self, tracking: Any, pictures: int) -> None:
-        self._tracking, self.pictures = tracking, pictures
+        self._tracking = tracking
+        self.pictures = pictures
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Log the metrics of a step."""

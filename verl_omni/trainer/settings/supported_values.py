@@ -18,10 +18,14 @@ from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 STEPS = "trainer.total_training_steps"
 EPOCHS = "trainer.total_epochs"
-ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
-FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+DATA = "data"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+OPTIM = "actor_rollout_ref.actor.optim"
 CORRECTION = "algorithm.rollout_correction"
-FLOAT32, DTYPES = ("float32", "fp32"), ("float32", "bfloat16", "fp32", "bf16")
+FLOAT32 = ("float32", "fp32")
+DTYPES = ("float32", "bfloat16", "fp32", "bf16")
 RESUME_MODES = ("auto", "disable", "resume_path", "enable")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
 TRACKER_PACKAGES: dict[str, str | None] = {
@@ -234,7 +238,8 @@ def _rewards(reward: DictConfig) -> Iterator[str]:
 
 
 def _output(config: DictConfig) -> Iterator[str]:
-    output, url = config.trainer.output, str(config.trainer.output.url or "")
+    output = config.trainer.output
+    url = str(config.trainer.output.url or "")
     if url.startswith("hf://"):
         if not REPOSITORY_URL.match(url):
             yield f"trainer.output.url: {url} is no folder of a repository; write hf://OWNER/NAME/FOLDER"
@@ -247,7 +252,8 @@ def _output(config: DictConfig) -> Iterator[str]:
 
 
 def _resume(config: DictConfig) -> Iterator[str]:
-    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+    mode = config.trainer.resume_mode
+    path = config.trainer.resume_from_path
     if mode == "resume_path" and not path:
         yield "trainer.resume_from_path: must be given with trainer.resume_mode=resume_path: a folder step_NNNNNN"
     if mode != "resume_path" and path:

@@ -27,7 +27,9 @@ from verl_omni.workers.actor.training_state import TrainingState
 from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, DiffusionOptimizerConfig
 
-STATE, ADAPTER = "state", "lora"  # folders in a checkpoint
+# folders in a checkpoint
+STATE = "state"
+ADAPTER = "lora"
 
 
 class DiffusionActor:
@@ -55,7 +57,9 @@ class DiffusionActor:
         mesh: DeviceMesh | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.model_config, self.config, self.mesh = model, actor, mesh
+        self.model_config = model
+        self.config = actor
+        self.mesh = mesh
         self.device = device or torch.device("cpu")
         self.ranks = mesh.size() if mesh is not None else 1
         self.sequence_ranks = actor.fsdp_config.ulysses_sequence_parallel_size
@@ -98,7 +102,8 @@ class DiffusionActor:
 
     def _load(self, dtypes: precision.Precision) -> nn.Module:
         """The transformer of the model's folder, or both, on the training device."""
-        ratio, seed = experts.boundary_of(self.model_config), self.config.seed
+        ratio = experts.boundary_of(self.model_config)
+        seed = self.config.seed
         first = self._load_component(experts.HIGH_NOISE, dtypes, seed)
         if ratio is None:
             return first
@@ -106,7 +111,8 @@ class DiffusionActor:
         return experts.Experts(both, ratio * TIMESTEPS, shared=self.ranks > 1).eval()
 
     def _load_component(self, component: str, dtypes: precision.Precision, seed: int) -> nn.Module:
-        model, fsdp = self.model_config, self.config.fsdp_config
+        model = self.model_config
+        fsdp = self.config.fsdp_config
         if self.mesh is None:
             made = build.load_transformer(model, precision=dtypes, seed=seed, component=component)
             made = made.eval().to(self.device)
@@ -202,8 +208,10 @@ class DiffusionActor:
         return found
 
     def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        rows, passes = _size(batch), objective.term_count(batch)
-        learning, micro = self._learning(batch, objective), self._micro_batch(objective)
+        rows = _size(batch)
+        passes = objective.term_count(batch)
+        learning = self._learning(batch, objective)
+        micro = self._micro_batch(objective)
         loss = 0.0
         measurements = Measurements(self.ranks)
         each_reduces = parallel.reduces_each_pass(self.config.fsdp_config, isinstance(self.module, experts.Experts))

@@ -179,9 +179,11 @@ def _fill(module: nn.Module, names: set[str], files: TensorFiles) -> None:
             continue
         stored = strip_lora_wrapper(name)
         if isinstance(parameter, DTensor):
-            local, part = parameter.detach().to_local(), own_part(parameter)
+            local = parameter.detach().to_local()
+            part = own_part(parameter)
         else:
-            local, part = parameter.detach(), ()
+            local = parameter.detach()
+            part = ()
         if local.numel() > 0:
             local.copy_(files.read(stored, part).to(local.dtype))
 
@@ -191,7 +193,8 @@ def own_part(tensor: DTensor) -> tuple[slice, ...]:
     part = [slice(0, size) for size in tensor.shape]
     for number, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard):
-            size, ranks = tensor.shape[placement.dim], tensor.device_mesh.size(number)
+            size = tensor.shape[placement.dim]
+            ranks = tensor.device_mesh.size(number)
             part[placement.dim] = chunk(size, ranks, tensor.device_mesh.get_local_rank(number))
     return tuple(part)
 

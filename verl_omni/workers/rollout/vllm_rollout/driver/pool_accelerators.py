@@ -89,7 +89,8 @@ class WithEnvironment:
     """A Ray actor class whose actors get variables besides those of `options`."""
 
     def __init__(self, actor_class: Any, environment: Mapping[str, str]) -> None:
-        self._class, self._environment = actor_class, environment
+        self._class = actor_class
+        self._environment = environment
 
     def options(self, *, runtime_env: Mapping[str, Any], **options: Any) -> Any:
         """The class with Ray's options."""
