@@ -31,10 +31,9 @@ def batching(data: Data) -> Section:
     levels = max(row["largest_difference"] for row in several)
     slower = [row for row in several if row["speedup_lowest"] <= 1]
     cells = [
-        [row["pixels"], row["max_num_seqs"], with_range(row, "speedup"), number((1 - row["equal"]) * 1e6),
-         row["largest_difference"]]
-        for row in rows
-    ]  # fmt: skip
+        [row["pixels"], row["max_num_seqs"], with_range(row, "speedup"), number((1 - row["equal"]) * 1e6)]
+        for row in several
+    ]
     series = [
         Series(f"{pixels} x {pixels} pixels", *points(selected(rows, "pixels", pixels), "max_num_seqs", "speedup"))
         for pixels in sorted({row["pixels"] for row in rows})
@@ -42,8 +41,7 @@ def batching(data: Data) -> Section:
     return Section(
         [
             f"Engines that differ only in `max_num_seqs` generate {data['pictures']} images from the same seeds.",
-            table(["resolution", "batch size", "speed-up over batch size 1", "differing values per million",
-                   "largest difference, of 255 levels"], cells),
+            table(["resolution", "batch size", "speed-up over batch size 1", "differing values per million"], cells),
             verdict(not slower, "faster in every turn")
             + verdict(levels <= 1, f"the same pixels except for rounding: at most {levels} of 255 levels apart"),
         ],
@@ -101,15 +99,14 @@ def overhead(data: Data) -> Section:
 def agent_loop(data: Data) -> Section:
     """CPU time of the agent loop with an engine that answers immediately."""
     rows: Rows = data["runs"]
-    cells = [[row["samples"], with_range(row, "ms_a_sample"), with_range(row, "first_ms_a_sample")] for row in rows]
+    cells = [[row["samples"], with_range(row, "ms_a_sample")] for row in rows]
     highest = max(row["ms_a_sample"] for row in rows)
     many = [row["ms_a_sample"] for row in rows if row["samples"] >= 16]
     series = [Series("measured", *points(rows, "samples", "ms_a_sample"))]
     return Section(
         [
-            "CPU time of an agent-loop worker whose engine and reward worker answer immediately. The first batch runs "
-            "with cold CPU caches.",
-            table(["samples", "ms per sample", "ms per sample in the first batch"], cells),
+            "CPU time of an agent-loop worker whose engine and reward worker answer immediately.",
+            table(["samples", "ms per sample"], cells),
             verdict(highest < 1, f"under 1 ms per sample: at most {number(highest)} ms")
             + verdict(
                 max(many) <= 2 * min(many),
@@ -217,11 +214,8 @@ def weight_transfer(data: Data) -> Section:
     """Bandwidth of weights sent through shared memory."""
     rows: Rows = data["runs"]
     short = [row for row in rows if row["share_of_memcpy"] < MEMCPY_TARGET]
-    columns = ("share_of_memcpy", "sender_alone", "gib_per_s", "memcpy_gib_per_s")
-    cells = [
-        [row["bucket_mib"], row["tensor_kib"], row["total_mib"], *(with_range(row, name) for name in columns)]
-        for row in rows
-    ]
+    columns = ("share_of_memcpy", "sender_alone", "gib_per_s")
+    cells = [[row["bucket_mib"], row["tensor_kib"], *(with_range(row, name) for name in columns)] for row in rows]
     series = [
         Series("measured", *points(rows, "bucket_mib", "share_of_memcpy")),
         Series("target", [row["bucket_mib"] for row in rows], [MEMCPY_TARGET] * len(rows)),
@@ -232,8 +226,7 @@ def weight_transfer(data: Data) -> Section:
         [
             "From the first tensor to the last confirmation, with a digest of every tensor compared. The baseline is "
             "`torch.Tensor.copy_` of the same tensors within one process; “sender alone” is the upper bound.",
-            table(["bucket, MiB", "tensor, KiB", "sent, MiB", "share of memcpy's bandwidth", "sender alone",
-                   "GiB/s", "memcpy, GiB/s"], cells),
+            table(["bucket, MiB", "tensor, KiB", "share of memcpy's bandwidth", "sender alone", "GiB/s"], cells),
             verdict(not short, f"at least 60% of `memcpy`'s bandwidth{where}"),
             f"A bucket uses at most {data['enough_mib']} MiB of shared memory if its tensors fit into half of that. "
             "The fixed cost of messages and tensors exceeds the copy only with buckets of 1 MiB.",
@@ -253,7 +246,7 @@ def fan_out(data: Data) -> Section:
     rows: Rows = data["runs"]
     short = [row for row in rows if row["share_of_bound"] < FAN_OUT_TARGET]
     uneven = max(row["slowest_over_fastest"] for row in rows)
-    columns = ("share_of_bound", "slowest_over_fastest", "cpu_over_bound", "gib_per_s", "bound_gib_per_s")
+    columns = ("share_of_bound", "slowest_over_fastest", "cpu_over_bound", "gib_per_s")
     quiet = data["load"] < QUIET_LOAD
     busy = f" The load of the machine was {rounded(data['load'])} at the start: other work took most of its time."
     cells = [[row["receivers"], *(with_range(row, name) for name in columns)] for row in rows]
@@ -270,8 +263,8 @@ def fan_out(data: Data) -> Section:
             f"all receivers. The baseline is one TCP connection between buffers of {data['buffer_mib']} MiB, which has "
             "the machine alone. CPU time is for a received byte in all processes."
             + ("" if quiet else busy),
-            table(["receivers", "bandwidth over that of one socket", "slowest over fastest receiver", "CPU time over "
-                   "that of one socket", "GiB/s", "one socket, GiB/s"], cells),
+            table(["receivers", "bandwidth over one socket's", "slowest over fastest receiver",
+                   "CPU time over one socket's", "GiB/s"], cells),
             verdict(not short, f"together at least 70% of the bandwidth of one socket{where}")
             + verdict(uneven <= UNEVEN_TARGET, "no receiver takes more than 1.5 times as long as the fastest; the "
                       f"largest median is {number(uneven)} times"),

@@ -245,18 +245,18 @@ def replica_loss(data: Data) -> Section:
 def learning(data: Data) -> Section:
     """examples/red-grpo.yaml with settings that change what is learned."""
     rows: Rows = data["runs"]
-    steps = [each["step"] for each in rows[0]["held_out"]]
 
     def scores(row: dict[str, Any]) -> list[str]:
         name = f"{VARIANTS[row['variant']].score}/mean"
-        return [f"{each[name]:.3f}" for each in row["held_out"]]
+        return [f"{each[name]:.3f}" for each in row["held_out"][1:]]
 
+    first, *later = rows[0]["held_out"]
     wrong = [row["variant"] for row in rows if not VARIANTS[row["variant"]].as_expected(row)]
     return Section(
         [
-            f"The smallest example, {steps[-1]} steps, each row with one change. The score is the held-out mean of "
-            "`color` over 200 images.",
-            table(["variant", "seed", f"score at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
+            f"The smallest example, {later[-1]['step']} steps, each row with one change. The score is the held-out mean "
+            f"of `color` over 200 images, {first['reward/mean']:.3f} before training.",
+            table(["variant", "seed", *(f"step {each['step']}" for each in later)],
                   [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows]),
             "`jpeg` has a larger range than `color` and dominates the weighted mean, not the normalized sum. A strong "
             "KL holds the policy to the base model.",
