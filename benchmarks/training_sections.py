@@ -254,8 +254,8 @@ def learning(data: Data) -> Section:
     wrong = [row["variant"] for row in rows if not VARIANTS[row["variant"]].as_expected(row)]
     return Section(
         [
-            f"The smallest example, {later[-1]['step']} steps, each row with one change. The score is the held-out mean "
-            f"of `color` over 200 images, {first['reward/mean']:.3f} before training.",
+            f"The smallest example, {later[-1]['step']} steps, each row with one change. The score is the held-out "
+            f"mean of `color` over 200 images, {first['reward/mean']:.3f} before training.",
             table(["variant", "seed", *(f"step {each['step']}" for each in later)],
                   [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows]),
             "`jpeg` has a larger range than `color` and dominates the weighted mean, not the normalized sum. A strong "
