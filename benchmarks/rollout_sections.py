@@ -135,7 +135,7 @@ def payload(data: Data) -> Section:
             f"Images of {data['resolution']} x {data['resolution']} pixels from {data['workers']} workers: Ray's put "
             "and get, and `DataProto.concat`. Pixels are uint8 by default, and training steps do not send them "
             "([rollout-server.md](rollout-server.md#output-and-batching)).",
-            table(["images", "pixels", "megabytes", "time over that of float32", "ms"], cells),
+            table(["images", "pixels", "megabytes", "time over float32", "ms"], cells),
         ],
         {"payload": plot(series, "images in a batch", "seconds", log_x=True, log_y=True)},
     )
@@ -314,7 +314,7 @@ def adapter_update(data: Data) -> Section:
             f"{number(min(bounds))} to {number(max(bounds))} times as fast as files.",
             f"One swap per bucket (rank {data['buckets_rank']}), as in verl-omni, over one swap per update. It keeps "
             "only the last bucket's tensors, so the image differs:",
-            table(["buckets", "time over that of one swap", "image of the whole adapter"], buckets),
+            table(["buckets", "time over one swap", "image of the whole adapter"], buckets),
         ],
         {"adapter_update": plot(series, "rank", "time over that through memory", log_x=True)},
         [] if met else [

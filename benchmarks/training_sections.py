@@ -260,7 +260,7 @@ def learning(data: Data) -> Section:
                   [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows]),
             "`jpeg` has a larger range than `color` and dominates the weighted mean, not the normalized sum. A strong "
             "KL holds the policy to the base model.",
-            verdict(not wrong, f"scores of what should learn rise by more than {RISE}, those of the others do not"),
+            verdict(not wrong, f"scores that should rise do by more than {RISE}, the others do not"),
         ],
         missed=[f"Held-out scores did not move as expected: {', '.join(wrong)}."] if wrong else [],
     )  # fmt: skip
@@ -345,7 +345,7 @@ def staleness(data: Data) -> Section:
         met = max(below.values()) <= error[0]
         missed = (
             f"With samples one version old, the last held-out reward of the smallest example is {below[1]:.3f} below "
-            f"that of synchronous runs, with samples two versions old {below[2]:.3f}; the target is within the "
+            f"synchronous runs, with samples two versions old {below[2]:.3f}; the target is within the "
             f"standard error over {seeds} seeds, {error[0]:.3f}."
         )
     return Section(
