@@ -380,7 +380,8 @@ def staleness_with_limit(data: Data) -> Section:
             verdict(met, "over three seeds, the synchronous run's last reward within its standard error"),
         ],
         missed=[] if met else [
-            f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below " f"synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those "
+            f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below "
+            f"synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those "
             f"tried; the target is within the standard error over the seeds, {error[new]:.3f}."
         ],
     )  # fmt: skip
