@@ -1,4 +1,6 @@
-"""The table of docs/switching.md: settings that have another default than in the reference, each with the reason.
+"""The table of docs/switching.md: settings that have another default than in the reference.
+
+The reason of each is in config/other_defaults.yaml.
 
     python -m tools.other_defaults [--check]
 
@@ -96,13 +98,13 @@ def render(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> str:
         raise LookupError(f"other_defaults.yaml has no reason for the default of {', '.join(missing)}")
     if stale := [name for name in why if name not in names]:
         raise LookupError(f"other_defaults.yaml has a reason for {', '.join(stale)}, of which the default is the same")
-    header = ["| setting | default there | default here | reason |", "| --- | --- | --- | --- |"]
-    return "\n".join([*header, *(_row(each, why[each.name]) for each in defaults)])
+    header = ["| setting | there | here |", "| --- | --- | --- |"]
+    return "\n".join([*header, *map(_row, defaults)])
 
 
-def _row(each: OtherDefault, reason: str) -> str:
+def _row(each: OtherDefault) -> str:
     here = " or ".join(f"`{text}`" for text in each.here)
-    return f"| `{each.name}` | {_there(each.there)} | {here} | {reason} |"
+    return f"| `{each.name}` | {_there(each.there)} | {here} |"
 
 
 def _there(text: str) -> str:

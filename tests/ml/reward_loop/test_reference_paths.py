@@ -81,7 +81,7 @@ def test_a_choice_is_right_only_in_an_answer(response: str, truth: str, score: f
 
 
 def test_the_data_source_of_a_missing_scorer_or_setting_is_told_what_to_do() -> None:
-    with pytest.raises(NotImplementedError, match="the scorer imagebind is not available: the package imagebind of"):
+    with pytest.raises(NotImplementedError, match="the scorer imagebind is not available: no working package fits"):
         default_compute_score_image("imagebind", IMAGE, "")
     with pytest.raises(TypeError, match="the scorer http: url: must be given"):
         default_compute_score_image("http", IMAGE, "", server_url="http://x")

@@ -62,7 +62,7 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
             ["reward.scorer=color", "reward.scorer_kwargs.colour=red"],
             "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
         ),
-        (["reward.scorer=imagebind"], "reward.scorer: imagebind is not available: the package imagebind"),
+        (["reward.scorer=imagebind"], "reward.scorer: imagebind is not available: no working package"),
         ([SEVERAL, "reward.reward_functions={choice: {}}"], "reward.reward_functions.choice.name: choice is not"),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
         (
