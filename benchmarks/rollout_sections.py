@@ -316,8 +316,8 @@ def fan_out(data: Data) -> Section:
             []
             if uneven <= UNEVEN_TARGET
             else [
-                f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the fastest; "
-                f"the target is {UNEVEN_TARGET}."
+                f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the "
+                f"fastest; the target is {UNEVEN_TARGET}."
             ]
         ),
     )
