@@ -16,6 +16,7 @@ from e2e.cluster.errors import ClusterError, CommandFailed, ToolMissing
 from e2e.cluster.kind import engine, node_image
 from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.provider import NodeSpec
+from e2e.cluster_checks import processes_naming
 from e2e.conftest import ROOT, leave_out
 
 pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/kind"), pytest.mark.timeout(1800)]
@@ -35,11 +36,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         return set(done.stdout.splitlines())
 
     found = {
-        "processes": {
-            f"{path.parent.name}"
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if any(place.encode() in read_if_there(path) for place in places)
-        },
+        "processes": processes_naming(*places),
         "mounts": {
             line.split()[4]
             for line in machine.MOUNTS.read_text().splitlines()
@@ -63,13 +60,6 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
     }
     podman.release()
     return found
-
-
-def read_if_there(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 @pytest.fixture
