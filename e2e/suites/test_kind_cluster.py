@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from e2e.cluster import addons
@@ -20,6 +21,7 @@ from e2e.cluster.images import StaticImage, architecture, write_archive
 from e2e.cluster.kind import settings
 from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.paths import cache
+from e2e.cluster.processes import run
 from e2e.cluster.provider import NodeSpec, node_path
 from e2e.cluster.tools import Tools
 from e2e.cluster_checks import await_phase, await_unschedulable, lose_and_restore, pod
@@ -84,6 +86,10 @@ def test_nodes_have_devices_and_labels_and_the_control_plane_its_settings(kind: 
             "containers"
         ]
         assert {f"--{name}={value}" for name, value in flags.items()} <= set(container["command"])
+    # Pods answer the machine, and find it under this address.
+    (dns,) = api.get("/api/v1/namespaces/kube-system/pods", labelSelector="k8s-app=kube-dns")["items"]
+    assert httpx.get(f"http://{dns['status']['podIP']}:8181/ready", trust_env=False).text == "OK"
+    assert f'"prefsrc":"{kind.gateway}"' in run(["ip", "-json", "route"])
     mark = kind.audit.mark()
     api.get("/api/v1/namespaces/default/pods")
     expected = Counter({("list", "pods"): 1})

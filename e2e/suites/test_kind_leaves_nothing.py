@@ -53,6 +53,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         "rules": {
             line for family in ("iptables", "ip6tables") for line in lines(f"{family}-save") if "NETAVARK" in line
         },
+        "routes": lines("ip", "route"),
         "links": {line.split(": ")[1] for line in lines("ip", "-oneline", "link") if "podman" in line},
         "containers": set(podman.run("ps", "--all", "--quiet").split()),
         "volumes": set(podman.run("volume", "ls", "--quiet").split()),
@@ -96,7 +97,7 @@ def test_a_removed_cluster_leaves_nothing_and_its_neighbour_keeps_running(
     neighbour = second.engine.containers(second.name)
     assert len(neighbour) == len(first.engine.containers(first.name)) == 1
     standing = traces(first)
-    assert all(standing[kind] for kind in ("processes", "mounts", "cgroups", "folders", "volumes"))
+    assert all(standing[kind] for kind in ("processes", "mounts", "cgroups", "folders", "routes", "volumes"))
     assert {first.name, second.name} <= standing["networks"]
     first.delete()
     assert first.engine.containers(first.name) == []

@@ -44,6 +44,8 @@ class KindCluster:
         self._say = say
         self._base = folder or cache()
         self.name = f"{NAME}-{instance}" if instance else NAME
+        # Routes to pods would be those of another cluster, if all had kind's own range.
+        self._pods = f"10.{244 + instance}.0.0/16"
         self.folder = self._base / (f"kind{instance}" if instance else "kind")
         self._record = self.folder / "cluster.json"
         self._found: Engine | None = None
@@ -139,7 +141,9 @@ class KindCluster:
     def _start(self, tools: Tools, nodes: Sequence[NodeSpec], image: str | None) -> None:
         policy = self.audit.path.parent / "audit-policy.json"
         policy.write_text(json.dumps(commands.AUDIT_POLICY), encoding="utf-8")
-        written = settings.configuration(self.name, nodes, policy.parent, self.volumes, own_dns=image is not None)
+        written = settings.configuration(
+            self.name, nodes, policy.parent, self.volumes, self._pods, own_dns=image is not None
+        )
         fetched = "" if image else "; the first time it fetches its node image"
         self._say(f"kind makes the cluster of {len(nodes) + 1} containers{fetched}")
         self.engine.weigh(len(nodes) + 1)
@@ -157,9 +161,18 @@ class KindCluster:
         manifests = [addons.kuberay(self.kubectl, tools.kuberay)]
         if image is not None:
             manifests.insert(0, addons.coredns(settings.DNS))
+            self._add_routes()
         self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
         addons.apply(self.kubectl, manifests)
         addons.await_available(self.kubectl, addons.DEPLOYMENTS)
+
+    def _add_routes(self) -> None:
+        """Let this machine reach pods, as it reaches those of bare clusters; routes end with the cluster's bridge."""
+        with self.api("e2e-routes") as api:
+            nodes = api.get("/api/v1/nodes")["items"]
+        for node in nodes:
+            (address,) = (item["address"] for item in node["status"]["addresses"] if item["type"] == "InternalIP")
+            run(["ip", "route", "add", node["spec"]["podCIDR"], "via", address])
 
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         program = ensure((KUBE,), self._say).program("kubectl")
