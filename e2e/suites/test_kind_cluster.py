@@ -36,6 +36,7 @@ GPU, NPU = "nvidia.com/gpu", "huawei.com/Ascend910"
 # One GPU each, so that the two pods of a job are on two nodes.
 NODES = (NodeSpec("first", {GPU: 1, NPU: 8}, {"pool": "first"}), NodeSpec("second", {GPU: 1}, {"pool": "second"}))
 ENDED = 600.0
+SECOND_NAME = "localhost/omni-e2e/second-name:1"
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +105,11 @@ def test_a_loaded_archive_runs_on_every_node_and_devices_are_counted(
     image = StaticImage("localhost/omni-e2e/loaded:1", "pause", "/other-path")
     write_archive(image, binary, tmp_path / "loaded.tar", architecture())
     kind.load(tmp_path / "loaded.tar")
+    kind.tag(image.name, SECOND_NAME)
     path = f"/api/v1/namespaces/{space}/pods"
     for name in kind.nodes():
         api.post(path, pod(name, {}, image.name, node=name))
-    api.post(path, pod("devices", {NPU: "8"}))
+    api.post(path, pod("devices", {NPU: "8"}, SECOND_NAME))
     api.post(path, pod("greedy", {NPU: "1"}))
     for name in kind.nodes():
         await_phase(api, f"{path}/{name}", "Running")
