@@ -209,7 +209,7 @@ class KindCluster:
 
     def tag(self, image: str, name: str) -> None:
         for node in self._workers():
-            self.engine.inside(node.id, *CTR, "images", "tag", image, name)
+            self.engine.inside(node.id, *CTR, "images", "tag", "--force", image, name)
 
     def nodes(self) -> list[str]:
         if not self.folder.exists():
