@@ -53,7 +53,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         "rules": {
             line for family in ("iptables", "ip6tables") for line in lines(f"{family}-save") if "NETAVARK" in line
         },
-        "routes": lines("ip", "route"),
+        "routes": {line for line in lines("ip", "route") if "podman" in line},
         "links": {line.split(": ")[1] for line in lines("ip", "-oneline", "link") if "podman" in line},
         "containers": set(podman.run("ps", "--all", "--quiet").split()),
         "volumes": set(podman.run("volume", "ls", "--quiet").split()),
