@@ -27,7 +27,7 @@ from omni_operator.api.status import CONDITION_TYPES, JobState, Status
 from omni_operator.cluster.cache.job_summary import STATES
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import Body, Key
-from omni_operator.status.reasons.names import FailureReason
+from omni_operator.status.reasons.table import reasons_shown
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -58,8 +58,10 @@ class OperatorMetrics:
         )
         self._reports = self._counter("reports", "Reports received from trainers.", ["result"])
         self._failures = self._counter("attempts_failed", "Failed attempts.", ["reason"])
-        for reason in FailureReason:  # `increase` does not see the first failure in a series that begins with it
-            self._failures.labels(reason.value)
+        for reason in sorted(
+            reasons_shown("failure")
+        ):  # `increase` does not see the first failure in a series that begins with it
+            self._failures.labels(reason)
         self._watched = self._gauge(
             "watch_last_event_timestamp_seconds", "Time of the last event of a watch.", ["resource"]
         )

@@ -10,7 +10,7 @@ from omni_operator.api.status import RECONCILE_ERROR, Condition, Status
 from omni_operator.status.observed.evidence import PULL_ERRORS, SIDECAR, shorten
 from omni_operator.status.observed.observation import ObservedPod
 from omni_operator.status.observed.timestamps import format_timestamp
-from omni_operator.status.reasons.explained_reasons import REASONS
+from omni_operator.status.reasons.table import REASONS
 
 from .events import Event
 

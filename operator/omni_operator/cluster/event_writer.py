@@ -38,7 +38,7 @@ class EventWriter:
             "reportingInstance": self.instance,
             "action": "Reconcile",
             "type": event.kind,
-            "reason": event.reason.value,
+            "reason": event.reason,
             "note": event.note.encode("utf-8", "replace")[:NOTE_BYTES].decode("utf-8", "ignore"),
             "regarding": about,
         }
@@ -48,4 +48,4 @@ class EventWriter:
             return
         except ClusterError as error:
             # Events expire anyway, and the status has the same information.
-            log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason.value, error)
+            log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason, error)

@@ -25,7 +25,6 @@ from omni_operator.cluster.errors import ClusterError, Conflict, NotFound
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import LEASES, Body
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.status.reasons.names import EventReason
 from omni_operator.status.report.events import Event
 
 from .write_fence import WriteFence
@@ -277,7 +276,7 @@ class LeaderElection:
     async def _announce(self, lease: Body, before: str) -> None:
         told = f"; before: {before}" if before else ""
         transitions = lease["spec"].get("leaseTransitions", 0)
-        event = Event("Normal", EventReason.LEADER_ELECTED, f"{self.identity} leads{told}", f"leader{transitions}")
+        event = Event("Normal", "LeaderElected", f"{self.identity} leads{told}", f"leader{transitions}")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.times.request):
                 await EventWriter(self.cluster, self.identity).create(lease, event, self.now())

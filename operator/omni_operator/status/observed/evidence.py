@@ -10,17 +10,17 @@ from omni_operator.status.reasons.names import FailureReason
 from .observation import Evidence, ObservedPod
 
 # Error messages of drivers and libraries, the most specific first.
-_SIGNS = (
-    (FailureReason.ACCELERATOR_FAULT, r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
+_SIGNS: tuple[tuple[FailureReason, str], ...] = (
+    ("AcceleratorFault", r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
      r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)"),
-    (FailureReason.COLLECTIVE_TIMEOUT, r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
+    ("CollectiveTimeout", r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
      r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT"),
-    (FailureReason.WEIGHT_SYNC_FAILED, r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
+    ("WeightSyncFailed", r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
     # Ray names the kernel's OOM killer among the possible causes. The others are said by a rank of another one.
-    (FailureReason.WORKER_LOST, r"Job supervisor actor died|ncclRemoteError|"
+    ("WorkerLost", r"Job supervisor actor died|ncclRemoteError|"
      r"gloo/transport/.{0,160}(closed by peer|reset by peer|Broken pipe)"),
-    (FailureReason.OUT_OF_MEMORY, r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
-    (FailureReason.INVALID_CONFIG, r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
+    ("OutOfMemory", r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
+    ("InvalidConfig", r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
      r"Could not override|ValidationError"),
 )  # fmt: skip
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
@@ -83,14 +83,14 @@ def is_refused_by_quota(text: str) -> bool:
 def find_evidence(pod: ObservedPod) -> Evidence | None:
     """Reason of a failure in a pod's state, kept after the pod is gone; None if there is none."""
     if pod.disrupted:
-        return Evidence(pod=pod.name, reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
+        return Evidence(pod=pod.name, reason="Preempted", text=shorten(f"pod {pod.name}: {pod.disrupted}"))
     for end in pod.ended:
         if not end.ray:
             continue
         if end.reason == "OOMKilled":
             return Evidence(
                 pod=pod.name,
-                reason=FailureReason.OUT_OF_MEMORY,
+                reason="OutOfMemory",
                 text=f"container {end.container} of pod {pod.name} was killed because it ran out of memory",
             )
         found = reason_from_text(end.message) if end.exit_code else None

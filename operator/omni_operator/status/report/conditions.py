@@ -111,9 +111,9 @@ def derive_conditions(
         case Failing(attempt=attempt, reason=reason, text=text, final=final, why=why):
             message = f"attempt {attempt}: {text}"
             if not final:
-                over = false_because(reason.value, message)
+                over = false_because(reason, message)
                 return _table(over, over, unknown_because("BetweenAttempts", message), updated=updated)
-            end = reason.value, f"{message}; {why}"
+            end = reason, f"{message}; {why}"
             over = false_because(*end)
             return _table(over, over, over, updated=updated, failed=true_because(*end))
 

@@ -296,7 +296,7 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
         return status
     failure = Failure(
         attempt=failing.attempt,
-        reason=failing.reason.value,
+        reason=failing.reason,
         message=failing.text,
         at=format_timestamp(now),
         checkpoint=status.checkpoint.last,
