@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from architecture.reasons import given_reasons, operator_strings, warnings_of_the_trainer
+from omni_operator.api.spec.policy import FailureReason
 from omni_operator.api.status import CONDITION_TYPES, RECONCILE_ERROR
 from omni_operator.cli.main import app
 from omni_operator.status.observed.evidence import SIDECAR
 from omni_operator.status.observed.trainer_report import OTHER_WARNING, WARNING_REASONS
-from omni_operator.status.reasons.names import NamedFailureReason
 from omni_operator.status.reasons.problems import FAILURES, WAITING, WARNINGS
 from omni_operator.status.reasons.table import CONDITIONS, NORMAL, REASONS, reasons_shown
 from tools import troubleshooting_page
@@ -31,7 +31,7 @@ def test_the_table_has_every_reason_that_the_code_gives_and_no_other(root: Path)
 
 
 def test_the_failures_of_the_table_are_the_failures_that_a_policy_names() -> None:
-    named = set(get_args(NamedFailureReason))
+    named = set(get_args(FailureReason))
     assert reasons_shown("failure") == named - {"Unknown"} | {"ChildDeleted"}
     assert set(FAILURES) <= reasons_shown("failure")
 

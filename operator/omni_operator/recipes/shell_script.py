@@ -1,9 +1,8 @@
 """PURE: the call of a trainer in a shell script, or in the commands of a YAML file.
 
-Read is what recipes are made of: variables, arrays, quotes, functions, conditions, calls of other scripts. Nothing is
-run, so the output of other programs stays as it is written, and is named; so does a variable that the script may set to
-several values. Of `if`, `while`, `&&` and `||`, the way is known where the test reads nothing but variables of the
-script.
+Nothing is run. What a script needs to name the trainer's arguments is read: variables, arrays, quotes, functions,
+conditions that depend on variables of the script, calls of other scripts. Output of programs stays as it is written,
+and is named; so does a variable that the script may set to several values.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from .manifest_commands import Command, RecipeError, commands_in
-from .shell_conditions import TESTS, evaluate
-from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
+from .shell_variables import ASSIGNMENT, MARK, TESTS, Value, Variables, evaluate_test, merge_ways
 from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
 
 MODULE = "verl_omni.trainer.main_diffusion"
@@ -35,10 +33,11 @@ _IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # of the path of a sc
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
-_ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # of a list with && and ||
-_LEAVE = ("break", "continue", "return", "exit")
+_CASE_ENDS = (";;", ";&", ";;&")
+_ENDS = ("\n", ";", "&", ")", *_CASE_ENDS)  # of a list with && and ||
 _PATTERN = re.compile(r"[*?\[{]")  # a word that may become other words
 _UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
+Tokens = Sequence[Word | Operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +83,34 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
         find: finds the scripts that it calls.
 
     Raises:
-        RecipeError: there is no call, more than one, or one of another trainer; a quote is not closed; or it is YAML
-            without a command.
+        RecipeError: there is no call, more than one, or one of another trainer; a quote is not closed; the script sets
+            IFS; or it is YAML without a command.
     """
     commands = commands_in(text)
-    script = _Script(find)
+    findings = _Findings(find)
     for command in commands or (Command(SCRIPT, text),):
-        script.run_command(command)
-    if not script.calls:
+        values = {
+            name: Value((f"{MARK}$({name}){MARK}" if value is None else value,), "")
+            for name, value in command.environment.items()
+        }
+        _Shell(findings, command.name, "", values).run_text(command.name, command.text, "")
+    if not findings.calls:
         named = ", ".join(command.name for command in commands)
         started = f"none of {named} starts {MODULE}" if named else f"the script does not start {MODULE}"
-        raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in script.not_found))
-    if len(script.calls) > 1:
-        raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
-    arguments = script.calls[0]
-    found = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
-    names, conditional = dict.fromkeys(found), script.variables.conditional
+        raise RecipeError(started + "".join(f"; {path}, which it calls, was not found" for path in findings.not_found))
+    if len(findings.calls) > 1:
+        raise RecipeError(f"the script starts the trainer {len(findings.calls)} times; keep one call")
+    (call,) = findings.calls
+    expansions = [match[1] or match[2] for word in call.arguments for match in _UNKNOWN.finditer(word)]
+    names, conditional = dict.fromkeys(expansions), findings.conditional
     return TrainerCall(
-        tuple(word.replace(MARK, "") for word in arguments),
-        tuple(name for name in names if name not in conditional),
-        tuple((name, script.place(conditional[name])) for name in names if name in conditional),
-        tuple(name for name in script.environment if not _is_read(name, script.texts)),
-        script.command if commands else "",
-        tuple(script.read),
-        tuple(script.not_sourced),
+        arguments=tuple(word.replace(MARK, "") for word in call.arguments),
+        unknown=tuple(name for name in names if name not in conditional),
+        conditional=tuple((name, conditional[name]) for name in names if name in conditional),
+        environment=tuple(name for name in call.environment if not _is_read(name, findings.texts)),
+        command=call.command if commands else "",
+        read=tuple(findings.read),
+        missing=tuple(findings.not_sourced),
     )
 
 
@@ -117,109 +120,94 @@ def _is_read(name: str, texts: Sequence[str]) -> bool:
     return any(re.search(rf"\$\{{?{re.escape(name)}\b", text) for text in without_defaults)
 
 
-class _Script:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the trainer, with the command of a YAML file that has it."""
+
+    arguments: Sequence[str]
+    environment: Sequence[str]
+    command: str
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What all shells of a recipe have found."""
+
+    find: FindScript
+    calls: list[_Call] = field(default_factory=list)
+    conditional: dict[str, str] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)  # texts, each called by the one before it
+    read: dict[str, None] = field(default_factory=dict)  # paths of other scripts
+    not_found: dict[str, None] = field(default_factory=dict)
+    not_sourced: dict[str, None] = field(default_factory=dict)  # not found, and may set variables
+
+
+class _Shell:
     """Goes through a script once. Of conditions it goes every way, and compares what each leaves in the variables."""
 
-    def __init__(self, find: FindScript) -> None:
-        self.calls: list[list[str]] = []
-        self.environment: dict[str, None] = {}  # exported, or in front of the call
-        self.variables = Variables()
-        self.texts: list[str] = []
-        self.command = ""  # the name of the one that has the last call
-        self.read: dict[str, None] = {}  # paths of other scripts
-        self.not_found: dict[str, None] = {}
-        self.not_sourced: dict[str, None] = {}  # not found, and may set variables
-        self._find = find
-        self._path = ""  # of the script that runs; empty for the recipe
-        self._running: list[str] = []  # texts, each called by the one before it
-        self._tokens: list[Word | Operator] = []
-        self._at = 0
-        self._sources: list[tuple[int, str]] = []  # lines of all texts are counted on: the first of each, and its name
-        self._last_line = 0
-        self._exports_all = False
-        self._functions: dict[str, tuple[list[Word | Operator], int, str]] = {}  # where they begin, and how they end
-        self._succeeds: bool | None = None  # the last command; None if that is not known
-        self._negated = False
+    def __init__(self, findings: _Findings, command: str, path: str, values: Mapping[str, Value]) -> None:
+        self.findings = findings
+        self.command = command  # of a YAML file
+        self.path = path  # of the script that runs; empty for the recipe
+        self.variables = Variables(dict(values), findings.conditional)
+        self.exported = dict.fromkeys(values)
+        self.exports_all = False
+        self.functions: dict[str, tuple[Tokens, int, str, str]] = {}  # where they begin, how they end, and their file
+        self.name = ""  # of the text that runs, in messages
+        self.tokens: Tokens = ()
+        self.at = 0
+        self.skips = False  # commands that do not run
+        self.succeeds: bool | None = None  # the last command; None if that is not known
+        self.negated = False
 
-    def run_command(self, command: Command) -> None:
-        """Run one of the commands of a file.
+    def run_text(self, name: str, text: str, path: str) -> None:
+        """Run a text here, unless it is running already: a script may start itself in a container.
 
         Raises:
             RecipeError: a quote is not closed, or it starts another trainer.
         """
-        calls = len(self.calls)
-        values = {
-            name: Value((f"{MARK}$({name}){MARK}" if text is None else text,), 0)
-            for name, text in command.environment.items()
-        }
-        self.environment = {}
-        self._run_shell(command.name, command.text, "", values)
-        if len(self.calls) > calls:
-            self.command = command.name
-
-    def place(self, line: int) -> str:
-        """A line, as messages call it."""
-        first, name = max(source for source in self._sources if source[0] <= line)
-        return f"line {line - first + 1} of {name}"
-
-    def _split(self, name: str, text: str) -> list[Word | Operator]:
-        first = self._last_line + 1
-        self._last_line += text.count("\n") + 1
-        self._sources.append((first, name))
-        self.texts.append(text)
+        findings = self.findings
+        if text in findings.running:
+            return
+        if len(findings.running) == _MOST_SCRIPTS:
+            raise RecipeError(f"{name}: scripts call one another more than {_MOST_SCRIPTS} deep")
         try:
-            return split_script(text, first)
+            tokens = split_script(text)
         except ScriptSyntaxError as error:
             raise RecipeError(f"{'' if name == SCRIPT else f'{name}: '}not a shell script: {error}") from error
+        findings.texts.append(text)
+        findings.running.append(text)
+        outer_path, self.path = self.path, path
+        self._run_tokens(tokens, 0, name)
+        self.path = outer_path
+        findings.running.pop()
 
-    def _run_shell(
-        self, name: str, text: str, path: str, exported: Mapping[str, Value], arguments: Sequence[str] = ()
-    ) -> None:
-        """Run a text in a shell of its own, which gets these variables."""
-        values, environment, functions = self.variables.values, self.environment, self._functions
-        calls, exports_all = len(self.calls), self._exports_all
-        self.variables.values, self._functions, self._exports_all = dict(exported), {}, False
-        self.environment = environment | dict.fromkeys(exported)
-        if arguments:
-            self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
-        self._run_text(name, text, path)
-        self.variables.values, self._functions, self._exports_all = values, functions, exports_all
-        if len(self.calls) == calls:
-            self.environment = environment
+    def _run_tokens(self, tokens: Tokens, at: int, name: str, *until: str) -> None:
+        outer = (self.tokens, self.at, self.name)
+        self.tokens, self.at, self.name = tokens, at, name
+        self._run(*until)
+        self.tokens, self.at, self.name = outer
 
-    def _run_text(self, name: str, text: str, path: str) -> None:
-        """Run a text here, unless it is running already: a script may start itself in a container."""
-        if text in self._running:
-            return
-        if len(self._running) == _MOST_SCRIPTS:
-            raise RecipeError(f"{name}: scripts call one another more than {_MOST_SCRIPTS} deep")
-        outer_tokens, outer_place, outer_path = self._tokens, self._at, self._path
-        self._running.append(text)
-        self._tokens, self._at, self._path = self._split(name, text), 0, path
-        self.run()
-        self._running.pop()
-        self._tokens, self._at, self._path = outer_tokens, outer_place, outer_path
-
-    def run(self, *until: str) -> str:
+    def _run(self, *until: str) -> str:
         """Run up to one of these words and operators, which is the next token then and returned; empty at the end."""
-        while self._at < len(self._tokens):
-            token = self._tokens[self._at]
+        while self.at < len(self.tokens):
+            token = self.tokens[self.at]
             if token.source in until:
                 return token.source
-            self._at += 1
+            self.at += 1
             match token.source:
                 case "&&" | "||":
-                    self._skip("\n")
+                    self._pass_over("\n")
                     # What follows `||` may run without what is in front of it; after `&&`, all in front of it ran.
                     ends = (*_ENDS, *until, "||", *(["&&"] if token.source == "||" else []))
-                    self._if_it_succeeds(ends, succeeds=token.source == "&&")
+                    self._run_if_last(token.source == "&&", ends)
                 case "if":
                     self._if()
                 case "case":
                     self._case()
-                case "for" | "select" | "while" | "until":
+                case "for" | "while" | "until":
                     self._loop(token.source)
-                    self._succeeds = None
                 case "{":
                     self._group("}")
                 case "(":
@@ -229,227 +217,188 @@ class _Script:
                 case "function":
                     self._define(self._next())
                 case "!":
-                    self._negated = not self._negated
-                case "time":
-                    pass
+                    self.negated = not self.negated
                 case _:
                     if isinstance(token, Word):
                         self._command(token)
         return ""
 
     def _next(self) -> str:
-        self._at += 1
-        return self._tokens[self._at - 1].source if self._at <= len(self._tokens) else ""
+        self.at += 1
+        return self.tokens[self.at - 1].source if self.at <= len(self.tokens) else ""
 
-    def _pass(self, *until: str) -> str:
-        found = self.run(*until)
-        self._at += 1
-        return found
+    def _run_through(self, *until: str, skips: bool = False) -> str:
+        """Run, or only go through, the commands up to a word, and go behind it."""
+        outer = self.skips
+        self.skips = outer or skips
+        end = self._run(*until)
+        self.skips = outer
+        self.at += 1
+        return end
+
+    def _pass_over(self, *sources: str) -> None:
+        while self.at < len(self.tokens) and self.tokens[self.at].source in sources:
+            self.at += 1
 
     def _group(self, end: str) -> None:
-        negated, self._negated = self._negated, False
-        self._pass(end)
+        negated, self.negated = self.negated, False
+        self._run_through(end)
         if negated:
-            self._succeeds = None
+            self.succeeds = None
 
-    def _skip(self, *sources: str) -> None:
-        while self._at < len(self._tokens) and self._tokens[self._at].source in sources:
-            self._at += 1
-
-    def _if_it_succeeds(self, until: Sequence[str], *, succeeds: bool) -> None:
+    def _run_if_last(self, succeeds: bool, until: Sequence[str]) -> None:
         """Run commands that run only if the last one succeeds, or fails."""
-        known = self._succeeds
-        if known is not None and known != succeeds:
-            self._without_effect(*until)
-            return
+        known = self.succeeds
         before = dict(self.variables.values)
-        self.run(*until)
+        self._run_through(*until, skips=known is not None and known != succeeds)
+        self.at -= 1
         if known is None:
-            self.variables.values, self._succeeds = merged([before, self.variables.values]), None
-
-    def _without_effect(self, *until: str) -> str:
-        """Go through commands that do not run. Returns what ends them, which is the next token then."""
-        before, functions, calls = dict(self.variables.values), dict(self._functions), len(self.calls)
-        succeeds, environment = self._succeeds, dict(self.environment)
-        found = self.run(*until)
-        self.variables.values, self._functions, self._succeeds = before, functions, succeeds
-        self.environment = environment
-        del self.calls[calls:]
-        return found
+            self.variables.values = merge_ways([before, self.variables.values])
+            self.succeeds = None
 
     def _if(self) -> None:
-        before, ends, found, complete = dict(self.variables.values), [], "if", False
-        while found not in ("fi", ""):
+        before, ends, word, decided = dict(self.variables.values), [], "if", False
+        while word not in ("fi", ""):
             self.variables.values = dict(before)
-            succeeds = True if found == "else" else self._condition("then")
-            never, complete = complete or succeeds is False, complete or succeeds is True
-            if never:
-                found = self._without_effect("elif", "else", "fi")
-                self._at += 1
-            else:
-                found = self._pass("elif", "else", "fi")
+            holds = True if word == "else" else self._condition("then")
+            skips = decided or holds is False
+            word = self._run_through("elif", "else", "fi", skips=skips)
+            if not skips:
                 ends.append(self.variables.values)
-        self.variables.values = merged(ends if complete else [before, *ends])
-        self._succeeds = None
+            decided = decided or holds is True
+        self.variables.values = merge_ways(ends if decided else [before, *ends])
+        self.succeeds = None
 
     def _case(self) -> None:
-        first = self._at
+        first = self.at
         while self._next() not in ("in", ""):
             pass
-        word = next((token for token in self._tokens[first : self._at] if isinstance(token, Word)), None)
-        text = MARK if word is None else self.variables.text(word.parts)
-        before, ends, complete = dict(self.variables.values), [], False
+        word = next((token for token in self.tokens[first : self.at] if isinstance(token, Word)), None)
+        text = MARK if word is None or self.skips else self.variables.text(word.parts)
+        before, ends, decided = dict(self.variables.values), [], False
         while True:
-            self._skip("\n", "(", ";;", ";&", ";;&")
+            self._pass_over("\n", "(", *_CASE_ENDS)
             if self._next() in ("esac", ""):
                 break
-            self._at -= 1
-            first = self._at
+            first = self.at - 1
             while self._next() not in (")", ""):
                 pass
-            chosen = self._matches(text, self._tokens[first : self._at - 1])
+            matches = self._matches(text, self.tokens[first : self.at - 1])
+            skips = decided or matches is False
             self.variables.values = dict(before)
-            if complete or chosen is False:
-                self._without_effect(";;", ";&", ";;&", "esac")
-            else:
-                self.run(";;", ";&", ";;&", "esac")
+            end = self._run_through(*_CASE_ENDS, "esac", skips=skips)
+            self.at -= 1
+            if not skips:
                 ends.append(self.variables.values)
-                # What falls through to the next commands is not followed.
-                complete = chosen is True and self._tokens[min(self._at, len(self._tokens) - 1)].source in (
-                    ";;",
-                    "esac",
-                )
-        self.variables.values, self._succeeds = merged(ends if complete else [before, *ends]), None
+            decided = decided or (matches is True and end in (";;", "esac"))  # `;&` goes on with the next commands
+        self.variables.values = merge_ways(ends if decided else [before, *ends])
+        self.succeeds = None
 
-    def _matches(self, text: str, patterns: Sequence[Word | Operator]) -> bool | None:
+    def _matches(self, text: str, patterns: Tokens) -> bool | None:
         """Whether a text matches one of the patterns; None if that is not known."""
         if any(pattern.source == "*" for pattern in patterns):
             return True
         words = [self.variables.text(pattern.parts) for pattern in patterns if isinstance(pattern, Word)]
-        if MARK in text or any(MARK in each or _PATTERN.search(each) for each in words):
+        if MARK in text or any(MARK in word or _PATTERN.search(word) for word in words):
             return None
         return text in words
 
     def _condition(self, end: str) -> bool | None:
         """Run a condition. Returns whether it succeeds; None if that is not known."""
-        self._succeeds = None
-        self._pass(end)
-        return self._succeeds
+        self.succeeds = None
+        self._run_through(end)
+        return None if self.skips else self.succeeds
 
     def _loop(self, kind: str) -> None:
-        if kind in ("for", "select"):
-            name, first = self._next(), self._at
-            line = self._tokens[self._at - 1].line
+        name, never = "", False
+        if kind == "for":
+            name, first = self._next(), self.at
+            self.variables.place = f"line {self.tokens[first - 1].line} of {self.name}"
             while self._next() not in ("do", ""):
                 pass
-            if kind == "for" and self._each(name, self._tokens[first : self._at - 1]):
-                return
-            self.variables.line = line
-            self.variables.forget([name])
+            never = name.isidentifier() and self._has_no_words(self.tokens[first : self.at - 1])
         else:
-            if self._condition("do") is (kind == "until"):  # not even once
-                self._without_effect("done")
-                self._at += 1
-                return
-        start, before, calls = self._at, dict(self.variables.values), len(self.calls)
-        self._pass("done")
-        # A second time, with what is the same in each round.
-        self._at, self.variables.values = start, merged([before, self.variables.values])
-        del self.calls[calls:]
-        self._pass("done")
-        self.variables.values = merged([before, self.variables.values])
+            never = self._condition("do") is (kind == "until")
+        start, before, calls = self.at, dict(self.variables.values), len(self.findings.calls)
+        if name and not never and not self.skips:
+            self.variables.forget([name])
+        # Two times, because what a round reads may come from the round before it; what rounds differ in is not known.
+        for _ in range(2):
+            del self.findings.calls[calls:]
+            self.at = start
+            self._run_through("done", skips=never)
+            self.variables.values = merge_ways([before, self.variables.values])
+        self.succeeds = None
 
-    def _each(self, name: str, tokens: Sequence[Word | Operator]) -> bool:
-        """Run a loop once for each of its words, if they are known. Returns whether they are."""
+    def _has_no_words(self, tokens: Tokens) -> bool:
+        """Whether a loop runs not even once."""
         words = [token for token in tokens if isinstance(token, Word)]
-        if words:
-            fields = [field for word in words[1:] for field in self.variables.fields(word)]
-        else:  # the arguments
-            arguments = self.variables.values.get("@", Value((), self.variables.line))
-            fields = list(arguments.elements) if arguments.certain else [MARK]
-        start, before, functions, calls = self._at, dict(self.variables.values), self._functions, len(self.calls)
-        self._without_effect("done")
-        body, end = {token.source for token in self._tokens[start : self._at]}, self._at + 1
-        is_known = name.isidentifier() and not any(MARK in each or _PATTERN.search(each) for each in fields)
-        if is_known and body.isdisjoint(_LEAVE):
-            for field in fields:
-                self._at, self.variables.values[name] = start, Value((field,), self.variables.line)
-                self._pass("done")
-            self._at = end
-            if len(self.calls) == calls:
-                return True
-        self._at, self.variables.values, self._functions = start, before, functions
-        del self.calls[calls:]
-        return False
+        if not words:  # the arguments
+            return not self.variables.values.get("@", Value((), "")).elements
+        return not any(self.variables.fields(word) for word in words[1:])
 
     def _define(self, name: str) -> None:
-        self._skip("(", ")", "\n")
+        self._pass_over("(", ")", "\n")
         end = {"{": "}", "(": ")"}.get(self._next(), "}")
-        functions = {**self._functions, name: (self._tokens, self._at, end)}
-        before, calls, environment = dict(self.variables.values), len(self.calls), dict(self.environment)
-        self._pass(end)  # runs when it is called
-        self._functions, self.environment = functions, environment
-        self.variables.values = before
-        del self.calls[calls:]
+        function = (self.tokens, self.at, end, self.name)
+        self._run_through(end, skips=True)  # runs when it is called
+        if not self.skips:
+            self.functions[name] = function
 
-    def _call(self, name: str, arguments: list[str]) -> None:
-        function, outer_tokens, outer_place = self._functions.pop(name), self._tokens, self._at
-        self._tokens, self._at, end = function
+    def _call_function(self, name: str, arguments: Sequence[str]) -> None:
+        function = tokens, at, end, file = self.functions.pop(name)
         with self._arguments(arguments):
-            self.run(end)
-        self._tokens, self._at, self._functions[name] = outer_tokens, outer_place, function
+            self._run_tokens(tokens, at, file, end)
+        self.functions[name] = function
 
     @contextlib.contextmanager
     def _arguments(self, arguments: Sequence[str]) -> Iterator[None]:
         """`$1` and so on are these arguments meanwhile."""
         outer = self.variables.values.get("@")
-        self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
+        self.variables.values["@"] = Value(tuple(arguments), self.variables.place)
         yield
         self.variables.values.pop("@")
         if outer:
             self.variables.values["@"] = outer
 
     def _command(self, first: Word) -> None:
-        negated, self._negated = self._negated, False
-        succeeds = self._simple(first)
-        self._succeeds = not succeeds if negated and succeeds is not None else succeeds
-
-    def _simple(self, first: Word) -> bool | None:
-        """Run a command. Returns whether it succeeds; None if that is not known."""
-        words, self.variables.line = [first], first.line
-        while self._at < len(self._tokens) and isinstance(token := self._tokens[self._at], Word):
+        words = [first]
+        while self.at < len(self.tokens) and isinstance(token := self.tokens[self.at], Word):
             words.append(token)
-            self._at += 1
-        if len(words) == 1 and [token.source for token in self._tokens[self._at : self._at + 2]] == ["(", ")"]:
+            self.at += 1
+        if len(words) == 1 and [token.source for token in self.tokens[self.at : self.at + 2]] == ["(", ")"]:
             self._define(first.source)
-            return None
-        if first.source.startswith("(("):
-            self.variables.forget(_CALCULATED.findall(first.source))
+            self.succeeds = True
+        elif not self.skips:
+            negated, self.negated = self.negated, False
+            self.variables.place = f"line {first.line} of {self.name}"
+            succeeds = self._run_simple(words)
+            self.succeeds = not succeeds if negated and succeeds is not None else succeeds
+
+    def _run_simple(self, words: Sequence[Word]) -> bool | None:
+        """Run a command. Returns whether it succeeds; None if that is not known."""
+        first = words[0].source
+        if first.startswith("(("):
+            self.variables.forget(_CALCULATED.findall(first))
             return None
         own = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
-        if own == len(words) or first.source in _DECLARATIONS:
-            for word in words[own == 0 :]:
-                self.variables.assign(word)
-            is_export = first.source == "export" or (own == 0 and any(word.source == "-x" for word in words))
-            if (is_export or self._exports_all) and not self.calls:
-                self._export(words[own == 0 :])
-            # NAME=value in front of a command is its environment.
-            return None if any(isinstance(part, Output) for word in words for part in word.parts) else True
-        fields = [field for word in words[own:] for field in self.variables.fields(word)]
+        if own == len(words) or first in _DECLARATIONS:
+            return self._assign(words)
+        fields = [text for word in words[own:] for text in self.variables.fields(word)]
         match fields:
             case ["shift", *count]:
                 self.variables.shift(int(count[0]) if count and count[0].isdigit() else 1)
             case ["set", "--", *arguments]:
-                self.variables.values["@"] = Value(tuple(arguments), first.line)
+                self.variables.values["@"] = Value(tuple(arguments), self.variables.place)
             case ["set", option, *names] if _EXPORTING.fullmatch(option) or "allexport" in names:
-                self._exports_all = option[0] == "-"
+                self.exports_all = option[0] == "-"
             case ["unset", *names]:
                 for name in names:
                     self.variables.values.pop(name, None)
-            case [name, *arguments] if name in self._functions:
-                self._call(name, arguments)
+            case [name, *arguments] if name in self.functions:
+                self._call_function(name, arguments)
             case ["let", *_]:
-                self.variables.forget(name for field in fields for name in _CALCULATED.findall(field))
+                self.variables.forget(name for text in fields for name in _CALCULATED.findall(text))
             case ["read" | "mapfile" | "readarray", *names]:
                 self.variables.forget(name for name in names if name.isidentifier())
             case ["printf", "-v", name, *_]:
@@ -459,81 +408,84 @@ class _Script:
             case ["true" | "false" | ":" as name, *_]:
                 return name != "false"
             case [name, *_] if name in TESTS:
-                return evaluate(fields)
+                return evaluate_test(fields)
             case ["source" | ".", path, *arguments]:
                 self._source(path, arguments)
             case _:
-                calls = len(self.calls)
                 self._start(fields, words[:own])
-                if len(self.calls) > calls:
-                    self._export(words[:own])
         return None
 
-    def _export(self, words: Sequence[Word]) -> None:
-        names = (re.split(r"\+?=", word.source, maxsplit=1)[0] for word in words)
-        self.environment |= dict.fromkeys(name for name in names if name.isidentifier())
+    def _assign(self, words: Sequence[Word]) -> bool | None:
+        """Run assignments, or a command such as `export` with assignments; see `_run_simple`."""
+        is_declaration = words[0].source in _DECLARATIONS
+        assignments = words[is_declaration:]
+        for word in assignments:
+            if word.source.startswith("IFS="):
+                raise RecipeError(f"{self.variables.place} sets IFS, and words are split at blanks here: remove it")
+            self.variables.assign(word)
+        if self.exports_all or words[0].source == "export" or any(word.source == "-x" for word in assignments):
+            self.exported |= dict.fromkeys(_names(assignments))
+        return None if any(isinstance(part, Output) for word in words for part in word.parts) else True
 
-    def _start(self, fields: list[str], assignments: Sequence[Word]) -> None:
+    def _start(self, fields: Sequence[str], assignments: Sequence[Word]) -> None:
         """Run a program: the trainer, or another script that may start it."""
-        for place, field in enumerate(fields):
-            match = _TRAINER.fullmatch(field)
+        for place, text in enumerate(fields):
+            match = _TRAINER.fullmatch(text)
             if match and (match[2] or (place and _runs_module(fields[place - 1]))):
                 implied = ENTRY_POINTS.get(match[1] or match[2])
                 if implied is None:
-                    raise RecipeError(f"the script starts {field}; only {MODULE} and {MODULE}_v1 are supported")
-                self.calls.append([*implied, *fields[place + 1 :]])
-                self.environment |= dict.fromkeys(_set_by(fields[:place]))
+                    raise RecipeError(f"the script starts {text}; only {MODULE} and {MODULE}_v1 are supported")
+                environment = dict.fromkeys([*self.exported, *_set_by(fields[:place]), *_names(assignments)])
+                call = _Call([*implied, *fields[place + 1 :]], list(environment), self.command)
+                self.findings.calls.append(call)
                 return
         if fields and _SETTING.fullmatch(fields[0]):
-            where = self.place(self.variables.line)
-            raise RecipeError(f"{where}: {fields[0]} is not part of a command; end the line before it with \\")
+            raise RecipeError(
+                f"{self.variables.place}: {fields[0]} is not part of a command; end the line before it with \\"
+            )
         if script := _script_in(fields):
             self._start_script(script, assignments)
 
     def _start_script(self, script: _ScriptCall, assignments: Sequence[Word]) -> None:
         """Run another script, which gets the variables that are exported, or set in front of its name."""
-        if script.is_text:
-            other = OtherScript(self._path, script.script.replace(MARK, ""))
-        elif (found := self._other(script.script)) is not None:
-            other = found
-        else:
-            self.not_found[script.script.replace(MARK, "")] = None
+        other = OtherScript(self.path, script.script.replace(MARK, "")) if script.is_text else self._find(script.script)
+        if other is None:
+            self.findings.not_found[script.script.replace(MARK, "")] = None
             return
-        outer, environment, calls = dict(self.variables.values), dict(self.environment), len(self.calls)
+        front = dict(item.split("=", 1) for item in script.front if ASSIGNMENT.match(item))
+        names = dict.fromkeys([*self.exported, *_names(assignments), *front, *_set_by(script.front)])
+        variables = Variables(dict(self.variables.values), self.findings.conditional, self.variables.place)
         for word in assignments:
-            self.variables.assign(word)
-        self._export(assignments)
-        for assignment in filter(ASSIGNMENT.match, script.front):
-            name, _, text = assignment.partition("=")
-            self.variables.values[name] = Value((text,), self.variables.line)
-            self.environment[name] = None
-        self.environment |= dict.fromkeys(_set_by(script.front))
-        exported = {name: value for name, value in self.variables.values.items() if name in self.environment}
-        self.variables.values = outer
-        named = "bash -c" if script.is_text else other.path
-        self._run_shell(named, other.text, other.path, exported, script.arguments)
-        if len(self.calls) == calls:
-            self.environment = environment
-        elif not script.is_text:
-            self.read[other.path] = None
+            variables.assign(word)
+        variables.values |= {name: Value((text,), variables.place) for name, text in front.items()}
+        shell = _Shell(self.findings, self.command, other.path, {})
+        shell.variables.values = {name: value for name, value in variables.values.items() if name in names}
+        shell.exported = names
+        if script.arguments:
+            shell.variables.values["@"] = Value(tuple(script.arguments), self.variables.place)
+        calls = len(self.findings.calls)
+        shell.run_text("bash -c" if script.is_text else other.path, other.text, other.path)
+        if len(self.findings.calls) > calls and not script.is_text:
+            self.findings.read[other.path] = None
 
     def _source(self, path: str, arguments: Sequence[str]) -> None:
         """Run another script in this shell. One of the system, or that is no `.sh`, is left alone."""
         if path.startswith("/") or not path.endswith(".sh"):
             return
-        if (other := self._other(path)) is None:
-            self.not_sourced[path.replace(MARK, "")] = None
+        other = self._find(path)
+        if other is None:
+            self.findings.not_sourced[path.replace(MARK, "")] = None
             return
-        self.read[other.path] = None
+        self.findings.read[other.path] = None
         with self._arguments(arguments) if arguments else contextlib.nullcontext():
-            self._run_text(other.path, other.text, other.path)
+            self.run_text(other.path, other.text, other.path)
 
-    def _other(self, path: str) -> OtherScript | None:
+    def _find(self, path: str) -> OtherScript | None:
         """Another script; of a path whose beginning is not known, the rest is looked for."""
         *unknown, known = path.split(MARK)
         if unknown and not known.startswith("/"):
             return None
-        return self._find(known.lstrip("/") if unknown else known, self._path)
+        return self.findings.find(known.lstrip("/") if unknown else known, self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,3 +538,9 @@ def _set_by(words: Sequence[str]) -> Iterator[str]:
         elif option == "--runtime-env-json":
             with contextlib.suppress(ValueError, AttributeError):  # a variable of the script, or a mistake
                 yield from json.loads(text).get("env_vars", {})
+
+
+def _names(assignments: Sequence[Word]) -> Iterator[str]:
+    """Names of the variables that these words set."""
+    names = (re.split(r"\+?=", word.source, maxsplit=1)[0] for word in assignments)
+    return (name for name in names if name.isidentifier())

@@ -1,27 +1,31 @@
-"""PURE: variables of a shell script, and the words that they make."""
+"""PURE: variables of a shell script, the words that they make, and tests that depend on them alone."""
 
 from __future__ import annotations
 
 import ast
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from .shell_words import Arithmetic, Output, Parameter, Part, Text, Word
 
 ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<index>\[[^\]]*\])?(?P<add>\+?)=")
 MARK = "\0"  # around an expansion that is not known; the script has none
-_OUTSIDE_OF_MARKS = r"(?=(?:[^\0]*\0[^\0]*\0)*[^\0]*\Z)"
-_IFS = " \t\n"  # what separates words unless the script sets IFS
-# `${NAME#pattern}`, `${NAME/old/new}` and `${NAME,,}`, without quotes and expansions inside; of patterns, `*` only.
-_CHANGE = re.compile(
-    r"\$\{(?P<name>\w+)(?:(?P<sign>##?|%%?)(?P<pattern>[\w./*:=,@ -]+)"
-    r"|(?P<first>//?)(?P<old>[\w.:=,@-]+)(?:/(?P<new>[\w./:=,@-]*))?|(?P<case>,,|\^\^))\}"
-)
-_LENGTH = re.compile(r"\$\{#(?P<name>[A-Za-z_]\w*)(?P<all>\[[@*]\])?\}")
+_BLANKS = re.compile(r"[ \t\n]+(?=(?:[^\0]*\0[^\0]*\0)*[^\0]*\Z)")  # outside of marks
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)")
+TESTS: Mapping[str, str | None] = {"[": "]", "[[": "]]", "test": None}  # commands, each with its last word
+_INTEGER = re.compile(r"[-+]?\d+")
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+_TEXTS: Mapping[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,12 @@ class Value:
     """Elements of an array, or one text.
 
     Attributes:
-        line: where it is set.
+        place: the line where it is set, as messages call it.
         certain: whether this is all. If not, further elements may follow, or the text may be another one.
     """
 
     elements: tuple[str, ...]
-    line: int
+    place: str
     certain: bool = True
 
 
@@ -44,17 +48,17 @@ class Variables:
 
     Attributes:
         values: by name. `@` are the arguments of the function that runs; those of the script are taken as none.
-        line: of the command that runs.
         conditional: lines of assignments under conditions, by the expansion that is not known because of them.
+        place: the line of the command that runs.
     """
 
-    values: dict[str, Value] = field(default_factory=dict)
-    line: int = 1
-    conditional: dict[str, int] = field(default_factory=dict)
+    values: dict[str, Value]
+    conditional: dict[str, str]
+    place: str = ""
 
     def forget(self, names: Iterable[str]) -> None:
         """Something sets these variables to what is not known."""
-        self.values |= {name: Value((), self.line, certain=False) for name in names}
+        self.values |= {name: Value((), self.place, certain=False) for name in names}
 
     def assign(self, word: Word) -> None:
         """Do what `NAME=text`, `NAME+=text` or `NAME=(…)` does; a word of `export` may also have no value."""
@@ -62,7 +66,7 @@ class Variables:
         if match is None:
             name, is_set, text = self.text(word.parts).partition("=")
             if is_set:
-                self.values[name] = Value((text,), self.line)
+                self.values[name] = Value((text,), self.place)
             return
         old = self.values.get(match["name"]) if match["add"] else None
         elements, certain = ((), True) if old is None else (old.elements, old.certain)
@@ -72,12 +76,12 @@ class Variables:
             elements = (*elements, *(each for added in word.array for each in self.fields(added)))
         elif certain:
             elements = ("".join(elements[:1]) + self.text(word.parts)[match.end() :], *elements[1:])
-        self.values[match["name"]] = Value(elements, self.line, certain)
+        self.values[match["name"]] = Value(elements, self.place, certain)
 
     def shift(self, count: int) -> None:
         """Drop the first arguments of the function that runs."""
         if (value := self.values.get("@")) is not None:
-            self.values["@"] = Value(value.elements[count:] if value.certain else (), self.line, value.certain)
+            self.values["@"] = Value(value.elements[count:] if value.certain else (), self.place, value.certain)
 
     def fields(self, word: Word) -> list[str]:
         """The words that a word becomes: none for arguments that are not known, several for an array."""
@@ -85,22 +89,13 @@ class Variables:
         current: str | None = None
         for part in self._chosen(word.parts):
             for place, value in enumerate(self._expanded(part)):
-                for number, piece in enumerate([value] if part.quoted else self._split(value)):
+                for number, piece in enumerate([value] if part.quoted else _BLANKS.split(value)):
                     if (place or number) and current is not None:
                         fields.append(current)
                         current = None
                     if part.quoted or piece:
                         current = (current or "") + piece
         return fields if current is None else [*fields, current]
-
-    def _split(self, text: str) -> list[str]:
-        return re.split(f"[{re.escape(ifs)}]+{_OUTSIDE_OF_MARKS}", text) if (ifs := self._ifs()) else [text]
-
-    def _ifs(self) -> str:
-        """What separates words; an IFS that is not known is the usual one."""
-        value = self.values.get("IFS")
-        text = "".join(value.elements[:1]) if value is not None and value.certain else MARK
-        return _IFS if MARK in text else text
 
     def text(self, parts: Sequence[Part]) -> str:
         """The parts as one text."""
@@ -126,7 +121,7 @@ class Variables:
         if operator == "+":
             return () if is_missing else part.argument
         if is_missing and operator == "=":
-            self.values[part.name] = Value((self.text(part.argument),), self.line)
+            self.values[part.name] = Value((self.text(part.argument),), self.place)
         return part.argument if is_missing else None
 
     def _found(self, part: Parameter) -> Value | None:
@@ -136,7 +131,7 @@ class Variables:
         if value is None or not value.certain or part.is_array:
             return value
         place = int(part.name) - 1 if is_place else int(part.index or 0)
-        return Value(value.elements[place : place + 1], value.line)
+        return Value(value.elements[place : place + 1], value.place)
 
     def _expanded(self, part: Part) -> list[str]:
         unknown = MARK + part.source + MARK
@@ -147,81 +142,38 @@ class Variables:
                 return [unknown]
             case Arithmetic():
                 try:
-                    tree = ast.parse(_with_if(self.text(part.expression)).strip(), mode="eval")
+                    tree = ast.parse(self.text(part.expression).strip(), mode="eval")
                     return [str(_integer(tree.body, self.values))]
                 except (ArithmeticError, SyntaxError, ValueError):
                     return [unknown]
             case Parameter():
                 if part.name == "#" and part.source in ("$#", "${#}"):
-                    arguments = self.values.get("@", Value((), self.line))
+                    arguments = self.values.get("@", Value((), self.place))
                     return [str(len(arguments.elements)) if arguments.certain else unknown]
-                if part.operator == "other" and (changed := self._changed(part.source)) is not None:
-                    return [changed]
                 value = None if part.operator == "other" else self._found(part)
                 if value is None:
                     return [] if part.name in ("@", "*") and "@" not in self.values else [unknown]
                 if not value.certain:
-                    self.conditional[part.source] = value.line
+                    self.conditional[part.source] = value.place
                     return [*(value.elements if part.is_array and not part.operator else ()), unknown]
                 is_missing = not any(value.elements) if ":" in part.operator else not value.elements
                 if "?" in part.operator and is_missing:
                     return [unknown]
                 joined = not part.is_array or (part.quoted and "*" in (part.name, part.index))
-                between = self._ifs()[:1] if part.quoted and "*" in (part.name, part.index) else " "
-                return [between.join(value.elements)] if joined else list(value.elements)
-
-    def _changed(self, source: str) -> str | None:
-        """The text of `${NAME##*/}` and the like; None where it is not known, or needs more than a simple pattern."""
-        match = _CHANGE.fullmatch(source) or _LENGTH.fullmatch(source)
-        value = self.values.get(match["name"]) if match else None
-        if match is None or value is None or not value.certain:
-            return None
-        text = "".join(value.elements[:1])
-        if match.re is _LENGTH:
-            return str(len(value.elements if match["all"] else text))
-        if sign := match["case"]:
-            return text.lower() if sign == ",," else text.upper()
-        if first := match["first"]:
-            return text.replace(match["old"], match["new"] or "", 1 if first == "/" else -1)
-        pattern = re.compile(".*".join(map(re.escape, match["pattern"].split("*"))), re.DOTALL)
-        sign, places = match["sign"], range(len(text) + 1)
-        if sign in ("#", "##"):
-            ends = (place for place in (places if sign == "#" else reversed(places)) if pattern.fullmatch(text[:place]))
-            return text[next(ends, 0) :]
-        starts = (place for place in (reversed(places) if sign == "%" else places) if pattern.fullmatch(text[place:]))
-        return text[: next(starts, len(text))]
+                return [" ".join(value.elements)] if joined else list(value.elements)
 
 
-def merged(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+def merge_ways(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     """Variables after one of several ways through a script; certain is what all ways have in common."""
-    found = {}
+    merged = {}
     for name in dict.fromkeys(name for values in ends for name in values):
-        each = [values.get(name, Value((), 0, certain=False)) for values in ends]
-        same = all(value.certain and value.elements == each[0].elements for value in each)
-        together = zip(*(value.elements for value in each), strict=False)
-        common = tuple(element for element, *_ in takewhile(lambda those: len({*those}) == 1, together))
-        found[name] = Value(common, max(value.line for value in each), same)
-    return found
-
-
-_COMPARISONS = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}  # fmt: skip
-
-
-def _with_if(expression: str) -> str:
-    """An expression of the shell with Python's `if` for its `test ? first : second`, outside of parentheses."""
-    depth, found = 0, []
-    for place, letter in enumerate(expression):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if not depth and letter in "?:":
-            found.append(place)
-    if len(found) != 2:
-        return expression
-    question, colon = found
-    test, first, second = expression[:question], expression[question + 1 : colon], expression[colon + 1 :]
-    return f"({first}) if ({test}) else ({second})"
+        ways = [values.get(name, Value((), "", certain=False)) for values in ends]
+        last = next((value for value in reversed(ways) if value != ways[0]), ways[0])
+        certain = all(value.certain and value.elements == last.elements for value in ways)
+        columns = zip(*(value.elements for value in ways), strict=False)
+        common = tuple(element for element, *_ in takewhile(lambda column: len({*column}) == 1, columns))
+        merged[name] = Value(common, last.place or ways[0].place, certain)
+    return merged
 
 
 def _integer(node: ast.expr, variables: Mapping[str, Value]) -> int:
@@ -246,10 +198,39 @@ def _integer(node: ast.expr, variables: Mapping[str, Value]) -> int:
             if isinstance(sign, ast.Div | ast.Mod):
                 quotient = abs(first) // abs(second) * (1 if (first < 0) == (second < 0) else -1)  # towards zero
                 return quotient if isinstance(sign, ast.Div) else first - quotient * second
-        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _COMPARISONS:
-            return int(_COMPARISONS[type(sign)](_integer(left, variables), _integer(right, variables)))
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _integer(body if _integer(test, variables) else orelse, variables)
         case _:
             pass
     raise ArithmeticError
+
+
+def evaluate_test(words: Sequence[str]) -> bool | None:
+    """Whether `[ … ]`, `[[ … ]]` or `test …` succeeds.
+
+    None if that is not known: a variable has no known value, the test is about files, or a text may be a pattern.
+    """
+    command, *operands = words
+    if (last := TESTS[command]) is not None:
+        if operands[-1:] != [last]:
+            return None
+        del operands[-1]
+    if any(MARK in word for word in operands):
+        return None
+    return _result(operands, patterns=command == "[[")
+
+
+def _result(operands: Sequence[str], *, patterns: bool) -> bool | None:
+    match operands:
+        case ["!", *rest] if rest:
+            inner = _result(rest, patterns=patterns)
+            return None if inner is None else not inner
+        case [text] if not patterns:  # of `[[ a < b ]]` the scanner leaves one word
+            return bool(text)
+        case ["-n" | "-z" as kind, text]:
+            return bool(text) == (kind == "-n")
+        case [left, comparison, right] if comparison in _TEXTS:
+            is_pattern = patterns and not {*"*?["}.isdisjoint(right)
+            return None if is_pattern else _TEXTS[comparison](left, right)
+        case [left, comparison, right] if comparison in _NUMBERS and all(map(_INTEGER.fullmatch, (left, right))):
+            return _NUMBERS[comparison](int(left), int(right))
+        case _:
+            return None

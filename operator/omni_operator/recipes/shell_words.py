@@ -6,7 +6,6 @@ Comments, redirections and here-documents are dropped.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,11 +19,6 @@ _NAME = re.compile(r"\$([A-Za-z_]\w*)")
 _BRACED = re.compile(r"\$\{(\w+|[@*#?$!-])(?:\[([^\]]*)\])?(:?[-=+?])?")
 _HYDRA = re.compile(r"\$\{[A-Za-z_]\w*\.")  # the shell has no dots in names
 _ANSI = re.compile(r"\$'(?:\\.|[^'\\])*'", re.DOTALL)
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
-_ESCAPED = {
-    "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
-    "\\": "\\", "'": "'", '"': '"', "?": "?",
-}  # fmt: skip
 _BACKTICKS = re.compile(r"`(?:\\.|[^`\\])*`", re.DOTALL)
 _COMMENT = re.compile(r"`\s*#[^`\n]*`")  # an output that is empty: a comment within a continued line
 _DOCUMENT = re.compile(r"\$\(\s*cat\s*<<\s*(['\"])(\w+)\1[ \t]*\n(?P<text>.*?)\n\2[ \t]*\n\s*\)", re.DOTALL)
@@ -100,25 +94,13 @@ class Operator:
     line: int
 
 
-def split_script(text: str, first_line: int = 1) -> list[Word | Operator]:
+def split_script(text: str) -> list[Word | Operator]:
     """All words and operators.
-
-    Args:
-        first_line: the number of the text's first line in the tokens.
 
     Raises:
         ScriptSyntaxError: a quote, parenthesis or brace is not closed.
     """
-    return list(_Scanner(text.replace("\r\n", "\n").replace("\0", ""), first_line).tokens())
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    """The character that an escape of `$'…'` stands for."""
-    byte, point, octal, letter = match.groups()
-    if letter:
-        return _ESCAPED.get(letter, match[0])
-    code = int(octal, 8) & 0xFF if octal else int(byte or point, 16)
-    return chr(code) if code <= sys.maxunicode else match[0]
+    return list(_Scanner(text.replace("\r\n", "\n").replace("\0", "")).tokens())
 
 
 def _home() -> Parameter:
@@ -126,9 +108,11 @@ def _home() -> Parameter:
 
 
 class _Scanner:
-    def __init__(self, text: str, first_line: int = 1) -> None:
-        self._text, self._at, self._line_at, self._line = text, 0, 0, first_line
-        self._first_line = first_line
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._line = 1
+        self._line_at = 0  # where lines were counted last
         self._documents: list[tuple[str, bool]] = []  # here-documents that begin at the next line
 
     def tokens(self) -> Iterator[Word | Operator]:
@@ -168,7 +152,7 @@ class _Scanner:
         return self._line
 
     def _fail(self, what: str) -> ScriptSyntaxError:
-        return ScriptSyntaxError(f"no closing {what} (line {self._count_lines() - self._first_line + 1})")
+        return ScriptSyntaxError(f"no closing {what} (line {self._count_lines()})")
 
     def _skip_documents(self) -> None:
         for ending, tabs in self._documents:
@@ -265,7 +249,7 @@ class _Scanner:
             return Output(match[0])
         if not quoted and (match := _ANSI.match(self._text, start)):
             self._at = match.end()
-            return Text(_ESCAPE.sub(_unescaped, match[0][2:-1]))
+            return Output(match[0]) if "\\" in match[0] else Text(match[0][2:-1])
         if match := _BRACED.match(self._text, start):
             return self._braced(match, quoted)
         if match := _NAME.match(self._text, start) or _SIMPLE.match(self._text, start):

@@ -34,8 +34,7 @@ SCRIPTS = {
     "defaults that are empty": f"""A=(a=1)
 [[ -n "${{NO1:-}}" ]] && A+=(b=2)
 {CALL} "${{A[@]}}" "${{NO1:-}}" ${{NO1:-}} "${{NO1+c=3}}" d="${{NO1-}}" """,
-    "escapes": rf"""T=$'x\ty\n\'z\' \x41\102\u0043\\ \q'
-{CALL} a="$T" b=$'c'd "e=$'f'" """,
+    "dollars in front of quotes": f"""{CALL} b=$'c'd "e=$'f'" """,
     "several lines in quotes": f"{CALL} a='first\nsecond' b=1",
     "appended elements": f"MORE=(a=1)\nMORE+=(b='x y' c=3)\n{CALL} \"${{MORE[@]}}\"",
     "elements appended to nothing": f'MORE=()\nMORE+=(b=2)\nLESS=()\n{CALL} ${{MORE[@]}} "${{LESS[@]}}"',
@@ -45,11 +44,6 @@ SCRIPTS = {
     "empty texts": f"NONE=\n{CALL} $NONE a=$NONE b=${{NONE:-1}} c=${{NONE-2}} d=\"$NONE\" e=''",
     "an array that may be empty": f'E=()\nF=(a="x y" b=1)\n{CALL} ${{E[@]+"${{E[@]}}"}} ${{F[@]+"${{F[@]}}"}}',
     "an element": f'A=(x y)\n{CALL} a=$A b=${{A[1]}} c="${{A[*]}}"',
-    "joined by another sign": f'M=(to_q \'to k\')\nIFS=,\n{CALL} a="[${{M[*]}}]" b="${{M[@]}}"',
-    "split at another sign": f"S='a=1 b=2'\nIFS=$'\\n\\t'\nT=$'c=3\\nd=4'\n{CALL} $S $T \"$S\"",
-    "split as before": f"OLD=$IFS\nIFS=,\nIFS=$OLD\nS='a=1 b=2'\n{CALL} $S",
-    "split at nothing": f"S='a=1 b=2'\nIFS=\n{CALL} $S",
-    "lengths": f"H=(node0 node1)\n{CALL} a=${{#H[@]}} b=${{#H[*]}} c=${{#H}} d=$(( ${{#H[@]}} * 8 ))",
     "escaped signs": f'{CALL} a="\\${{data.seed}}" b=\\$ c="\\`\\\\\\\'" d="$" e=50%',
     "defaults of defaults": f'{CALL} a=${{NO1:-${{NO2:-x}}}} b="${{NO1:-${{NO2:-"x y"}}}}" c=${{NO1:+z}}',
     "a default of several words": f"{CALL} ${{NO1:-b=1 c=2}} ${{NO1:-'d=3 4'}}",
@@ -63,7 +57,6 @@ SCRIPTS = {
     "signs that begin no comment": f"{CALL} a=x#y b=${{NO1:-#}} c='# no' # c",
     "here-documents": f"cat <<'EOF'\nit's N=5\nEOF\ncat <<-END\n\tN=6\n\tEND\nN=3\n{CALL} a=$N",
     "arithmetic": f'N=4\nM=$((N / 2))\n{CALL} a=$((2*2)) b=$((-7 / M)) c=$((-7 % 4 + (N - 1) * $M)) d="$(( $N ))"',
-    "arithmetic with a test": f"N=4 M=8\n{CALL} a=$(( N / M > 0 ? N / M : 1 )) b=$((N!=4?2:M+1)) c=$((N == 4))",
     "a continued word": f'{CALL} a=first\\\nsecond b="x\\\ny"',
     "a comment ends a continued line": f"{CALL} a=1 \\\n  # b=2 \\\nc=3",
     "a function": f"""run() {{\n  local name=$1\n  shift\n  {CALL} a=$name b=${{3:-5}} "$@"\n}}\nrun x y=1 'z=2 3'""",
@@ -79,8 +72,6 @@ SCRIPTS = {
     "a comment as an output": f"{CALL} a=1 \\\n  `# it is b` \\\n  b=2",
     "a text from a here-document": f"T=$(cat <<'EOF'\nfor \"x\" in {{{{ 'y' }}}}\n\nEOF\n)\n{CALL} \"a=$T\"",
     "a loop over no arguments": f'A=(a=1)\nfor each in "$@"; do A+=("$each"); done\n{CALL} "${{A[@]}}"',
-    "a loop without a list": f'run() {{ for each; do A+=("$each"); done; }}\nrun b=1 "c=2 3"\n{CALL} "${{A[@]}}"',
-    "loops over words": f"L=(3 4)\nfor a in 1 2; do for b in ${{L[@]}}; do S+=$a$b,; done; done\n{CALL} a=$S b=$b",
     "arguments that are read": "while [[ $# -gt 0 ]]; do\ncase $1 in -n) N=$2; shift ;; esac\nshift\ndone\n"
     f"{CALL} a=${{N:-2}} b=$#",
     "tests of variables": f'D=${{D:-gpu}}\nif [ "$D" = npu ]; then N=16; elif [[ $D == gpu ]]; then N=4; else N=1; fi\n'
@@ -91,9 +82,6 @@ SCRIPTS = {
     "a call that a test chooses": f"D=gpu\nif [ $D = npu ]; then {CALL} a=1; else {CALL} a=2; fi",
     "a case": "D=${D:-gpu}\ncase $D in\n npu|ascend) N=16 ;;\n gpu|cuda) N=4; case x$N in x5) N=5;; x4) M=3;; esac ;;\n"
     f" *) exit 1 ;;\nesac\ncase no in a) N=1 ;; esac\ncase $N in (*) O=2;; 4) O=3;; esac\n{CALL} a=$N b=$M c=$O",
-    "changed texts": "P=/data/ocr.v2/train.parquet M=Qwen/Qwen-Image\n"
-    f"{CALL} a=${{M##*/}} b=${{P%/*}}/test.parquet c=${{M#*/}} d=${{P%%.*}} e=${{P/train/test}} f=${{P//a/o}} "
-    "g=${M,,} h=${M^^} i=${M#none} j=${P%.parquet} k=${P//data} l=${M%%none*}",
     "switches": "F=${F:-false}\nif $F; then N=1; else N=2; fi\n$F || M=3\nT=true\n! $T || O=4\n: && P=5\n"
     f"until :; do Q=6; done\n{CALL} a=$N b=$M c=${{O:-0}} d=$P e=${{Q:-0}}",
     "unset": f"N=1\nunset N\n{CALL} a=${{N:-2}}",
@@ -236,6 +224,8 @@ def test_a_module_is_called_only_where_a_program_runs_it() -> None:
         ("a=$(nproc --all) b=2", ("$(nproc --all)",)),
         ('a="$(nproc)" b=`hostname`', ("$(nproc)", "`hostname`")),
         ("a=${HOME%/} b=${#HOME} c=${HOME/a/b}", ("${HOME%/}", "${#HOME}", "${HOME/a/b}")),
+        ("a=${MODEL##*/} b=${MODEL,,} c=${#MODEL}", ("${MODEL##*/}", "${MODEL,,}", "${#MODEL}")),
+        (r"a=$'x\ty' b=$(( 1 > 0 ? 2 : 3 ))", (r"$'x\ty'", "$(( 1 > 0 ? 2 : 3 ))")),
         ("a=${1:?usage} b=$2", ("${1:?usage}", "$2")),
         ("a=${NAME:-${HOME:-$OTHER}/x}", ("$OTHER",)),
         ("a=$((2 ** 3)) b=$((N * 2)) c=$((1 / 0))", ("$((2 ** 3))", "$((N * 2))", "$((1 / 0))")),
@@ -245,7 +235,7 @@ def test_a_module_is_called_only_where_a_program_runs_it() -> None:
     ],
 )
 def test_what_is_known_only_when_the_script_runs_is_named(arguments: str, unknown: tuple[str, ...]) -> None:
-    assert read_script(f"{CALL} {arguments}").unknown == unknown
+    assert read_script(f"MODEL=Qwen/Qwen-Image\n{CALL} {arguments}").unknown == unknown
 
 
 @pytest.mark.parametrize(
@@ -257,6 +247,7 @@ def test_what_is_known_only_when_the_script_runs_is_named(arguments: str, unknow
         ("MODE=z\n[[ -n $GPU && -d /x ]] || MODE=x", ["a=$MODE"], [("$MODE", 2)]),
         ("case $1 in\n  npu) MODE=x ;;\n  *) MODE=y ;;\nesac", ["a=$MODE"], [("$MODE", 3)]),
         ("for MODE in x $GPU; do\n  echo\ndone", ["a=$MODE"], [("$MODE", 1)]),
+        ("for i in 1 2; do\n  MODE+=$i\ndone", ["a=$MODE"], [("$MODE", 2)]),
         ("MODE=\nwhile f; do\n  MODE+=x\ndone", ["a=$MODE"], [("$MODE", 3)]),
         ("read -r MODE < file", ["a=$MODE"], [("$MODE", 1)]),
         ("(( MODE = 1 ))\nlet MODE+=1", ["a=$MODE"], [("$MODE", 2)]),
@@ -373,6 +364,7 @@ def test_the_trainer_v1_is_the_trainer_with_a_setting() -> None:
         ("python3 -m verl_omni.trainer.main_omni a=1", "the script starts verl_omni.trainer.main_omni; only"),
         (f"{CALL} a=1\n{CALL} a=2", "the script starts the trainer 2 times; keep one call"),
         (f"{CALL} a='1", "not a shell script: no closing quotation"),
+        (f"L=(a b)\nIFS=,\n{CALL} a=${{L[*]}}", "line 2 of the script sets IFS, and words are split at blanks here"),
     ],
 )
 def test_another_script_is_refused(script: str, said: str) -> None:
