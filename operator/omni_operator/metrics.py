@@ -39,7 +39,8 @@ class OperatorMetrics:
     """Metrics of the operator, and the page with those of its jobs."""
 
     def __init__(self, jobs: JobMetrics | None = None) -> None:
-        self.registry, self._jobs = CollectorRegistry(), jobs
+        self.registry = CollectorRegistry()
+        self._jobs = jobs
         self._read: Callable[[], tuple[int, int, bool]] = lambda: (0, 0, True)
         self._rendering: asyncio.Task[bytes] | None = None
         self._passes = Histogram(
@@ -50,9 +51,12 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self._answers = Histogram(
-            f"{OPERATOR}_api_request_seconds", "Duration of requests to the API server.", ["verb"], buckets=_SECONDS,
+            f"{OPERATOR}_api_request_seconds",
+            "Duration of requests to the API server.",
+            ["verb"],
+            buckets=_SECONDS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._requests = self._counter(
             "api_requests", "Requests to the API server by status code; 0: no answer.", ["verb", "resource", "code"]
         )
@@ -231,7 +235,8 @@ def _metric(
 ) -> Metric:
     """A metric of jobs."""
     made = Metric(f"diffusionrl_job_{name}", text, kind)
-    names, full = (*JOB, *labels), made.name + ("_total" if kind == "counter" else "")
+    names = (*JOB, *labels)
+    full = made.name + ("_total" if kind == "counter" else "")
     made.samples = (  # type: ignore[assignment]  # read once, and no list of thousands
         Sample(full, dict(zip(names, (*job.key, *values), strict=True)), float(figure))
         for job in jobs

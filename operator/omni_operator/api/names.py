@@ -87,7 +87,8 @@ class Names:
         return {**self.labels(), ATTEMPT_LABEL: str(number)}
 
 
-_RAYJOB, _RAYCLUSTER = re.compile(rf"(.+)-{ATTEMPT}"), re.compile(rf"(.+)-{ATTEMPT}-.+")
+_RAYJOB = re.compile(rf"(.+)-{ATTEMPT}")
+_RAYCLUSTER = re.compile(rf"(.+)-{ATTEMPT}-.+")
 
 
 def job_of_rayjob(name: str) -> str | None:

@@ -11,19 +11,30 @@ from omni_operator.api.base import RULE, FieldPath
 from omni_operator.api.suggestions import did_you_mean
 
 KINDS = {
-    "string_type": "a string", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
-    "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
-    "tuple_type": "a list", "list_type": "a list", "int_from_float": "a whole number",
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "int_from_float": "a whole number",
     "finite_number": "a finite number",
-}  # fmt: skip
+}
 BOUNDS = {
-    "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
-    "less_than_equal": ("le", "at most"), "less_than": ("lt", "less than"),
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
     "multiple_of": ("multiple_of", "a multiple of"),
-}  # fmt: skip
+}
 PARSED = {
-    "int_parsing": "a whole number", "int_parsing_size": "a whole number with fewer digits", "float_parsing": "a number"
-}  # fmt: skip
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number with fewer digits",
+    "float_parsing": "a number",
+}
 NAMES = 8
 
 
@@ -52,7 +63,9 @@ def format_path(path: FieldPath) -> str:
 
 
 def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> str:
-    kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
+    kind = detail["type"]
+    context = detail.get("ctx", {})
+    given = detail.get("input")
     if kind == "extra_forbidden":
         return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
     if kind == "missing":
@@ -80,7 +93,8 @@ def describe_value(detail: Mapping[str, Any]) -> str:
     Args:
         detail: an error of pydantic.
     """
-    kind, given = detail["type"], detail["input"]
+    kind = detail["type"]
+    given = detail["input"]
     if kind in BOUNDS:
         return f"{given} must be {_bound(kind, detail['ctx'])}"
     if kind in PARSED:
@@ -139,9 +153,11 @@ def _model_at(root: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
     for step in path:
         if isinstance(step, int):
             continue  # the annotation of a list names the model of its items
-        found = [
-            info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)
-        ] if model else []  # fmt: skip
+        found = (
+            [info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)]
+            if model
+            else []
+        )
         model = next(_models_in(found[0]), None) if found else None
     return model
 

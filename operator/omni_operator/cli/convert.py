@@ -18,7 +18,8 @@ from omni_operator.recipes import Conversion, OtherScript, RecipeError, TrainerC
 from . import console
 
 _COMMANDS = ("$(", "`")
-_NOT_SET, _NOT_RUN = "not set in the script", "known only when the script runs"
+_NOT_SET = "not set in the script"
+_NOT_RUN = "known only when the script runs"
 _LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\])(?=[:/\"])[^\s\"]*", re.IGNORECASE)
 
 

@@ -82,12 +82,15 @@ def explain(
         return f"{name} is being deleted since {deleted}."
     failed = status.condition(RECONCILE_ERROR)
     if status.state is None and failed is None:
-        return _join([
-            f"{name} was created at {created or 'an unknown time'}, and no operator has seen it",
-            "What to do: check that the operator runs and watches this namespace",
-            *_unread(around),
-        ])  # fmt: skip
-    found, troubles = find_cause(status), find_pod_troubles(around.pods)
+        return _join(
+            [
+                f"{name} was created at {created or 'an unknown time'}, and no operator has seen it",
+                "What to do: check that the operator runs and watches this namespace",
+                *_unread(around),
+            ]
+        )
+    found = find_cause(status)
+    troubles = find_pod_troubles(around.pods)
     updated = None if status.state in _ENDS else _not_updated(status)
     conditions = [condition for condition in (found, None if updated is found else updated) if condition is not None]
     waits = around.queue.condition if around.queue else None

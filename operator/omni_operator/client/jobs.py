@@ -109,7 +109,8 @@ class Client:
     """
 
     def __init__(self, connection: Connection, namespace: str) -> None:
-        self.connection, self.namespace = connection, check_namespace(namespace)
+        self.connection = connection
+        self.namespace = check_namespace(namespace)
 
     @classmethod
     def from_kubeconfig(
@@ -356,7 +357,8 @@ def _installed() -> Iterator[None]:
 
 def _job(body: dict[str, Any]) -> Job:
     """Raises Unavailable if the body is not a job."""
-    metadata, spec = body.get("metadata"), body.get("spec")
+    metadata = body.get("metadata")
+    spec = body.get("spec")
     if not (isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and isinstance(spec, dict)):
         raise Unavailable(f"the cluster's answer is not a job: it has the fields {', '.join(sorted(body))}")
     return Job(body, _read_status(body.get("status")))

@@ -26,7 +26,8 @@ def find_differences(submitted: Mapping[str, Any], found: Mapping[str, Any]) -> 
         return (UNREADABLE,)
     made = list(_compare("spec", _spec(wanted), _spec(there)))
     for kind in ("labels", "annotations"):
-        given, kept = getattr(wanted.metadata, kind), getattr(there.metadata, kind)
+        given = getattr(wanted.metadata, kind)
+        kept = getattr(there.metadata, kind)
         made += _compare(f"metadata.{kind}", given, {name: kept[name] for name in given if name in kept})
     return (*made[:SHOWN], *([f"{len(made) - SHOWN} more fields"] if len(made) > SHOWN else []))
 

@@ -41,7 +41,8 @@ class CommandOutput:
         self._socket = _opened(
             self._what, websocket_call, connection, url, headers, _preload_content=False, binary=True, capture_all=False
         )
-        self._rest, self._errors = b"", b""
+        self._rest = b""
+        self._errors = b""
 
     def read(self, size: int) -> bytes:
         """The next bytes, fewer than `size` only at the end.
@@ -49,7 +50,8 @@ class CommandOutput:
         Raises:
             Unavailable: nothing arrives for two minutes, or the connection breaks.
         """
-        parts, missing = [self._rest], size - len(self._rest)
+        parts = [self._rest]
+        missing = size - len(self._rest)
         while missing > 0 and (part := self._receive()):
             parts.append(part)
             missing -= len(part)

@@ -55,15 +55,23 @@ class ApiServer(AuthenticatedClient):
     """
 
     def __init__(
-        self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0,
+        self,
+        credentials: Credentials,
+        meter: Meter,
+        *,
+        version: str,
+        timeout: float = 30.0,
         fence: Callable[[str], float] = no_fence,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(credentials, version=version, connections=CONNECTIONS)
-        self._meter, self._timeout, self._fence = meter, timeout, fence
+        self._meter = meter
+        self._timeout = timeout
+        self._fence = fence
         self.clock = ServerClock()
 
     async def apply(self, body: Body) -> Body:
-        kind, meta = kind_of(body), body["metadata"]
+        kind = kind_of(body)
+        meta = body["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
         return await self._send("apply", kind, "PATCH", path, body, APPLY, _forced(FIELD_MANAGER))
 
@@ -117,7 +125,8 @@ class ApiServer(AuthenticatedClient):
         if change.removed:
             strategy = {"workersToDelete": list(change.removed)}
             patch.append({"op": "add", "path": f"{group}/scaleStrategy", "value": strategy})
-        path, parameters = kind.path(namespace, name), _as_manager(SCALE_MANAGER)
+        path = kind.path(namespace, name)
+        parameters = _as_manager(SCALE_MANAGER)
         try:
             return await self._send("patch", kind, "PATCH", path, patch, JSON_PATCH, parameters)
         except Refused as error:
@@ -131,7 +140,8 @@ class ApiServer(AuthenticatedClient):
 
     async def create(self, body: Body) -> Body:
         kind = kind_of(body)
-        path, parameters = kind.path(body["metadata"]["namespace"]), _as_manager(FIELD_MANAGER)
+        path = kind.path(body["metadata"]["namespace"])
+        parameters = _as_manager(FIELD_MANAGER)
         return await self._send("create", kind, "POST", path, body, parameters=parameters)
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
@@ -245,7 +255,9 @@ class ApiServer(AuthenticatedClient):
         if request[0] != "GET" and kind not in UNFENCED:
             seconds = min(seconds, self._fence(what))
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
-        begun, sent, code = time.monotonic(), self.clock.seconds(), 0
+        begun = time.monotonic()
+        sent = self.clock.seconds()
+        code = 0
         try:
             response = await client.call_api(*request, _request_timeout=timeout)
             code, data = response.status, await response.read()

@@ -25,8 +25,9 @@ def find_author(body: Body, *field: str, fallback: bool = True) -> str:
     ]
     last: Mapping[str, object] = max(
         [entry for entry in found if field and _owns(entry, field)] or (found if fallback else ()),
-        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={},
-    )  # fmt: skip
+        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST,
+        default={},
+    )
     return str(last.get("manager") or "")
 
 

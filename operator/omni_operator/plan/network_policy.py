@@ -89,7 +89,8 @@ def _outside(urls: Iterable[str]) -> tuple[list[Object], str]:
     ports: set[int] = set()
     for url in urls:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or (HTTPS if parts.scheme == "https" else 80)
+        host = parts.hostname or ""
+        port = parts.port or (HTTPS if parts.scheme == "https" else 80)
         if address := _address(host):
             rules[f"{address}:{port}"] = {"to": [{"ipBlock": {"cidr": str(address)}}], **_ports(("TCP", port))}
         elif host and "." not in host:

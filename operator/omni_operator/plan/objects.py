@@ -37,9 +37,14 @@ Object = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
 # Fields of the spec that the operator reads in each pass, and no pod.
 OF_PASSES = (
-    "suspend", "managed_by", "pre_running_deadline_seconds", "backoff_limit", "disruption_limit", "failure_policy",
+    "suspend",
+    "managed_by",
+    "pre_running_deadline_seconds",
+    "backoff_limit",
+    "disruption_limit",
+    "failure_policy",
     "ttl_seconds_after_finished",
-)  # fmt: skip
+)
 
 
 def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
@@ -126,7 +131,8 @@ def digest_spec(job: DiffusionRLJob) -> str:
     """
     labels, annotations = (scheduler_entries(given) for given in (job.metadata.labels, job.metadata.annotations))
     spec = _without_live(job).spec
-    reward, judge = spec.reward, spec.reward.model
+    reward = spec.reward
+    judge = spec.reward.model
     made = spec.model_copy(
         update={
             "rollout": _with_defaults(spec.rollout, "autoscaling", "update_strategy", "staleness"),
@@ -149,7 +155,8 @@ def _with_defaults(part: Part, *names: str) -> Part:
 
 def _without_live(job: DiffusionRLJob) -> DiffusionRLJob:
     """The job without what may change while an attempt runs, which makes no other attempt."""
-    rollout, reward = job.spec.rollout, job.spec.reward
+    rollout = job.spec.rollout
+    reward = job.spec.reward
     changed: dict[str, Any] = {}
     if follows_replicas(rollout, job.metadata.labels):
         least = {"replicas": rollout.min_replicas or 1}

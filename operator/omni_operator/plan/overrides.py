@@ -93,7 +93,9 @@ def _data(spec: Spec) -> Settings:
 
 
 def _rollout(spec: Spec) -> Settings:
-    rollout, pipeline, sampler = spec.rollout, spec.rollout.pipeline, spec.rollout.sampler
+    rollout = spec.rollout
+    pipeline = spec.rollout.pipeline
+    sampler = spec.rollout.sampler
     samples = {f"{ROLLOUT}.n": rollout.samples_per_prompt}
     if spec.algorithm.reads_pairs and "samples_per_prompt" not in rollout.model_fields_set:
         samples.clear()  # nothing is sampled, and the trainer would name it as without effect
@@ -238,7 +240,8 @@ def _arguments(scorer: Scorer) -> Settings:
 
 
 def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
-    spec, tracking = job.spec, job.spec.observability.tracking
+    spec = job.spec
+    tracking = job.spec.observability.tracking
     made: Settings = {
         "trainer.total_training_steps": spec.trainer.total_steps,
         "trainer.save_freq": spec.checkpoint.every_steps,

@@ -21,14 +21,24 @@ HOST_NAMESPACES = {"hostNetwork": "Network", "hostIPC": "IPC", "hostPID": "PID"}
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/"
 SELINUX_TYPES = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 SYSCTLS = {
-    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
     "net.ipv4.tcp_keepalive_probes",
-}  # fmt: skip
+}
 HANDLERS = (
-    ("livenessProbe",), ("readinessProbe",), ("startupProbe",), ("lifecycle", "postStart"), ("lifecycle", "preStop"),
-)  # fmt: skip
+    ("livenessProbe",),
+    ("readinessProbe",),
+    ("startupProbe",),
+    ("lifecycle", "postStart"),
+    ("lifecycle", "preStop"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,8 @@ def _volumes(spec: Object, policy: PodPolicy) -> Iterator[Breach]:
 
 
 def _host_path(at: Path, volume: Object, mounts: Sequence[Object], policy: PodPolicy) -> Iterator[Breach]:
-    path, kind = str(volume["hostPath"].get("path", "")), str(volume["hostPath"].get("type", ""))
+    path = str(volume["hostPath"].get("path", ""))
+    kind = str(volume["hostPath"].get("type", ""))
     allowed = [entry for entry in policy.host_paths if _contains(entry, path)]
     if not allowed:
         yield _not_allowed(at, f"hostPath {path}", "hostPaths", [entry.path for entry in policy.host_paths])
@@ -151,8 +162,9 @@ def _container(at: Path, container: Object, pod: Object, policy: PodPolicy) -> I
     seccomp = own.get("seccompProfile", pod.get("seccompProfile"))
     if seccomp is None and "Unconfined" not in policy.seccomp_profiles:
         at_profile = (*inside, "seccompProfile")
-        yield _not_allowed(at_profile, "a container without a seccomp profile", "seccompProfiles",
-                           policy.seccomp_profiles)  # fmt: skip
+        yield _not_allowed(
+            at_profile, "a container without a seccomp profile", "seccompProfiles", policy.seccomp_profiles
+        )
     yield from _capabilities((*inside, "capabilities"), own.get("capabilities", {}), policy)
     if own.get("procMount", "Default") != "Default":
         yield Breach((*inside, "procMount"), "is not allowed: Pod Security `restricted` allows only Default")

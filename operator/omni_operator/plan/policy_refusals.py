@@ -28,7 +28,8 @@ RUNTIME: Path = ("spec", "runtime")
 
 def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
     """Everything in the job's pods that `settings.pod_policy` does not allow."""
-    policy, refused = settings.pod_policy, set()
+    policy = settings.pod_policy
+    refused = set()
     for breach in _fields(job, settings):
         refused.add(breach.text)
         yield Violation(breach.at, breach.text)
@@ -53,7 +54,8 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
 
 def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
     """Breaches in fields of the job outside its pod templates."""
-    policy, spec = settings.pod_policy, job.spec
+    policy = settings.pod_policy
+    spec = job.spec
     account = spec.runtime.service_account_name or "default"
     yield from refuse_service_account((*RUNTIME, "serviceAccountName"), account, policy)
     for place, secret in enumerate(spec.runtime.image_pull_secrets):
@@ -78,7 +80,8 @@ def _place(at: Path, final: Any, patch: Any) -> Path:
     made: list[str | int] = []
     for step in at:
         if isinstance(step, int):
-            final, key = final[step], KEYS.get(str(made[-1]), "name")
+            final = final[step]
+            key = KEYS.get(str(made[-1]), "name")
             keys = [item.get(key) if isinstance(item, dict) else None for item in patch]
             name = final.get(key) if isinstance(final, dict) else None
             if name is not None and name not in keys:

@@ -80,7 +80,8 @@ def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation
 
 
 def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
-    pools, parallel = pools_of(job), job.spec.rollout.engine.tensor_parallel_size
+    pools = pools_of(job)
+    parallel = job.spec.rollout.engine.tensor_parallel_size
     for pool in pools:
         given = pool.accelerator
         known = given.resource_name or settings.resource_names.get(given.vendor or "CPU")

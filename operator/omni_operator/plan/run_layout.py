@@ -53,7 +53,9 @@ def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
 
 def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
     """A node is a pod."""
-    trainer, separate, judge = job.spec.trainer, job.spec.rollout.separate, job.spec.judge_pods
+    trainer = job.spec.trainer
+    separate = job.spec.rollout.separate
+    judge = job.spec.judge_pods
     return RunLayout(
         run_folder,
         nodes=trainer.replicas,

@@ -102,7 +102,8 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
         raise RecipeError(f"the script starts the trainer {len(findings.calls)} times; keep one call")
     (call,) = findings.calls
     expansions = [match[1] or match[2] for word in call.arguments for match in _UNKNOWN.finditer(word)]
-    names, conditional = dict.fromkeys(expansions), findings.conditional
+    names = dict.fromkeys(expansions)
+    conditional = findings.conditional
     return TrainerCall(
         arguments=tuple(word.replace(MARK, "") for word in call.arguments),
         unknown=tuple(name for name in names if name not in conditional),
@@ -178,14 +179,17 @@ class _Shell:
             raise RecipeError(f"{'' if name == SCRIPT else f'{name}: '}not a shell script: {error}") from error
         findings.texts.append(text)
         findings.running.append(text)
-        outer_path, self.path = self.path, path
+        outer_path = self.path
+        self.path = path
         self._run_tokens(tokens, 0, name)
         self.path = outer_path
         findings.running.pop()
 
     def _run_tokens(self, tokens: Tokens, at: int, name: str, *until: str) -> None:
         outer = (self.tokens, self.at, self.name)
-        self.tokens, self.at, self.name = tokens, at, name
+        self.tokens = tokens
+        self.at = at
+        self.name = name
         self._run(*until)
         self.tokens, self.at, self.name = outer
 
@@ -241,7 +245,8 @@ class _Shell:
             self.at += 1
 
     def _group(self, end: str) -> None:
-        negated, self.negated = self.negated, False
+        negated = self.negated
+        self.negated = False
         self._run_through(end)
         if negated:
             self.succeeds = None
@@ -257,7 +262,10 @@ class _Shell:
             self.succeeds = None
 
     def _if(self) -> None:
-        before, ends, word, decided = dict(self.variables.values), [], "if", False
+        before = dict(self.variables.values)
+        ends = []
+        word = "if"
+        decided = False
         while word not in ("fi", ""):
             self.variables.values = dict(before)
             holds = True if word == "else" else self._condition("then")
@@ -275,7 +283,9 @@ class _Shell:
             pass
         word = next((token for token in self.tokens[first : self.at] if isinstance(token, Word)), None)
         text = MARK if word is None or self.skips else self.variables.text(word.parts)
-        before, ends, decided = dict(self.variables.values), [], False
+        before = dict(self.variables.values)
+        ends = []
+        decided = False
         while True:
             self._pass_over("\n", "(", *_CASE_ENDS)
             if self._next() in ("esac", ""):
@@ -290,7 +300,7 @@ class _Shell:
             self.at -= 1
             if not skips:
                 ends.append(self.variables.values)
-            decided = decided or (matches is True and end in (";;", "esac"))  # `;&` goes on with the next commands
+            decided = decided or (matches is True and end in (";;", "esac"))  # `;&` continues with the next commands
         self.variables.values = merge_ways(ends if decided else [before, *ends])
         self.succeeds = None
 
@@ -310,16 +320,20 @@ class _Shell:
         return None if self.skips else self.succeeds
 
     def _loop(self, kind: str) -> None:
-        name, never = "", False
+        name = ""
+        never = False
         if kind == "for":
-            name, first = self._next(), self.at
+            name = self._next()
+            first = self.at
             self.variables.place = f"line {self.tokens[first - 1].line} of {self.name}"
             while self._next() not in ("do", ""):
                 pass
             never = name.isidentifier() and self._has_no_words(self.tokens[first : self.at - 1])
         else:
             never = self._condition("do") is (kind == "until")
-        start, before, calls = self.at, dict(self.variables.values), len(self.findings.calls)
+        start = self.at
+        before = dict(self.variables.values)
+        calls = len(self.findings.calls)
         if name and not never and not self.skips:
             self.variables.forget([name])
         # Two times, because what a round reads may come from the round before it; what rounds differ in is not known.
@@ -370,7 +384,8 @@ class _Shell:
             self._define(first.source)
             self.succeeds = True
         elif not self.skips:
-            negated, self.negated = self.negated, False
+            negated = self.negated
+            self.negated = False
             self.variables.place = f"line {first.line} of {self.name}"
             succeeds = self._run_simple(words)
             self.succeeds = not succeeds if negated and succeeds is not None else succeeds
@@ -501,11 +516,14 @@ class _ScriptCall:
 def _script_in(words: Sequence[str]) -> _ScriptCall | None:
     """The script that a command runs."""
     shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), len(words))
-    front, rest, is_text = words[:shell], list(words[shell + 1 :]), False
+    front = words[:shell]
+    rest = list(words[shell + 1 :])
+    is_text = False
     if shell == len(words):
         first = next((n for n, word in enumerate(words) if word not in _IN_FRONT and not ASSIGNMENT.match(word)), shell)
         first = words.index("--") + 1 if "--" in words else first
-        front, rest = words[:first], list(words[first:])
+        front = words[:first]
+        rest = list(words[first:])
         if not rest or not rest[0].endswith(".sh"):
             return None
     else:

@@ -192,7 +192,8 @@ def _integer(node: ast.expr, variables: Mapping[str, Value]) -> int:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_integer(operand, variables)
         case ast.BinOp(left=left, op=sign, right=right):
-            first, second = _integer(left, variables), _integer(right, variables)
+            first = _integer(left, variables)
+            second = _integer(right, variables)
             if isinstance(sign, ast.Add | ast.Sub | ast.Mult):
                 return {ast.Add: first + second, ast.Sub: first - second, ast.Mult: first * second}[type(sign)]
             if isinstance(sign, ast.Div | ast.Mod):

@@ -266,7 +266,8 @@ class _Scanner:
         self._at = match.end()
         home: tuple[Part, ...] = ()
         if not quoted and match[3] and (tilde := _HOME_IN_BRACES.match(self._text, self._at)):
-            home, self._at = (_home(),), tilde.end()
+            home = (_home(),)
+            self._at = tilde.end()
         argument = (*home, *self._closed("}", "brace", quoted))
         source = self._text[match.start() : self._at]
         if _HYDRA.match(source):

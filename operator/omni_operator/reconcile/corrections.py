@@ -22,7 +22,8 @@ from omni_operator.status.decisions.situation import (
 )
 
 AT_ONCE = 5  # in a row; the first time that something is written counts too
-PAUSE_FIRST, PAUSE_MOST = timedelta(seconds=1), timedelta(seconds=60)
+PAUSE_FIRST = timedelta(seconds=1)
+PAUSE_MOST = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=10)  # after which a correction begins a new row
 
 

@@ -38,7 +38,8 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
         NameTaken, Conflict: as `ensure`.
         Refused: the cluster stores it without what makes it the job's.
     """
-    kind, meta = kind_of(rendered), rendered["metadata"]
+    kind = kind_of(rendered)
+    meta = rendered["metadata"]
     try:
         live = await cluster.create(rendered)
     except AlreadyExists:
@@ -101,8 +102,10 @@ def missing_owner(live: Body, key: Key, job_uid: str) -> dict[str, Any]:
 
 def require_owned(live: Body, rendered: Body) -> None:
     """Raise an error unless the live object has the controller of the rendered one."""
-    kind, name = kind_of(rendered), rendered["metadata"]["name"]
-    owner, wanted = owner_of(live), owner_of(rendered)
+    kind = kind_of(rendered)
+    name = rendered["metadata"]["name"]
+    owner = owner_of(live)
+    wanted = owner_of(rendered)
     if owner == wanted:
         return
     if owner and wanted and (owner.kind, owner.name) == (wanted.kind, wanted.name):

@@ -43,7 +43,8 @@ class JobMemory:
 
     def with_times_seen(self, observed: Observation, now: datetime) -> Observation:
         """The observation, with times since which this process sees head and failure: KubeRay has another clock."""
-        cluster, rayjob = observed.cluster(observed.newest), observed.rayjob(observed.newest)
+        cluster = observed.cluster(observed.newest)
+        rayjob = observed.rayjob(observed.newest)
         if cluster:
             state = cluster.uid, cluster.head_ready, cluster.head_since
             head = replace(cluster, head_since=self._since("head", state, now))

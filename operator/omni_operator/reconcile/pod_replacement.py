@@ -52,13 +52,16 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
     Raises:
         Conflict: its worker group is not the one that the step was decided for.
     """
-    known, names = step.group, rolling_names(step.group.name)
+    known = step.group
+    names = rolling_names(step.group.name)
     groups = copy.deepcopy(body["spec"].get("workerGroupSpecs") or [])
     group = groups[known.index] if known.index < len(groups) else {}
     replicas = max(0, group.get("replicas") or 0)  # as they were observed
     if (group.get("groupName"), replicas, template_of(group)) != (
-        known.name, known.replicas, known.template,
-    ):  # fmt: skip
+        known.name,
+        known.replicas,
+        known.template,
+    ):
         raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its {known.name} group has changed")
     before = (body["metadata"].get("annotations") or {}).get(names.before)
     annotations: dict[str, str | None] = {}

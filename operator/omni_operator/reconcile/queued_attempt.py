@@ -69,8 +69,11 @@ def is_as_decided(body: Body, step: AskForPods) -> bool:
 
     Someone else may have changed one of both; then its numbers are not ours any more.
     """
-    found, groups = parse_rayjob(body), _groups(body)
-    size, rollout, trainer = found.pool(ROLLOUT_GROUP), groups.get(ROLLOUT_GROUP, {}), groups.get(TRAINER_GROUP, {})
+    found = parse_rayjob(body)
+    groups = _groups(body)
+    size = found.pool(ROLLOUT_GROUP)
+    rollout = groups.get(ROLLOUT_GROUP, {})
+    trainer = groups.get(TRAINER_GROUP, {})
     same = (found.uid, found.suspended, found.pools) == (step.rayjob.uid, True, step.rayjob.pools)
     numbers = {size.pods if size else None, rollout.get("replicas"), step.old}
     return same and len(numbers) == 1 and OVERRIDES_ANNOTATION in _annotations(trainer)
@@ -82,7 +85,8 @@ def change(body: Body, step: AskForPods, now: datetime) -> Body:
     Args:
         body: one that is as decided.
     """
-    spec, groups = body["spec"], copy.deepcopy(_groups(body))
+    spec = body["spec"]
+    groups = copy.deepcopy(_groups(body))
     groups[ROLLOUT_GROUP].update(dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), step.new))
     files = _annotations(groups[TRAINER_GROUP])
     files[OVERRIDES_ANNOTATION] = _with_nodes(files[OVERRIDES_ANNOTATION], step)

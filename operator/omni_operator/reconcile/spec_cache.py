@@ -43,7 +43,8 @@ class ValidSpec:
     """A job with a valid specification, and what passes derive from it."""
 
     def __init__(self, job: DiffusionRLJob, settings: ClusterSettings) -> None:
-        self.job, self._settings = job, settings
+        self.job = job
+        self._settings = settings
         self._digests: dict[int, str] = {}
 
     @cached_property

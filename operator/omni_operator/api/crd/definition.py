@@ -131,7 +131,8 @@ def _fields() -> list[tuple[str, bool]]:
 
 
 def _same(name: str, always: bool) -> str:
-    new, old = f"self.spec.{name}", f"oldSelf.spec.{name}"
+    new = f"self.spec.{name}"
+    old = f"oldSelf.spec.{name}"
     return f"{new} == {old}" if always else f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 

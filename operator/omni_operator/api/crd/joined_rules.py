@@ -121,7 +121,8 @@ def _copied_fields(path: str, schema: Schema) -> int:
     """The fields of schemas that the last step of a path copies; 0 if there are objects without that field."""
     around = schema
     for name in path.split(".")[1:]:
-        around, schema = schema, schema.get("properties", {}).get(name, {})
+        around = schema
+        schema = schema.get("properties", {}).get(name, {})
         if name not in around.get("required", ()) and "default" not in schema:
             return 0
     return 2 * len(around["properties"]) + len(schema.get("properties", ()))

@@ -9,10 +9,28 @@ from omni_operator.api.base import VALIDATIONS, Cel
 Schema = dict[str, Any]
 # Keywords that a CRD may contain. Others are converted to these, dropped, or an error.
 KEPT = {
-    "type", "description", "default", "enum", "format", "pattern", "required", "properties", "items",
-    "additionalProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
-}  # fmt: skip
+    "type",
+    "description",
+    "default",
+    "enum",
+    "format",
+    "pattern",
+    "required",
+    "properties",
+    "items",
+    "additionalProperties",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+}
 DROPPED = {"title", "$defs", "examples"}
 KEYS = {"patternProperties", "propertyNames"}
 EXTENSION = "x-kubernetes-"

@@ -22,7 +22,8 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
     """Held-out reward at the first and last evaluation; without evaluations, training reward of both steps."""
     held_out = [found for line in lines if (found := evaluation(line))]
     if held_out:
-        before, after = held_out[0], held_out[-1]
+        before = held_out[0]
+        after = held_out[-1]
         ends = [f"{run_text.evaluation_text(found)} at step {found.step}" for found in (before, after)]
         images = f" ({after.images} images)" if after.images else ""
         return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{images}"]

@@ -184,7 +184,8 @@ def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Seque
 
 def _pods(job: DiffusionRLJob) -> tuple[fit_text.Pods, fit_text.Pods]:
     """Pods of the trainer, and those of the engines, if these have some."""
-    trainer, rollout = job.spec.trainer, job.spec.rollout
+    trainer = job.spec.trainer
+    rollout = job.spec.rollout
     return (
         fit_text.Pods(trainer.replicas, trainer.accelerator.count),
         fit_text.Pods(rollout.replicas, job.spec.rollout_accelerator.count),

@@ -92,7 +92,8 @@ def _check(loaded: LoadedJob, view: ClusterView) -> None:
 
 
 def _describe(done: Submitted, namespace: str, *, dry_run: bool) -> str:
-    name, state = done.job.name, done.job.status.state or "not seen by an operator"
+    name = done.job.name
+    state = done.job.status.state or "not seen by an operator"
     if not done.created:
         return f"{name} exists in namespace {namespace} with the same spec: {state}; nothing was created"
     return (

@@ -150,7 +150,8 @@ class LeaderElection:
 
     async def _try(self) -> float | None:
         """Take the Lease if it is free. Returns None if this process leads now, else seconds until the next try."""
-        begun, newest = self.fence.clock(), self._newest
+        begun = self.fence.clock()
+        newest = self._newest
         try:
             async with asyncio.timeout(self.times.request):
                 lease = self._seen or await self._read()
@@ -193,7 +194,8 @@ class LeaderElection:
                     return
 
     async def _renew(self) -> bool:
-        left, begun = self.fence.left(), self.fence.clock()
+        left = self.fence.left()
+        begun = self.fence.clock()
         if left <= 0 or self._seen is None or _holder(self._seen) != self.identity:
             return False
         try:
@@ -294,7 +296,8 @@ class LeaderElection:
     def _taken(self, lease: Body | None) -> Body:
         """What a new leader writes."""
         old = (lease or {}).get("spec") or {}
-        same, at = bool(lease) and old.get("holderIdentity") == self.identity, self._timestamp()
+        same = bool(lease) and old.get("holderIdentity") == self.identity
+        at = self._timestamp()
         return {
             "metadata": {"annotations": {REPORTS_ANNOTATION: self.reports_url}},
             "spec": {

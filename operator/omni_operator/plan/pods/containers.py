@@ -22,16 +22,24 @@ STOP_SECONDS = 30  # for Ray to end after the hook of its pod: the default of Ku
 
 
 def render_pod_template(
-    job: DiffusionRLJob, settings: ClusterSettings, *, labels: Mapping[str, str], env: Sequence[Object],
-    resources: Resources, default_requests: Mapping[str, str], shared_memory: str, probe: Object,
-) -> Object:  # fmt: skip
+    job: DiffusionRLJob,
+    settings: ClusterSettings,
+    *,
+    labels: Mapping[str, str],
+    env: Sequence[Object],
+    resources: Resources,
+    default_requests: Mapping[str, str],
+    shared_memory: str,
+    probe: Object,
+) -> Object:
     """Pod template with one container and the settings of every pod of a job.
 
     Args:
         default_requests: requests of a job that names none.
         shared_memory: size of /dev/shm.
     """
-    runtime, scheduling = job.spec.runtime, job.spec.scheduling
+    runtime = job.spec.runtime
+    scheduling = job.spec.scheduling
     container = {
         "name": CONTAINER,
         "image": runtime.image or settings.image,
@@ -39,22 +47,30 @@ def render_pod_template(
         **({"env": list(env)} if env else {}),
         # Ready soon, and tolerant of slow answers while busy.
         "readinessProbe": {
-            "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
+            "httpGet": probe,
+            "initialDelaySeconds": 1,
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 60,
         },
         "resources": add_shared_memory(resources, default_requests, shared_memory),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
-    }  # fmt: skip
+    }
     spec: Object = {
         "automountServiceAccountToken": False,  # no program in the pod uses the API server
         "containers": [container],
         "restartPolicy": "Never",
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}],
-    }  # fmt: skip
+    }
     given = {
         "imagePullSecrets": [{"name": secret.name} for secret in runtime.image_pull_secrets],
         "serviceAccountName": runtime.service_account_name,

@@ -6,10 +6,18 @@ from typing import Any
 
 # Merge keys of lists; other lists are replaced.
 KEYS = {
-    "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name", "env": "name",
-    "imagePullSecrets": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
-    "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
-}  # fmt: skip
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
 
 
 def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

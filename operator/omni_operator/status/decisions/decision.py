@@ -223,7 +223,8 @@ def _stopped_at(status: Status) -> datetime | None:
 
 def _was_stopped(status: Status) -> bool:
     """Whether the operator stopped the last attempt, which did not fail: it was suspended, or is being replaced."""
-    condition, admitted = status.condition("Suspended"), status.condition("Admitted")
+    condition = status.condition("Suspended")
+    admitted = status.condition("Admitted")
     suspended = condition is not None and (condition.status == "True" or condition.reason in SUSPENDING)
     return suspended or (admitted is not None and admitted.reason == "BetweenAttempts")
 

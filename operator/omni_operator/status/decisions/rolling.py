@@ -110,7 +110,8 @@ def _find_step(
     cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation, now: datetime
 ) -> tuple[ReplacementStep | None, list[datetime]]:
     """The next step of a group, and times at which a deadline passes."""
-    group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
+    group = cluster.group(policy.group)
+    pods = observed.pods_of(cluster.attempt)
     if group is None or not group.template:
         return None, []
     known = _known_pods(observed, cluster.attempt, group)
@@ -193,7 +194,8 @@ def review_rolling(facts: JobFacts, observed: Observation, attempt: int) -> Cond
 
 def _review_group(cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation) -> ConditionValue | None:
     """What `review_rolling` says of one group."""
-    group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
+    group = cluster.group(policy.group)
+    pods = observed.pods_of(cluster.attempt)
     if group is None or not group.template:
         return None
     if policy.template != group.template and policy.template == group.refused:

@@ -75,7 +75,8 @@ def _scale_pool(
         size = rayjob.pool(pool.group) if rayjob else None
         fixed = size is not None and size.pods == group.replicas
         return _change(observed, cluster, group, group.replicas, (group.replicas, group.replicas)) if fixed else None
-    current, wanted = group.replicas, pool.pods
+    current = group.replicas
+    wanted = pool.pods
     if pool.autoscaling is not None:
         wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
         if wanted > current >= pool.autoscaling.least and find_limit(observed, cluster.attempt, pool.group) is not None:
@@ -167,7 +168,9 @@ def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: da
 
 
 def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: datetime) -> ConditionValue:
-    policy, queue, text = pool.autoscaling, _waiting(observed, attempt, pool), QUEUES[pool.group]
+    policy = pool.autoscaling
+    queue = _waiting(observed, attempt, pool)
+    text = QUEUES[pool.group]
     if policy is None:
         return unknown_because("NotAutoscaled", f"{text.field} is not given")
     if not pool.live:

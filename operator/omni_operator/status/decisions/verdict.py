@@ -94,7 +94,8 @@ def classify_attempt(
 
 def _ended(rayjob: ObservedRayJob, observed: Observation, timeouts: Timeouts, now: datetime) -> Verdict:
     """Reason why KubeRay ended the RayJob. Ray notices a lost node before Kubernetes does, which then says so."""
-    failed, late = _why_ended(rayjob, observed), (rayjob.ended or now) + timeouts.head
+    failed = _why_ended(rayjob, observed)
+    late = (rayjob.ended or now) + timeouts.head
     if failed.reason in _OF_LOST_PODS and now < late:
         return InProgress(Stage.RUNNING, failed.reason, failed.text, late)
     return failed
@@ -184,19 +185,25 @@ def _starting(
             if hopeless or now >= pod.created + timeouts.image:
                 return AttemptFailed("ImagePullFailed", text)
             wakes.append(pod.created + timeouts.image)
-            kind, problem = "ImagePullBackOff", text
+            kind = "ImagePullBackOff"
+            problem = text
         elif text := evidence.crash_loop_error(pod, timeouts.restarts):
             return AttemptFailed("StartFailed", text)
         elif text := evidence.container_config_error(pod):
-            kind, problem = evidence.CONFIG_ERROR, text
+            kind = evidence.CONFIG_ERROR
+            problem = text
         elif text := evidence.missing_claim(pod):
-            kind, problem = "ClaimNotFound", text
+            kind = "ClaimNotFound"
+            problem = text
         elif text := evidence.unbound_claim(pod):
-            kind, problem = "ClaimNotBound", text
+            kind = "ClaimNotBound"
+            problem = text
         elif pod.unschedulable and not problem:
-            kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
+            kind = "Unschedulable"
+            problem = evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
         elif pod.sidecars and not problem:
-            kind, problem = evidence.SIDECAR, evidence.sidecar_problem((pod,))
+            kind = evidence.SIDECAR
+            problem = evidence.sidecar_problem((pod,))
         if pod.unschedulable:
             missing.append(pod.created)
     cluster = observed.cluster(rayjob.attempt)

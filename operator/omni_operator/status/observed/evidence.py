@@ -11,18 +11,30 @@ from .observation import Evidence, ObservedPod
 
 # Error messages of drivers and libraries, the most specific first.
 _SIGNS: tuple[tuple[FailureReason, str], ...] = (
-    ("AcceleratorFault", r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
-     r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)"),
-    ("CollectiveTimeout", r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
-     r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT"),
+    (
+        "AcceleratorFault",
+        r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
+        r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)",
+    ),
+    (
+        "CollectiveTimeout",
+        r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
+        r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT",
+    ),
     ("WeightSyncFailed", r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
     # Ray names the kernel's OOM killer among the possible causes. The others are said by a rank of another one.
-    ("WorkerLost", r"Job supervisor actor died|ncclRemoteError|"
-     r"gloo/transport/.{0,160}(closed by peer|reset by peer|Broken pipe)"),
+    (
+        "WorkerLost",
+        r"Job supervisor actor died|ncclRemoteError|"
+        r"gloo/transport/.{0,160}(closed by peer|reset by peer|Broken pipe)",
+    ),
     ("OutOfMemory", r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
-    ("InvalidConfig", r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
-     r"Could not override|ValidationError"),
-)  # fmt: skip
+    (
+        "InvalidConfig",
+        r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
+        r"Could not override|ValidationError",
+    ),
+)
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
 # What Ray says of a training program that got SIGKILL (137), or of the shell that started it (-9).
 _KILLED = re.compile(r"entrypoint command failed with exit code (-9|137)\b")

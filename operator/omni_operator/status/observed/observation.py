@@ -350,7 +350,8 @@ class Observation:
 
     def ready_workers(self, attempt: int) -> int:
         """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
-        cluster, pods = self.cluster(attempt), self.pods_of(attempt)
+        cluster = self.cluster(attempt)
+        pods = self.pods_of(attempt)
         ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in pods)
         return max(ready, cluster.ready_workers) if cluster else 0
 

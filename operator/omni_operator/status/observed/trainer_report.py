@@ -119,11 +119,21 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
     values: dict[str, Any] = {
         name: value
         for name in (
-            "step", "total_steps", "reward_mean", "validation_reward", "version", "min_version", "max_version",
-            "images_per_second", "sync_seconds", "step_seconds", "samples", "unscored",
+            "step",
+            "total_steps",
+            "reward_mean",
+            "validation_reward",
+            "version",
+            "min_version",
+            "max_version",
+            "images_per_second",
+            "sync_seconds",
+            "step_seconds",
+            "samples",
+            "unscored",
         )
         if (value := getattr(event, name)) is not None
-    }  # fmt: skip
+    }
     if event.event == "start":
         # A queue may stop an attempt and start it again: what the trainer said before is no reason of a later failure.
         values.update(samples=0, unscored=0, error=None, error_kind=None)
@@ -173,9 +183,11 @@ def _add_warning(
     known = event.reason in WARNING_REASONS
     text = event.message or "" if known or not event.reason else f"{event.reason}: {event.message or ''}"
     warning = TrainerWarning(
-        attempt=attempt, reason=event.reason if known and event.reason else OTHER_WARNING,
-        message=evidence.shorten(text), time=format_timestamp(now),
-    )  # fmt: skip
+        attempt=attempt,
+        reason=event.reason if known and event.reason else OTHER_WARNING,
+        message=evidence.shorten(text),
+        time=format_timestamp(now),
+    )
     return add_warning(kept, warning)
 
 

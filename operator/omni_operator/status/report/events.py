@@ -52,7 +52,9 @@ def find_events(previous: Status, new: Status, *, replaced: bool = False) -> tup
 
 def _lost_rollouts(previous: Status, new: Status) -> list[Event]:
     """Event for fewer ready rollout pods than before, of an attempt that continues."""
-    ready, before, after = new.condition("Ready"), previous.rollout.ready, new.rollout.ready
+    ready = new.condition("Ready")
+    before = previous.rollout.ready
+    after = new.rollout.ready
     if ready is None or ready.reason not in ("TooFewRollouts", "RolloutsMissing"):
         return []
     if after >= before or previous.attempts != new.attempts:

@@ -90,7 +90,8 @@ def derive_status(
         return previous
     if isinstance(situation, Finished):
         return _finished(facts, observed, previous, context)
-    now, attempt = context.now, max(previous.attempts, observed.newest)
+    now = context.now
+    attempt = max(previous.attempts, observed.newest)
     facts = as_running(facts, observed, attempt)
     updated = _updated(facts, observed, attempt, situation, context)
     if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
@@ -149,7 +150,8 @@ def _keep(previous: Status, table: Table) -> Table:
 
 def find_heartbeat(facts: JobFacts, status: Status, observed: Observation, attempt: int, context: Context) -> Heartbeat:
     """Last report of the running attempt's trainer, to this process or an earlier one."""
-    report, rayjob = observed.report_of(attempt), observed.rayjob(attempt)
+    report = observed.report_of(attempt)
+    rayjob = observed.rayjob(attempt)
     step = (report.step_seconds or 0.0) if report else 0.0
     silence = max(context.timeouts.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
     at = report.at if report else parse_timestamp(status.progress.heartbeat_time)
@@ -181,7 +183,8 @@ def derive_unknown_status(
 
 def _finished(facts: JobFacts, observed: Observation, previous: Status, context: Context) -> Status:
     """Status after the end: only the last report, remaining pods, refusals and the observed generation still change."""
-    report, facts = observed.report_of(previous.attempts), as_running(facts, observed, previous.attempts)
+    report = observed.report_of(previous.attempts)
+    facts = as_running(facts, observed, previous.attempts)
     made = previous.model_copy(
         update={
             "observed_generation": facts.generation,
@@ -235,7 +238,8 @@ def _counting(
     now: datetime,
 ) -> Counting:
     """Which seconds of the attempt a pass counts; `running` is the start of its trainer, as far as it is known."""
-    kept, runs = status.usage.accelerators, running is not None and _is_running(situation)
+    kept = status.usage.accelerators
+    runs = running is not None and _is_running(situation)
     if not runs:
         until = situation.at if isinstance(situation, Succeeding) else now if status.running_time else None
     elif kept not in (None, accelerators):
@@ -315,7 +319,8 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
 
 def _children(observed: Observation, attempt: int, before: Children) -> Children:
     """Objects of the attempt. Uids stay after a deletion: they tell which pods are left of the attempt."""
-    rayjob, cluster = observed.rayjob(attempt), observed.cluster(attempt)
+    rayjob = observed.rayjob(attempt)
+    cluster = observed.cluster(attempt)
     uids = Children(
         ray_job_uid=rayjob.uid if rayjob else before.ray_job_uid,
         ray_cluster_uid=cluster.uid if cluster else before.ray_cluster_uid,
@@ -333,7 +338,8 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     cluster = observed.cluster(attempt)
     if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)
-    desired, ready = facts.trainer.pods, observed.ready_workers(attempt)
+    desired = facts.trainer.pods
+    ready = observed.ready_workers(attempt)
     if facts.judges.pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
     ready = min(ready, desired)

@@ -15,7 +15,9 @@ def with_state(status: Status) -> Status:
 
 
 def _state(found: dict[str, Condition], status: Status) -> tuple[JobState, str]:
-    admitted, succeeded, suspended = found["Admitted"], found["Succeeded"], found["Suspended"]
+    admitted = found["Admitted"]
+    succeeded = found["Succeeded"]
+    suspended = found["Suspended"]
     if succeeded.status == "True":
         return "Succeeded", succeeded.reason
     if found["Failed"].status == "True":
