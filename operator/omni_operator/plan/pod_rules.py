@@ -149,24 +149,24 @@ def _contains(entry: HostPath, path: str) -> bool:
 
 
 def _container(at: Path, container: Object, pod: Object, policy: PodPolicy) -> Iterator[Breach]:
-    own = container.get("securityContext", {})
+    security = container.get("securityContext", {})
     inside = (*at, "securityContext")
-    yield from _shared(inside, own, policy)
-    privileged = own.get("privileged", False)
+    yield from _shared(inside, security, policy)
+    privileged = security.get("privileged", False)
     if privileged and not policy.privileged:
         yield _not_allowed((*inside, "privileged"), "a privileged container", "privileged")
-    if own.get("allowPrivilegeEscalation") is not False and not (policy.privilege_escalation or privileged):
+    if security.get("allowPrivilegeEscalation") is not False and not (policy.privilege_escalation or privileged):
         yield _not_allowed((*inside, "allowPrivilegeEscalation"), "privilege escalation", "privilegeEscalation")
-    if own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True and not policy.run_as_root:
+    if security.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True and not policy.run_as_root:
         yield _not_allowed((*inside, "runAsNonRoot"), "a container without runAsNonRoot: true", "runAsRoot")
-    seccomp = own.get("seccompProfile", pod.get("seccompProfile"))
+    seccomp = security.get("seccompProfile", pod.get("seccompProfile"))
     if seccomp is None and "Unconfined" not in policy.seccomp_profiles:
         at_profile = (*inside, "seccompProfile")
         yield _not_allowed(
             at_profile, "a container without a seccomp profile", "seccompProfiles", policy.seccomp_profiles
         )
-    yield from _capabilities((*inside, "capabilities"), own.get("capabilities", {}), policy)
-    if own.get("procMount", "Default") != "Default":
+    yield from _capabilities((*inside, "capabilities"), security.get("capabilities", {}), policy)
+    if security.get("procMount", "Default") != "Default":
         yield Breach((*inside, "procMount"), "is not allowed: Pod Security `restricted` allows only Default")
     for place, port in enumerate(container.get("ports", ())):
         number = port.get("hostPort", 0)

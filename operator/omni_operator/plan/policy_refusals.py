@@ -70,18 +70,18 @@ def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
 
 def _say(error: Violation, final: Any, patch: Any) -> str:
     """The text of an error, with the steps of its path that the author's template does not have."""
-    place = _place(error.at, final, patch)
-    missing = format_path(error.at[len(place) :])
-    return f"{missing} {error.text}" if len(place) < len(error.at) else error.text
+    path = _place(error.at, final, patch)
+    missing = format_path(error.at[len(path) :])
+    return f"{missing} {error.text}" if len(path) < len(error.at) else error.text
 
 
 def _place(at: Path, final: Any, patch: Any) -> Path:
     """Path of a field in the author's template, or of its nearest parent there; items are found as when merging."""
-    made: list[str | int] = []
+    path: list[str | int] = []
     for step in at:
         if isinstance(step, int):
             final = final[step]
-            key = KEYS.get(str(made[-1]), "name")
+            key = KEYS.get(str(path[-1]), "name")
             keys = [item.get(key) if isinstance(item, dict) else None for item in patch]
             name = final.get(key) if isinstance(final, dict) else None
             if name is not None and name not in keys:
@@ -94,5 +94,5 @@ def _place(at: Path, final: Any, patch: Any) -> Path:
         else:
             final = final.get(step, {})
         patch = patch[step]
-        made.append(step)
-    return tuple(made)
+        path.append(step)
+    return tuple(path)

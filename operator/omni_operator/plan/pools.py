@@ -58,7 +58,7 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
     """The pools, that of the trainer first."""
     trainer = job.spec.trainer
     rollout = job.spec.rollout
-    own = Pool(
+    trainer_pool = Pool(
         TRAINER_GROUP,
         ("trainer",),
         trainer.replicas,
@@ -69,12 +69,12 @@ def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
         trainer.pod_template,
         resource=driver_resource(job),
     )
-    found = [own]
+    pools = [trainer_pool]
     if rollout.separate:
-        found.append(_rollout(job))
+        pools.append(_rollout(job))
     if job.spec.judge_pods:
-        found.append(_judge(job))
-    return tuple(found)
+        pools.append(_judge(job))
+    return tuple(pools)
 
 
 def _rollout(job: DiffusionRLJob) -> Pool:

@@ -71,8 +71,8 @@ def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
 
 
 def _other_resource(job: DiffusionRLJob, accelerator: Accelerator) -> str | None:
-    found = ray_resource_of(accelerator)
-    return None if found == ray_resource_of(job.spec.trainer.accelerator) else found
+    resource = ray_resource_of(accelerator)
+    return None if resource == ray_resource_of(job.spec.trainer.accelerator) else resource
 
 
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:

@@ -92,8 +92,8 @@ class CorrectionRows:
 
     def changed_by_others(self, now: datetime, generation: int) -> str:
         """What others change all the time, for a condition; empty if they change nothing."""
-        found = (row.text for _, row in self._rows.values() if row.row_end(now, generation))
-        return "; ".join(dict.fromkeys(found))
+        texts = (row.text for _, row in self._rows.values() if row.row_end(now, generation))
+        return "; ".join(dict.fromkeys(texts))
 
     def times(self, now: datetime, generation: int) -> Iterator[datetime]:
         """When a pause ends, and when a row is forgotten."""

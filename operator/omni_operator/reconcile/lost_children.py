@@ -62,18 +62,18 @@ async def recover_lost(
         if live:
             cache.put(RAYJOBS, live)
     if number:
-        found = await owned_objects.find_rayjob(cluster, key, facts.uid, number, status.children.ray_job_uid)
-        if found is None:
+        rayjob = await owned_objects.find_rayjob(cluster, key, facts.uid, number, status.children.ray_job_uid)
+        if rayjob is None:
             memory.lost = Names(key[1]).attempt(number)
         else:
-            await restore(RAYJOBS, found, number)
+            await restore(RAYJOBS, rayjob, number)
     if raycluster:  # unseen, it would train at the same time as the next attempt
         name, uid = raycluster
-        found = await owned_objects.find_raycluster(cluster, key, name, uid)
-        if found is None:
+        cluster_body = await owned_objects.find_raycluster(cluster, key, name, uid)
+        if cluster_body is None:
             memory.lost_cluster = uid
         else:
-            await restore(RAYCLUSTERS, found, status.attempts)
+            await restore(RAYCLUSTERS, cluster_body, status.attempts)
     return True
 
 

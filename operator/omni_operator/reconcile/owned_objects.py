@@ -43,14 +43,14 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
     try:
         live = await cluster.create(rendered)
     except AlreadyExists:
-        found = await cluster.read(kind, meta["namespace"], meta["name"])
-        if found is None:
+        stored = await cluster.read(kind, meta["namespace"], meta["name"])
+        if stored is None:
             raise Conflict(f"{kind.kind} {meta['name']} was deleted in between") from None
-        digest = (found["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
-        if owner_of(found) or digest != meta["annotations"][RENDERED_ANNOTATION]:
-            require_owned(found, rendered)
-            return found
-        live = found  # created by an earlier pass, which the uid of the job in the digest tells
+        digest = (stored["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
+        if owner_of(stored) or digest != meta["annotations"][RENDERED_ANNOTATION]:
+            require_owned(stored, rendered)
+            return stored
+        live = stored  # created by an earlier pass, which the uid of the job in the digest tells
     lost = [f"label {JOB_LABEL}"] if JOB_LABEL not in (live["metadata"].get("labels") or {}) else []
     lost += ["ownerReferences"] if owner_of(live) != owner_of(rendered) else []
     if not lost:

@@ -84,10 +84,10 @@ class PassMemory:
 
     def of(self, key: Key, uid: str) -> JobMemory:
         """What is remembered of the job with this uid; nothing of an earlier job of its name."""
-        found = self._jobs.get(key)
-        if found is None or found.uid != uid:
-            found = self._jobs[key] = JobMemory(uid)
-        return found
+        memory = self._jobs.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._jobs[key] = JobMemory(uid)
+        return memory
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a job that does not exist any more."""

@@ -97,10 +97,10 @@ def template_of(group: Mapping[str, Any]) -> str:
 def _parse(before: str | None) -> Body:
     """The template before a change; nothing if the annotation has something else, which anyone may have written."""
     try:
-        found = load_json((before or "{}").encode())
+        parsed = load_json((before or "{}").encode())
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _make_of(group: Body, source: Body) -> None:

@@ -71,13 +71,13 @@ def render_pod_template(
         },
         "volumes": [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}],
     }
-    given = {
+    runtime_fields = {
         "imagePullSecrets": [{"name": secret.name} for secret in runtime.image_pull_secrets],
         "serviceAccountName": runtime.service_account_name,
         "schedulerName": scheduling.scheduler_name,
         "priorityClassName": scheduling.priority_class_name,
     }
-    spec |= {name: value for name, value in given.items() if value}
+    spec |= {name: value for name, value in runtime_fields.items() if value}
     return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
@@ -88,17 +88,17 @@ def volume(name: str, claim: str | None) -> Object:
 
 def add_shared_memory(resources: Resources, default_requests: Mapping[str, str], size: str) -> Object:
     """Requests and limits with the size of shared memory added, because it counts as the container's memory."""
-    made: Object = {"requests": {**default_requests, **resources.requests}}
+    with_requests: Object = {"requests": {**default_requests, **resources.requests}}
     if resources.limits:
-        made["limits"] = dict(resources.limits)
+        with_requests["limits"] = dict(resources.limits)
         # Like the API server: a limit without a request is also the request.
         for name, value in resources.limits.items():
             if name not in resources.requests:
-                made["requests"][name] = value
-    for amounts in made.values():
+                with_requests["requests"][name] = value
+    for amounts in with_requests.values():
         if "memory" in amounts:
             amounts["memory"] = quantity.add(amounts["memory"], size)
-    return made
+    return with_requests
 
 
 def pre_stop(program: str, seconds: int) -> Object:
@@ -120,8 +120,8 @@ def secret_env(variable: str, name: str, key: str) -> Object:
 def container_of_template(patch: Mapping[str, Any]) -> Object:
     """What the user's template says about the container; empty if nothing."""
     spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
-    found: Object = next((each for each in spec.get("containers", ()) if each["name"] == CONTAINER), {})
-    return found
+    container: Object = next((each for each in spec.get("containers", ()) if each["name"] == CONTAINER), {})
+    return container
 
 
 def image_of_template(patch: Mapping[str, Any]) -> str | None:
@@ -139,17 +139,17 @@ def apply_user_template(template: Object, patch: Object, labels: Mapping[str, st
     """Merge the user's template; fields that the operator depends on stay, and added containers are confined."""
     if not patch:
         return template
-    made: Object = drop_nulls(merge_templates(template, patch))
-    made["metadata"]["labels"] |= labels
+    merged: Object = drop_nulls(merge_templates(template, patch))
+    merged["metadata"]["labels"] |= labels
     for kind in ("containers", "initContainers"):
-        for added in made["spec"].get(kind, ()):
+        for added in merged["spec"].get(kind, ()):
             _confine(added.setdefault("securityContext", {}))
-    containers = made["spec"]["containers"]
+    containers = merged["spec"]["containers"]
     # KubeRay expects Ray in the first container.
-    made["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
+    merged["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
     # A restarted container would run the job a second time, unnoticed.
-    made["spec"]["restartPolicy"] = "Never"
-    return made
+    merged["spec"]["restartPolicy"] = "Never"
+    return merged
 
 
 def _confine(security: Object) -> None:

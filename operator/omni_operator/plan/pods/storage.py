@@ -61,11 +61,11 @@ def store_keys(job: DiffusionRLJob) -> list[Object]:
     secret = job.spec.storage.secret_name
     if secret is None:
         return []
-    made = [secret_env(name, secret, name) for name in STORE_KEYS]
+    variables = [secret_env(name, secret, name) for name in STORE_KEYS]
     # A Secret that has the hub's token may leave the store to the pods' identity.
-    for entry in made if job.spec.sends_to_hub else made[-1:]:
+    for entry in variables if job.spec.sends_to_hub else variables[-1:]:
         entry["valueFrom"]["secretKeyRef"]["optional"] = True
-    return made
+    return variables
 
 
 def is_offline(value: str | None) -> bool:
@@ -116,8 +116,10 @@ def add_models(template: Object, job: DiffusionRLJob, pool: Pool) -> Object:
     if not downloads:
         return template
     model = job.spec.model
-    given = container_of_template(pool.pod_template)
-    own: Object = {name: given[name] for name in ("env", "envFrom", "volumeMounts") if name in given}
+    user_container = container_of_template(pool.pod_template)
+    user_fields: Object = {
+        name: user_container[name] for name in ("env", "envFrom", "volumeMounts") if name in user_container
+    }
     container = template["spec"]["containers"][0]
     mount = {"name": MODELS, "mountPath": MODELS_PATH}
     image = {"image": container["image"], "imagePullPolicy": container["imagePullPolicy"]}
@@ -130,7 +132,8 @@ def add_models(template: Object, job: DiffusionRLJob, pool: Pool) -> Object:
     }
     added = {
         "initContainers": [
-            {"name": name, **image, **merge_templates(own, {**fetch, **common})} for name, fetch in downloads.items()
+            {"name": name, **image, **merge_templates(user_fields, {**fetch, **common})}
+            for name, fetch in downloads.items()
         ],
         "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
         "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
@@ -147,12 +150,14 @@ def _downloads(job: DiffusionRLJob, pool: Pool) -> dict[str, Object]:
     """Commands and variables of the init containers that download, by name."""
     model = job.spec.model
     judge = job.spec.reward.model
-    found: dict[str, Object] = {}
+    downloads: dict[str, Object] = {}
     if pool.group != REWARD_GROUP and not model.base_is_folder:
-        found["fetch-model"] = _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
+        downloads["fetch-model"] = (
+            _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
+        )
     if pool.group != ROLLOUT_GROUP and judge and not judge.base_is_folder:
-        found["fetch-judge"] = _from_hub(job, judge.base, None)
-    return found
+        downloads["fetch-judge"] = _from_hub(job, judge.base, None)
+    return downloads
 
 
 def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:

@@ -100,16 +100,16 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
 
 
 def _logical_cpus(job: DiffusionRLJob, pool: Pool) -> int:
-    given = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
-    own = pool.accelerator.count
+    requested = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
+    accelerators = pool.accelerator.count
     most = max(each.accelerator.count for each in pools_of(job))
     # What the trainer derives at most in one pod (verl_omni/trainer/settings/process_counts.py, tests/contract).
     # Agent-loop and reward workers are spread over the pods of both pools.
     loops = job.spec.rollout.agent_loop.workers or 2 * math.ceil(most / 8)
     rewards = job.spec.reward.replicas or most
     judge = job.spec.reward.model
-    shared = own if judge and not judge.separate and pool.group == TRAINER_GROUP else 0
-    return max(LOGICAL_CPUS, 2 * (own + shared) + loops + rewards + 8, quantity.whole(given))
+    shared = accelerators if judge and not judge.separate and pool.group == TRAINER_GROUP else 0
+    return max(LOGICAL_CPUS, 2 * (accelerators + shared) + loops + rewards + 8, quantity.whole(requested))
 
 
 def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:

@@ -105,9 +105,9 @@ def find_evidence(pod: ObservedPod) -> Evidence | None:
                 reason="OutOfMemory",
                 text=f"container {end.container} of pod {pod.name} was killed because it ran out of memory",
             )
-        found = reason_from_text(end.message) if end.exit_code else None
-        if found:
-            return Evidence(pod=pod.name, reason=found, text=shorten(f"pod {pod.name}: {end.message}"))
+        reason = reason_from_text(end.message) if end.exit_code else None
+        if reason:
+            return Evidence(pod=pod.name, reason=reason, text=shorten(f"pod {pod.name}: {end.message}"))
     return None
 
 
@@ -138,14 +138,14 @@ def unbound_claim(pod: ObservedPod) -> str:
 
 def missing_claim(pod: ObservedPod) -> str:
     """Which missing PersistentVolumeClaim the pod waits for; empty if none."""
-    found = _MISSING_CLAIM.search(pod.unschedulable)
-    return f"pod {pod.name}: {found[0]}; create it, or correct its name in the job" if found else ""
+    match = _MISSING_CLAIM.search(pod.unschedulable)
+    return f"pod {pod.name}: {match[0]}; create it, or correct its name in the job" if match else ""
 
 
 def sidecar_problem(pods: Iterable[ObservedPod]) -> str:
     """What is wrong with containers that are not Ray's, of the first pod with any; empty if nothing is."""
-    found = (pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.sidecars)
-    return next((shorten(f"pod {pod.name}, {pod.sidecars}") for pod in found), "")
+    troubled = (pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.sidecars)
+    return next((shorten(f"pod {pod.name}, {pod.sidecars}") for pod in troubled), "")
 
 
 def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
@@ -153,6 +153,6 @@ def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
     for wait in pod.waiting:
         if wait.reason == "CrashLoopBackOff" and wait.restarts >= restarts:
             ends = (end for end in pod.ended if end.container == wait.container)
-            said = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
-            return shorten(f"container {wait.container} of pod {pod.name} restarted {wait.restarts} times{said}")
+            exits = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
+            return shorten(f"container {wait.container} of pod {pod.name} restarted {wait.restarts} times{exits}")
     return ""

@@ -330,11 +330,11 @@ class Observation:
 
     def cluster(self, attempt: int) -> ObservedRayCluster | None:
         """The attempt's RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones)."""
-        found = sorted(
+        clusters = sorted(
             (observed for observed in self.clusters if observed.attempt == attempt),
             key=lambda observed: observed.deleting,
         )
-        return found[0] if found else None
+        return clusters[0] if clusters else None
 
     def pods_of(self, attempt: int) -> tuple[ObservedPod, ...]:
         return tuple(observed for observed in self.pods if observed.attempt == attempt)

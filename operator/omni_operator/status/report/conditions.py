@@ -202,8 +202,8 @@ def _refused(refusal: Refusal | None) -> ConditionValue | None:
 def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:
     if refused := _refused(refusal):
         return _table(refused, refused, unknown_because(refused.reason), updated=updated)
-    made = unknown_because("AttemptCreated", f"attempt {attempt}")
-    return _table(made, false_because("Starting"), made, updated=updated)
+    creating = unknown_because("AttemptCreated", f"attempt {attempt}")
+    return _table(creating, false_because("Starting"), creating, updated=updated)
 
 
 def _active(
@@ -306,15 +306,15 @@ def _stalled(heartbeat: Heartbeat, now: datetime) -> ConditionValue:
 
 def update_conditions(previous: Status, table: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
     """Conditions with times; lastTransitionTime changes only when the status changes. Others than in `table` stay."""
-    made = []
+    conditions = []
     for kind in CONDITION_TYPES:
         new = table.get(kind)
         old = previous.condition(kind)
         if new is None:
-            made.extend([old] if old else [])
+            conditions.extend([old] if old else [])
             continue
         flipped = old is None or old.status != new.status or parse_timestamp(old.last_transition_time) is None
-        made.append(
+        conditions.append(
             Condition(
                 type=kind,
                 status=new.status,
@@ -324,4 +324,4 @@ def update_conditions(previous: Status, table: Table, generation: int, now: date
                 last_transition_time=format_timestamp(now) if flipped or old is None else old.last_transition_time,
             )
         )
-    return tuple(made)
+    return tuple(conditions)

@@ -29,25 +29,25 @@ def find_events(previous: Status, new: Status, *, replaced: bool = False) -> tup
     Args:
         replaced: whether rollout pods are missing only because the operator replaces them.
     """
-    made: list[Event] = []
+    events: list[Event] = []
     if new.attempts > max(1, previous.attempts):  # the first attempt is not news
         resumes = f", resumes from {new.checkpoint.last}" if new.checkpoint.last else ""
         note = f"attempt {new.attempts}{resumes}"
-        made.append(Event("Normal", "AttemptCreated", note, f"a{new.attempts}"))
+        events.append(Event("Normal", "AttemptCreated", note, f"a{new.attempts}"))
     old = {failure.attempt for failure in previous.failures}
     for failure in new.failures:
         if failure.attempt not in old:
             note = f"attempt {failure.attempt}: {failure.reason}: {failure.message}"
-            made.append(Event("Warning", "AttemptFailed", note, f"f{failure.attempt}"))
+            events.append(Event("Warning", "AttemptFailed", note, f"f{failure.attempt}"))
     known = {(warning.attempt, warning.reason) for warning in previous.warnings}
-    made += [_of_warning(found) for found in new.warnings if (found.attempt, found.reason) not in known]
+    events += [_of_warning(found) for found in new.warnings if (found.attempt, found.reason) not in known]
     asked = previous.condition("Suspended")
     if asked and asked.status == "Unknown" and new.checkpoint.last not in (None, previous.checkpoint.last):
-        made.append(Event("Normal", "CheckpointSaved", new.checkpoint.last, f"c{new.checkpoint.last}"))
-    made += [] if replaced else _lost_rollouts(previous, new)
+        events.append(Event("Normal", "CheckpointSaved", new.checkpoint.last, f"c{new.checkpoint.last}"))
+    events += [] if replaced else _lost_rollouts(previous, new)
     for condition in new.conditions:
-        made.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
-    return tuple(made)
+        events.extend(_of_condition(previous.condition(condition.type), condition, new.attempts))
+    return tuple(events)
 
 
 def _lost_rollouts(previous: Status, new: Status) -> list[Event]:

@@ -120,7 +120,7 @@ def derive_status(
     running = _running_since(base, observed, attempt, situation, now)
     accelerators = count_accelerators(facts, observed.cluster(attempt))
     counting = _counting(base, situation, report, running, accelerators, now)
-    made = base.model_copy(
+    derived = base.model_copy(
         update={
             "observed_generation": facts.generation,
             "conditions": update_conditions(previous, table, facts.generation, now),
@@ -137,14 +137,14 @@ def derive_status(
             **_times(base, observed, attempt, situation, now),
         }
     )
-    return with_state(_with_failure(made, situation, now) if isinstance(situation, Failing) else made)
+    return with_state(_with_failure(derived, situation, now) if isinstance(situation, Failing) else derived)
 
 
 def _keep(previous: Status, table: Table) -> Table:
     """Conditions as they were, or as in `table` where there were none."""
-    found = {kind: previous.condition(kind) for kind in table}
+    kept = {kind: previous.condition(kind) for kind in table}
     return {
-        kind: ConditionValue(old.status, old.reason, old.message) if old else table[kind] for kind, old in found.items()
+        kind: ConditionValue(old.status, old.reason, old.message) if old else table[kind] for kind, old in kept.items()
     }
 
 
@@ -185,7 +185,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status, context:
     """Status after the end: only the last report, remaining pods, refusals and the observed generation still change."""
     report = observed.report_of(previous.attempts)
     facts = as_running(facts, observed, previous.attempts)
-    made = previous.model_copy(
+    finished = previous.model_copy(
         update={
             "observed_generation": facts.generation,
             "conditions": review_end(previous, context.refusal, facts.generation, context.now),
@@ -197,7 +197,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status, context:
             "reward": _reward(observed, previous.attempts, facts),
         }
     )
-    return with_state(made)
+    return with_state(finished)
 
 
 def _new_attempt(previous: Status) -> Status:
@@ -416,5 +416,5 @@ def derive_invalid_status(
     if observed.rayjobs and previous.conditions:
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
         table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}
-    made = update_conditions(previous, table, facts.generation, context.now)
-    return with_state(previous.model_copy(update={"observed_generation": facts.generation, "conditions": made}))
+    conditions = update_conditions(previous, table, facts.generation, context.now)
+    return with_state(previous.model_copy(update={"observed_generation": facts.generation, "conditions": conditions}))
