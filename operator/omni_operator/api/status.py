@@ -230,8 +230,8 @@ class Status(LenientModel):
 
     def is_true(self, kind: str) -> bool:
         """Whether the condition of that type is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == TRUE
+        condition = self.condition(kind)
+        return condition is not None and condition.status == TRUE
 
     def body(self) -> dict[str, Any]:
         """The status to send, without its empty parts, which cost the API server as much as full ones."""

@@ -65,21 +65,21 @@ def format_path(path: FieldPath) -> str:
 def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> str:
     kind = detail["type"]
     context = detail.get("ctx", {})
-    given = detail.get("input")
+    value = detail.get("input")
     if kind == "extra_forbidden":
         return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
     if kind == "missing":
         return "must be given" + _description(root, path)
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        one_of = f"{given!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
-        return one_of + (did_you_mean(str(given), choices) if len(choices) > 1 else f", not {given!r}")
+        one_of = f"{value!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
+        return one_of + (did_you_mean(str(value), choices) if len(choices) > 1 else f", not {value!r}")
     if kind in BOUNDS:
-        return f"{given!r} must be {_bound(kind, context)}"
+        return f"{value!r} must be {_bound(kind, context)}"
     if kind in KINDS:
-        return f"must be {KINDS[kind]}, not {_shown(given)}"
+        return f"must be {KINDS[kind]}, not {_shown(value)}"
     if kind == "string_pattern_mismatch":
-        return f"{given!r} has the wrong format" + _description(root, path)
+        return f"{value!r} has the wrong format" + _description(root, path)
     if kind in ("string_too_long", "too_long"):
         return f"is too long: at most {context['max_length']}"
     if kind in ("string_too_short", "too_short"):
@@ -94,11 +94,11 @@ def describe_value(detail: Mapping[str, Any]) -> str:
         detail: an error of pydantic.
     """
     kind = detail["type"]
-    given = detail["input"]
+    value = detail["input"]
     if kind in BOUNDS:
-        return f"{given} must be {_bound(kind, detail['ctx'])}"
+        return f"{value} must be {_bound(kind, detail['ctx'])}"
     if kind in PARSED:
-        return f"{given!r} is not {PARSED[kind]}"
+        return f"{value!r} is not {PARSED[kind]}"
     return _own_words(detail)
 
 
@@ -153,12 +153,12 @@ def _model_at(root: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
     for step in path:
         if isinstance(step, int):
             continue  # the annotation of a list names the model of its items
-        found = (
+        annotations = (
             [info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)]
             if model
             else []
         )
-        model = next(_models_in(found[0]), None) if found else None
+        model = next(_models_in(annotations[0]), None) if annotations else None
     return model
 
 

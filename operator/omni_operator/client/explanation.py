@@ -136,8 +136,8 @@ def find_cause(status: Status) -> Condition | None:
 
 def _not_updated(status: Status) -> Condition | None:
     """The condition that tells why a job has not its current spec; None while its pods are being replaced."""
-    found = status.condition("Updated")
-    return found if found is not None and found.status == "False" and found.reason != "RollingUpdate" else None
+    updated = status.condition("Updated")
+    return updated if updated is not None and updated.status == "False" and updated.reason != "RollingUpdate" else None
 
 
 def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
@@ -148,13 +148,13 @@ def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
 
 def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:
     """Why pods do not run, each reason once."""
-    found = sorted(
+    reasons = sorted(
         ((*said, pod) for pod in pods if not pod.deleting for said in _troubles_of(pod)),
         key=lambda entry: (entry[0], entry[1], entry[2].name),
     )
     return [
         PodTrouble(*key, tuple(pod for _, _, pod in group))
-        for key, group in groupby(found, key=lambda entry: (entry[0], entry[1]))
+        for key, group in groupby(reasons, key=lambda entry: (entry[0], entry[1]))
     ]
 
 
@@ -168,8 +168,8 @@ def _troubles_of(pod: ObservedPod) -> Iterator[tuple[str, str]]:
         yield "Disrupted", pod.disrupted
     for ended in pod.ended:
         if ended.exit_code:
-            said = f"container {ended.container} ended with exit code {ended.exit_code}"
-            yield ended.reason or "Error", f"{said}: {shorten(ended.message)}" if ended.message else said
+            ending = f"container {ended.container} ended with exit code {ended.exit_code}"
+            yield ended.reason or "Error", f"{ending}: {shorten(ended.message)}" if ended.message else ending
     if pod.sidecars:
         yield SIDECAR, pod.sidecars
 
@@ -184,8 +184,8 @@ def _describe_trouble(trouble: PodTrouble, told: str) -> str:
     names = [pod.name for pod in trouble.pods]
     shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
     oldest = format_timestamp(min(pod.created for pod in trouble.pods))
-    said = f": {trouble.text}" if trouble.text and trouble.text not in told else ""
-    return f"{'Pod' if len(names) == 1 else 'Pods'} {shown} (created {oldest}): {trouble.reason}{said}"
+    text = f": {trouble.text}" if trouble.text and trouble.text not in told else ""
+    return f"{'Pod' if len(names) == 1 else 'Pods'} {shown} (created {oldest}): {trouble.reason}{text}"
 
 
 def _describe_event(event: Event) -> str:

@@ -44,8 +44,8 @@ def find_pods(client: Client, job: Job) -> tuple[JobPod, ...]:
     """The pods of a job's newest attempt; none before its status has the uid of the attempt's RayCluster."""
     path = PODS.path(client.namespace)
     selector = f"{JOB_LABEL}={job.name}"
-    found = client.connection.list(path, labelSelector=selector)
-    return parse_pods(select_pod_bodies(found, job.status.children.ray_cluster_uid))
+    listing = client.connection.list(path, labelSelector=selector)
+    return parse_pods(select_pod_bodies(listing, job.status.children.ray_cluster_uid))
 
 
 def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, ...]:
@@ -56,11 +56,11 @@ def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, .
     """
     if wanted is None:
         return tuple(pod for pod in pods if pod.role == TRAINER_GROUP)
-    found = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
-    if pods and not found:
+    selected = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
+    if pods and not selected:
         names = [pod.name for pod in pods]
         raise PodNotFound(f"no pod {wanted!r}; the job has: {', '.join(names)}{did_you_mean(wanted, names)}")
-    return found
+    return selected
 
 
 def read_logs(client: Client, pods: tuple[JobPod, ...], tail: int | None = None) -> Iterator[LogLine]:
@@ -96,10 +96,10 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
     try:
         for job in client.follow(name, poll=POLL_SECONDS / 4):
             try:
-                found = find_pods(client, job)
+                pods = find_pods(client, job)
             except Unavailable:
-                found = ()  # looked for again with the next look at the job, which has a time limit
-            for pod in select_pods(found, wanted):
+                pods = ()  # looked for again with the next look at the job, which has a time limit
+            for pod in select_pods(pods, wanted):
                 if pod.name not in readers and pod.phase != "Pending":
                     reader = _Reader(client, pod, tail, lines.put, stop)
                     readers[pod.name] = threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}")

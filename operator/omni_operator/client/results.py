@@ -107,8 +107,8 @@ def _source_pod(
             f"{job.name} has no running pod and names no image{error}; give --image IMAGE with python3 in it"
         ) from error
     pod = render_fetch_pod(job.body, place, image)
-    made = client.connection.send("POST", PODS.path(client.namespace), pod)
-    name = str(made["metadata"]["name"])
+    created = client.connection.send("POST", PODS.path(client.namespace), pod)
+    name = str(created["metadata"]["name"])
     note(f"no pod of {job.name} runs: pod {name} with image {image} mounts the claim {place.claim}")
     try:
         _await_running(client, name, note)

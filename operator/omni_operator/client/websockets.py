@@ -69,14 +69,14 @@ class CommandOutput:
         while self._receive():
             pass
         try:
-            said = json.loads(self._socket.read_channel(ERROR_CHANNEL) or b"null")
+            answer = json.loads(self._socket.read_channel(ERROR_CHANNEL) or b"null")
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise Unavailable(f"{self._what}: the connection broke")
-        if said.get("status") != "Success":
+        if answer.get("status") != "Success":
             errors = self._errors.decode("utf-8", "replace").strip()
-            raise CommandFailed(f"{self._what}: {errors or said.get('message')}")
+            raise CommandFailed(f"{self._what}: {errors or answer.get('message')}")
 
     def close(self) -> None:
         """Close the connection; the command ends when it writes again."""
@@ -120,7 +120,7 @@ def _opened(what: str, call: Any, connection: Connection, url: str, headers: dic
         if not isinstance(cause, WebSocketBadStatusException):
             raise Unavailable(f"no answer from the cluster: {what}: {cause or error}") from error
         try:
-            said = json.loads(cause.resp_body or b"{}")
+            answer = json.loads(cause.resp_body or b"{}")
         except ValueError:
-            said = {}
-        raise error_of(cause.status_code, said if isinstance(said, dict) else {}, what) from error
+            answer = {}
+        raise error_of(cause.status_code, answer if isinstance(answer, dict) else {}, what) from error

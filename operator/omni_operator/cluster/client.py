@@ -151,17 +151,17 @@ class ApiServer(AuthenticatedClient):
             return None
 
     async def list_objects(self, kind: Kind, namespace: str, selector: str) -> list[Body]:
-        found = await self._send("list", kind, "GET", kind.path(namespace), parameters={"labelSelector": selector})
-        return list(found.get("items") or ())
+        answer = await self._send("list", kind, "GET", kind.path(namespace), parameters={"labelSelector": selector})
+        return list(answer.get("items") or ())
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        found: list[Meta] = []
+        items: list[Meta] = []
         version = 0
         async for page in self._pages(kind, namespace, selector):
             # Only what tells objects apart: managedFields of thousands of objects take much memory.
-            found.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
+            items.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
             version = int(page["metadata"].get("resourceVersion") or 0)
-        return Listing(found, version)
+        return Listing(items, version)
 
     async def _pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[Body]:
         parameters = {"labelSelector": selector, "limit": str(PAGE)}
@@ -175,18 +175,18 @@ class ApiServer(AuthenticatedClient):
 
     async def serves(self, kind: Kind) -> bool:
         try:
-            found = await self._send("get", kind, "GET", kind.root)
+            answer = await self._send("get", kind, "GET", kind.root)
         except KindAbsent:
             return False
-        return any(resource["name"] == kind.plural for resource in found.get("resources") or ())
+        return any(resource["name"] == kind.plural for resource in answer.get("resources") or ())
 
     async def read_schema(self, kind: Kind) -> Body | None:
         try:
-            found = await self._send("get", kind, "GET", f"/openapi/v3{kind.root}")
+            answer = await self._send("get", kind, "GET", f"/openapi/v3{kind.root}")
         except (KindAbsent, NotFound):
             return None
         wanted = {"group": kind.group, "version": kind.version, "kind": kind.kind}
-        schemas: dict[str, Body] = (found.get("components") or {}).get("schemas") or {}
+        schemas: dict[str, Body] = (answer.get("components") or {}).get("schemas") or {}
         return next(
             (body for body in schemas.values() if wanted in body.get("x-kubernetes-group-version-kind", ())), None
         )

@@ -29,7 +29,7 @@ class EventWriter:
         """Create an event about a job. Its name is a hash of its key, so a repeated pass creates it once."""
         about = object_reference(body)
         name = hashlib.sha256(f"{about['uid']}/{event.key}".encode()).hexdigest()[:16]
-        made = {
+        event_body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": f"{about['name']}.{name}", "namespace": about["namespace"]},
@@ -43,7 +43,7 @@ class EventWriter:
             "regarding": about,
         }
         try:
-            await self.cluster.create(made)
+            await self.cluster.create(event_body)
         except AlreadyExists:
             return
         except ClusterError as error:

@@ -138,39 +138,44 @@ def convert(arguments: Sequence[str]) -> Conversion:
     where a job has others.
     """
     arguments = list(joined_options(arguments))
-    made = _Made()
+    conversion = _Made()
     given: dict[str, str] = {}
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
         if match is None:
             reason = {"$": NOT_KNOWN, "`": NOT_KNOWN, "~": DELETED}.get(argument[:1], NO_ASSIGNMENT)
-            made.refused.append((argument, reason))
+            conversion.refused.append((argument, reason))
             continue
         for own_name, text in settings_in(match["name"], match["value"]):
             name = ELSEWHERE.get(own_name, own_name)
             if name != own_name and any(each.lstrip("+").startswith(f"{name}=") for each in arguments):
-                made.without_effect.append(argument)  # the setting itself is given too
+                conversion.without_effect.append(argument)  # the setting itself is given too
                 continue
             given.pop(name, None)
             given[name] = f"{name}={text}"
     own = {name: parse_value(argument.partition("=")[2]) for name, argument in given.items()}
     if own.get(TOKENIZER) == f"{own.get(f'{MODEL}.path')}/tokenizer":  # the default, wherever the job's model is
-        made.without_effect.append(given.pop(TOKENIZER))
+        conversion.without_effect.append(given.pop(TOKENIZER))
     if own.get(FILTER) is True and own.get(EPOCHS) is not None and own.get(TOTAL_STEPS) is not None:
-        made.refused.append(
+        conversion.refused.append(
             (given.pop(EPOCHS), f"with {FILTER}=true the number of prompts is known only after the start")
         )
-    made.offline = own.get(SOURCE) == "offline"
-    made.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
+    conversion.offline = own.get(SOURCE) == "offline"
+    conversion.extended = any(own.get(name) and not str(own[name]).startswith("verl_omni.") for name in EXTENSIONS)
     algorithm = algorithm_of(own)
     given = {name: f"{name}={text}" for name, text in defaults(algorithm, own).items()} | given
     texts_given = {name: argument.partition("=")[2] for name, argument in given.items()}
     values = {name: value_of(name, texts_given) for name in texts_given}
-    made.put("algorithm.name", algorithm or "FlowGRPO")
+    conversion.put("algorithm.name", algorithm or "FlowGRPO")
     for name, text in texts_given.items():
-        _collect(made, given, name, lambda name=name, text=text: _place(made, name, values[name], text, algorithm))
+        _collect(
+            conversion,
+            given,
+            name,
+            lambda name=name, text=text: _place(conversion, name, values[name], text, algorithm),
+        )
     decisive = {name: values[name] for name in (DEVICE, *SWITCHES) if name in values}
-    values |= {name: None for name in decisive if any(argument == given[name] for argument, _ in made.refused)}
+    values |= {name: None for name in decisive if any(argument == given[name] for argument, _ in conversion.refused)}
     for settings, put in (
         (LORA, _lora),
         (WINDOW, _window),
@@ -183,15 +188,15 @@ def convert(arguments: Sequence[str]) -> Conversion:
         (V1, _ahead),
     ):
         named = next((name for name in settings if name in given), settings[0])
-        _collect(made, given, named, lambda put=put: put(made, values))
+        _collect(conversion, given, named, lambda put=put: put(conversion, values))
     if TOTAL_STEPS not in values:
-        made.refused.append((TOTAL_STEPS, "is not in the script; write spec.trainer.totalSteps"))
-    if made.overrides:
-        made.put("algorithm.overrides", made.overrides)
-    spec = {group: made.spec[group] for group in (*ORDER, *made.spec) if group in made.spec}
+        conversion.refused.append((TOTAL_STEPS, "is not in the script; write spec.trainer.totalSteps"))
+    if conversion.overrides:
+        conversion.put("algorithm.overrides", conversion.overrides)
+    spec = {group: conversion.spec[group] for group in (*ORDER, *conversion.spec) if group in conversion.spec}
     metadata = {"name": job_name(str(values["trainer.experiment_name"]), NAME_LIMIT)}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-    return Conversion(document, tuple(made.without_effect), tuple(made.refused))
+    return Conversion(document, tuple(conversion.without_effect), tuple(conversion.refused))
 
 
 def _collect(made: _Made, given: Mapping[str, str], name: str, put: Any) -> None:

@@ -180,8 +180,8 @@ def _service(service: _Service, name: str) -> Iterator[Command]:
         pairs = (variable.partition("=") for variable in service.environment)
         environment = {key: _interpolated(value) if is_set else None for key, is_set, value in pairs}
     else:
-        given = service.environment.items()
-        environment = {key: None if value is None else _interpolated(str(value)) for key, value in given}
+        pairs_of_environment = service.environment.items()
+        environment = {key: None if value is None else _interpolated(str(value)) for key, value in pairs_of_environment}
     words = [*_words(service.entrypoint), *_words(service.command)]
     if words:
         yield _command(f"{name}.command", words, environment)

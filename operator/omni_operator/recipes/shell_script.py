@@ -396,10 +396,10 @@ class _Shell:
         if first.startswith("(("):
             self.variables.forget(_CALCULATED.findall(first))
             return None
-        own = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
-        if own == len(words) or first in _DECLARATIONS:
+        first_field = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word.source)), len(words))
+        if first_field == len(words) or first in _DECLARATIONS:
             return self._assign(words)
-        fields = [text for word in words[own:] for text in self.variables.fields(word)]
+        fields = [text for word in words[first_field:] for text in self.variables.fields(word)]
         match fields:
             case ["shift", *count]:
                 self.variables.shift(int(count[0]) if count and count[0].isdigit() else 1)
@@ -427,7 +427,7 @@ class _Shell:
             case ["source" | ".", path, *arguments]:
                 self._source(path, arguments)
             case _:
-                self._start(fields, words[:own])
+                self._start(fields, words[:first_field])
         return None
 
     def _assign(self, words: Sequence[Word]) -> bool | None:

@@ -42,8 +42,8 @@ def find_errors(template: Any, *, complete: bool) -> Iterator[Violation]:
 
 @cache
 def _nodes() -> list[Node]:
-    found: list[Node] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))["nodes"]
-    return found
+    nodes: list[Node] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))["nodes"]
+    return nodes
 
 
 def _check(value: Any, node: Node, at: Path, *, complete: bool) -> Iterator[Violation]:

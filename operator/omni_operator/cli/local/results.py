@@ -35,9 +35,9 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _paths(folder: Path) -> list[str]:
-    found = []
+    paths = []
     if (checkpoint := run_folder.last_checkpoint(folder)) is not None:
-        found.append(f"checkpoint: {console.short_path(folder / 'checkpoints' / f'step_{checkpoint:06d}')}")
+        paths.append(f"checkpoint: {console.short_path(folder / 'checkpoints' / f'step_{checkpoint:06d}')}")
     if (folder / run_folder.REPORT).is_file():
-        found.append(f"report: {console.short_path(folder / run_folder.REPORT)}")
-    return found
+        paths.append(f"report: {console.short_path(folder / run_folder.REPORT)}")
+    return paths

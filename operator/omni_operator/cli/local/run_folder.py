@@ -151,8 +151,8 @@ def _folder_then(folder: Path) -> Path:
         lines = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return folder
-    found = [line.removeprefix(OWN_FOLDER) for line in lines if line.startswith(OWN_FOLDER)]
-    return Path(str(read_value(found[-1]))) if found else folder
+    folders = [line.removeprefix(OWN_FOLDER) for line in lines if line.startswith(OWN_FOLDER)]
+    return Path(str(read_value(folders[-1]))) if folders else folder
 
 
 def _moved(earlier: DiffusionRLJob, job: DiffusionRLJob, then: Path, folder: Path) -> DiffusionRLJob:
