@@ -1,4 +1,4 @@
-"""Generator of `docs/troubleshooting.md` from the explanations of conditions and reasons.
+"""Generator of `docs/troubleshooting.md` from the table of reasons.
 
 PYTHONPATH=operator:. python -m tools.troubleshooting_page --out docs/troubleshooting.md [--check]
 """
@@ -9,15 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from omni_operator.status.reasons.explained_reasons import FAILURES, WAITING, WARNINGS
-from omni_operator.status.reasons.explanations import CONDITIONS, Explanation
-from omni_operator.status.reasons.normal_reasons import NORMAL
+from omni_operator.status.reasons.names import Reason
+from omni_operator.status.reasons.problems import FAILURES, WAITING, WARNINGS
+from omni_operator.status.reasons.table import CONDITIONS, NORMAL
 from tools.generated_file import write_or_check
 
 INTRODUCTION = """\
 # Troubleshooting
 
-<!-- Generated from operator/omni_operator/status/reasons/explained_reasons.py by `make crds`; do not edit. -->
+<!-- Generated from operator/omni_operator/status/reasons by `make crds`; do not edit. -->
 
 For users whose job does not do what they expect: every condition and every reason that the operator writes, what it
 means, how to look closer and what to do. In the commands, NAME is the name of the job.
@@ -92,20 +92,20 @@ def text() -> str:
 
 def _conditions() -> str:
     lines = ["| condition | while nothing is wrong | meaning of True |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {found.wanted} | {found.meaning} |" for name, found in CONDITIONS.items()]
+    lines += [f"| `{name}` | {condition.wanted} | {condition.meaning} |" for name, condition in CONDITIONS.items()]
     return "\n".join(lines) + "\n"
 
 
-def _sections(reasons: Mapping[str, Explanation]) -> Iterator[str]:
-    for name, found in sorted(reasons.items()):
+def _sections(reasons: Mapping[str, Reason]) -> Iterator[str]:
+    for name, reason in sorted(reasons.items()):
         yield f"### {name}\n"
-        yield f"{found.meaning}\n"
-        yield f"- Shown by: {_shown(found)}\n- Look closer: `{found.look}`\n- What to do: {found.action}\n"
+        yield f"{reason.meaning}\n"
+        yield f"- Shown by: {_shown(reason)}\n- Look closer: `{reason.look}`\n- What to do: {reason.action}\n"
 
 
-def _table(reasons: Mapping[str, Explanation]) -> str:
+def _table(reasons: Mapping[str, Reason]) -> str:
     lines = ["| reason | shown by | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {_shown(found)} | {found.meaning} |" for name, found in sorted(reasons.items())]
+    lines += [f"| `{name}` | {_shown(reason)} | {reason.meaning} |" for name, reason in sorted(reasons.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -113,14 +113,14 @@ def _on_one_machine() -> str:
     return ON_ONE_MACHINE + "".join(f"| `{part}` | {action} |\n" for part, action in MESSAGES.items()) + SYMPTOMS
 
 
-def _shown(found: Explanation) -> str:
-    return ", ".join(PLACES.get(place, f"`{place}`") for place in found.shown)
+def _shown(reason: Reason) -> str:
+    return ", ".join(PLACES.get(place, f"`{place}`") for place in reason.shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
     return write_or_check(
-        arguments, Path("docs/troubleshooting.md"), lambda _: text(), stale="does not match the explanations"
+        arguments, Path("docs/troubleshooting.md"), lambda _: text(), stale="does not match the table of reasons"
     )
 
 

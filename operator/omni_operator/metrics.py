@@ -27,7 +27,7 @@ from omni_operator.api.status import CONDITION_TYPES, JobState, Status
 from omni_operator.cluster.cache.job_summary import STATES
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.kinds import Body, Key
-from omni_operator.status.reasons.names import FailureReason
+from omni_operator.status.reasons.table import reasons_shown
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -39,7 +39,8 @@ class OperatorMetrics:
     """Metrics of the operator, and the page with those of its jobs."""
 
     def __init__(self, jobs: JobMetrics | None = None) -> None:
-        self.registry, self._jobs = CollectorRegistry(), jobs
+        self.registry = CollectorRegistry()
+        self._jobs = jobs
         self._read: Callable[[], tuple[int, int, bool]] = lambda: (0, 0, True)
         self._rendering: asyncio.Task[bytes] | None = None
         self._passes = Histogram(
@@ -50,16 +51,21 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self._answers = Histogram(
-            f"{OPERATOR}_api_request_seconds", "Duration of requests to the API server.", ["verb"], buckets=_SECONDS,
+            f"{OPERATOR}_api_request_seconds",
+            "Duration of requests to the API server.",
+            ["verb"],
+            buckets=_SECONDS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._requests = self._counter(
             "api_requests", "Requests to the API server by status code; 0: no answer.", ["verb", "resource", "code"]
         )
         self._reports = self._counter("reports", "Reports received from trainers.", ["result"])
         self._failures = self._counter("attempts_failed", "Failed attempts.", ["reason"])
-        for reason in FailureReason:  # `increase` does not see the first failure in a series that begins with it
-            self._failures.labels(reason.value)
+        for reason in sorted(
+            reasons_shown("failure")
+        ):  # `increase` does not see the first failure in a series that begins with it
+            self._failures.labels(reason)
         self._watched = self._gauge(
             "watch_last_event_timestamp_seconds", "Time of the last event of a watch.", ["resource"]
         )
@@ -229,7 +235,8 @@ def _metric(
 ) -> Metric:
     """A metric of jobs."""
     made = Metric(f"diffusionrl_job_{name}", text, kind)
-    names, full = (*JOB, *labels), made.name + ("_total" if kind == "counter" else "")
+    names = (*JOB, *labels)
+    full = made.name + ("_total" if kind == "counter" else "")
     made.samples = (  # type: ignore[assignment]  # read once, and no list of thousands
         Sample(full, dict(zip(names, (*job.key, *values), strict=True)), float(figure))
         for job in jobs

@@ -182,20 +182,34 @@ def _parse_log_format(text: str) -> str:
 
 
 _TIMEOUTS = {
-    "HEAD_TIMEOUT_SECONDS": "head", "IMAGE_TIMEOUT_SECONDS": "image", "STALL_SECONDS": "stall",
-    "RETRY_SECONDS": "retry", "QUEUE_SECONDS": "queue",
-}  # fmt: skip
+    "HEAD_TIMEOUT_SECONDS": "head",
+    "IMAGE_TIMEOUT_SECONDS": "image",
+    "STALL_SECONDS": "stall",
+    "RETRY_SECONDS": "retry",
+    "QUEUE_SECONDS": "queue",
+}
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "NAMESPACES": _parse_list, "NAMESPACE": str, "IMAGE": str, "RAY_VERSION": str, "REPORT_URL": str,
-    "RESOURCE_NAMES": _parse_resource_names, "KUBERAY_NAMESPACE": str,
+    "NAMESPACES": _parse_list,
+    "NAMESPACE": str,
+    "IMAGE": str,
+    "RAY_VERSION": str,
+    "REPORT_URL": str,
+    "RESOURCE_NAMES": _parse_resource_names,
+    "KUBERAY_NAMESPACE": str,
     "POD_POLICY": lambda text: _parse_cluster_setting("pod_policy", json.loads(text)),
     **dict.fromkeys(("HTTP_PORT", "REPORTS_PORT"), partial(_parse_int, least=0, most=65535)),
-    "RESYNC_SECONDS": _parse_seconds, "PRUNE_SECONDS": _parse_seconds, "CANARY_SECONDS": _parse_seconds,
-    "CANARY_DEADLINE_SECONDS": _parse_seconds, "LEASE": _parse_lease_name,
-    "LEASE_SECONDS": partial(_parse_int, least=3, most=LONGEST_SECONDS), "ADDRESS": _parse_address,
+    "RESYNC_SECONDS": _parse_seconds,
+    "PRUNE_SECONDS": _parse_seconds,
+    "CANARY_SECONDS": _parse_seconds,
+    "CANARY_DEADLINE_SECONDS": _parse_seconds,
+    "LEASE": _parse_lease_name,
+    "LEASE_SECONDS": partial(_parse_int, least=3, most=LONGEST_SECONDS),
+    "ADDRESS": _parse_address,
     "PASSES": partial(_parse_int, least=1, most=1000),
     "JOBS_SHOWN": partial(_parse_int, least=0, most=1_000_000),
-    "STOP_SECONDS": _parse_seconds, "LOG_FORMAT": _parse_log_format, "VERBOSE": _parse_bool,
+    "STOP_SECONDS": _parse_seconds,
+    "LOG_FORMAT": _parse_log_format,
+    "VERBOSE": _parse_bool,
     **dict.fromkeys(_TIMEOUTS, _parse_duration),
-}  # fmt: skip
+}
 _PLAIN = [spec.name for spec in fields(Settings) if spec.name.upper() in _READERS and spec.name != "namespace"]

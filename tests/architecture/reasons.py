@@ -1,4 +1,4 @@
-"""Reasons of conditions and of the trainer's warnings, read from the code that writes them."""
+"""Reasons that the code of the operator and of the trainer gives."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omni_operator.status.decisions import situation
-from omni_operator.status.report.events import _TROUBLES
 
-# Position of the reason in the calls that make one, and the status of the condition where the call says it.
-MAKERS = {
-    "true_because": (0, "True"),
-    "false_because": (0, "False"),
-    "unknown_because": (0, "Unknown"),
-    "ConditionValue": (1, None),
-    "Suspending": (0, "Unknown"),
-    "InProgress": (1, "False"),
+# Calls that give a reason, and its position among their arguments.
+CALLS = {
+    "true_because": 0,
+    "false_because": 0,
+    "unknown_because": 0,
+    "ConditionValue": 1,
+    "Suspending": 0,
+    "InProgress": 1,
+    "AttemptFailed": 0,
+    "Event": 1,
 }
 
 
-def reasons_of_conditions(root: Path) -> dict[str, set[str]]:
-    """Reasons in the calls that make conditions and refusals, with the statuses that the calls name."""
-    package = root / "operator" / "omni_operator"
-    found: dict[str, set[str]] = {reason: {"False"} for reason in _TROUBLES}
-    for path in [*(package / "status").rglob("*.py"), package / "reconcile" / "refused_requests.py"]:
+def given_reasons(root: Path) -> set[str]:
+    """Constant reasons of conditions, failures, events and refusals, from the calls that make them."""
+    reasons: set[str] = set()
+    for path in (root / "operator" / "omni_operator").rglob("*.py"):
         for call in _calls(path):
             name = call.func.id if isinstance(call.func, ast.Name) else ""
-            at, status = MAKERS.get(name, (None, None))
-            given = [(call.args[at], status)] if at is not None and len(call.args) > at else []
-            given += [(word.value, "False") for word in call.keywords if (name, word.arg) == ("Refusal", "kind")]
-            for argument, value in given:
-                if reason := _text(argument):
-                    found.setdefault(reason, set()).update({value} if value else set())
-    return found
+            arguments = call.args[CALLS[name] :][:1] if name in CALLS else []
+            arguments += [word.value for word in call.keywords if (name, word.arg) == ("Refusal", "kind")]
+            reasons.update(filter(None, map(_text, arguments)))
+    return reasons
+
+
+def operator_strings(root: Path) -> set[str]:
+    """All string constants of the operator, without the table of reasons."""
+    package = root / "operator" / "omni_operator"
+    paths = [path for path in package.rglob("*.py") if path.parent.name != "reasons"]
+    nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def warnings_of_the_trainer(root: Path) -> set[str]:
     """Reasons of the warnings that the trainer writes into its run folder, from the calls `event("warning", …)`."""
-    found = set()
+    reasons = set()
     for path in (root / "verl_omni" / "trainer").rglob("*.py"):
         constants = _constants(path)
         for call in _calls(path):
@@ -46,8 +51,8 @@ def warnings_of_the_trainer(root: Path) -> set[str]:
                 continue
             for word in call.keywords:
                 if word.arg == "reason":
-                    found.add(_reason(word.value, constants, path))
-    return found
+                    reasons.add(_reason(word.value, constants, path))
+    return reasons
 
 
 def _reason(node: ast.expr, constants: dict[str, str], path: Path) -> str:

@@ -39,8 +39,8 @@ class Cel:
 
     def entry(self) -> dict[str, str]:
         """The entry of `x-kubernetes-validations`."""
-        made = {"rule": self.rule, "message": self.message}
-        return {**made, "fieldPath": self.path} if self.path else made
+        rule = {"rule": self.rule, "message": self.message}
+        return {**rule, "fieldPath": self.path} if self.path else rule
 
 
 def immutable(what: str) -> dict[str, Any]:

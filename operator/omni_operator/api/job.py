@@ -47,10 +47,13 @@ PAIRS = "must be a multiple of the number of accelerators: DiffusionDPO trains o
 class Spec(StrictModel):
     """A training run."""
 
-    not_yet = MappingProxyType({
-        "weightSync": "there is nothing to choose yet: weights reach the engines over IPC (with spec.rollout.placement "
-        "Separate over TCP first), as an adapter where spec.model.lora.enabled is true and whole where it is false",
-    })  # fmt: skip
+    not_yet = MappingProxyType(
+        {
+            "weightSync": "there is nothing to choose yet: weights reach the engines over IPC (with "
+            "spec.rollout.placement Separate over TCP first), as an adapter where spec.model.lora.enabled is true and "
+            "whole where it is false",
+        }
+    )
 
     model: Model = Field(description="Model to train.")
     data: Data = Field(description="Prompts to train on and to evaluate with.")

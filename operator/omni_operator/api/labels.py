@@ -36,5 +36,5 @@ def find_bad_annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
 
 def is_key(key: str) -> bool:
     """Whether a text is the key of a label, with or without a domain, as that of a finalizer."""
-    found = _KEY.fullmatch(key)
-    return found is not None and len(found["domain"] or "") <= DOMAIN_LIMIT
+    match = _KEY.fullmatch(key)
+    return match is not None and len(match["domain"] or "") <= DOMAIN_LIMIT

@@ -87,19 +87,20 @@ class Names:
         return {**self.labels(), ATTEMPT_LABEL: str(number)}
 
 
-_RAYJOB, _RAYCLUSTER = re.compile(rf"(.+)-{ATTEMPT}"), re.compile(rf"(.+)-{ATTEMPT}-.+")
+_RAYJOB = re.compile(rf"(.+)-{ATTEMPT}")
+_RAYCLUSTER = re.compile(rf"(.+)-{ATTEMPT}-.+")
 
 
 def job_of_rayjob(name: str) -> str | None:
     """The job whose attempt has a RayJob of this name; None if none may have."""
-    found = _RAYJOB.fullmatch(name)
-    return found[1] if found else None
+    match = _RAYJOB.fullmatch(name)
+    return match[1] if match else None
 
 
 def job_of_raycluster(name: str) -> str | None:
     """The same of a RayCluster, whose name KubeRay makes of the RayJob's and a random end."""
-    found = _RAYCLUSTER.fullmatch(name)
-    return found[1] if found else None
+    match = _RAYCLUSTER.fullmatch(name)
+    return match[1] if match else None
 
 
 # Path of the operator's report endpoint.

@@ -9,13 +9,33 @@ from pydantic import Field
 from .base import LenientModel
 
 ConditionType: TypeAlias = Literal[
-    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed", "Stalled",
-    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
-]  # fmt: skip
+    "Admitted",
+    "Ready",
+    "WeightsInSync",
+    "Updated",
+    "ProgressStalled",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+    "Stalled",
+    "ResultsKept",
+    "OutputSent",
+    "AcceleratorChosen",
+    "RolloutsScaled",
+    "RewardsScaled",
+]
 CONDITION_TYPES: tuple[ConditionType, ...] = get_args(ConditionType)
 JobState: TypeAlias = Literal[
-    "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed",
-]  # fmt: skip
+    "Pending",
+    "Queued",
+    "Starting",
+    "Running",
+    "Suspending",
+    "Suspended",
+    "Retrying",
+    "Succeeded",
+    "Failed",
+]
 RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5
 WARNINGS_KEPT = 8
@@ -27,7 +47,8 @@ Short = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=4096)]
 # RFC 3339 in UTC, as Kubernetes writes it.
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
-COUNT_LIMIT, SECONDS_LIMIT = 2**53, 1e15
+COUNT_LIMIT = 2**53
+SECONDS_LIMIT = 1e15
 Count = Annotated[int, Field(ge=0, le=COUNT_LIMIT)]
 
 
@@ -209,8 +230,8 @@ class Status(LenientModel):
 
     def is_true(self, kind: str) -> bool:
         """Whether the condition of that type is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == TRUE
+        condition = self.condition(kind)
+        return condition is not None and condition.status == TRUE
 
     def body(self) -> dict[str, Any]:
         """The status to send, without its empty parts, which cost the API server as much as full ones."""

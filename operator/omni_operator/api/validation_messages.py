@@ -11,19 +11,30 @@ from omni_operator.api.base import RULE, FieldPath
 from omni_operator.api.suggestions import did_you_mean
 
 KINDS = {
-    "string_type": "a string", "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false",
-    "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
-    "tuple_type": "a list", "list_type": "a list", "int_from_float": "a whole number",
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "int_from_float": "a whole number",
     "finite_number": "a finite number",
-}  # fmt: skip
+}
 BOUNDS = {
-    "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
-    "less_than_equal": ("le", "at most"), "less_than": ("lt", "less than"),
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
     "multiple_of": ("multiple_of", "a multiple of"),
-}  # fmt: skip
+}
 PARSED = {
-    "int_parsing": "a whole number", "int_parsing_size": "a whole number with fewer digits", "float_parsing": "a number"
-}  # fmt: skip
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number with fewer digits",
+    "float_parsing": "a number",
+}
 NAMES = 8
 
 
@@ -52,21 +63,23 @@ def format_path(path: FieldPath) -> str:
 
 
 def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> str:
-    kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
+    kind = detail["type"]
+    context = detail.get("ctx", {})
+    value = detail.get("input")
     if kind == "extra_forbidden":
         return "unknown field" + _nearest_or_all(str(path[-1]), fields_at(root, path[:-1]))
     if kind == "missing":
         return "must be given" + _description(root, path)
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        one_of = f"{given!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
-        return one_of + (did_you_mean(str(given), choices) if len(choices) > 1 else f", not {given!r}")
+        one_of = f"{value!r} is not one of {', '.join(choices)}" if len(choices) > 1 else f"must be {choices[0]}"
+        return one_of + (did_you_mean(str(value), choices) if len(choices) > 1 else f", not {value!r}")
     if kind in BOUNDS:
-        return f"{given!r} must be {_bound(kind, context)}"
+        return f"{value!r} must be {_bound(kind, context)}"
     if kind in KINDS:
-        return f"must be {KINDS[kind]}, not {_shown(given)}"
+        return f"must be {KINDS[kind]}, not {_shown(value)}"
     if kind == "string_pattern_mismatch":
-        return f"{given!r} has the wrong format" + _description(root, path)
+        return f"{value!r} has the wrong format" + _description(root, path)
     if kind in ("string_too_long", "too_long"):
         return f"is too long: at most {context['max_length']}"
     if kind in ("string_too_short", "too_short"):
@@ -80,11 +93,12 @@ def describe_value(detail: Mapping[str, Any]) -> str:
     Args:
         detail: an error of pydantic.
     """
-    kind, given = detail["type"], detail["input"]
+    kind = detail["type"]
+    value = detail["input"]
     if kind in BOUNDS:
-        return f"{given} must be {_bound(kind, detail['ctx'])}"
+        return f"{value} must be {_bound(kind, detail['ctx'])}"
     if kind in PARSED:
-        return f"{given!r} is not {PARSED[kind]}"
+        return f"{value!r} is not {PARSED[kind]}"
     return _own_words(detail)
 
 
@@ -139,10 +153,12 @@ def _model_at(root: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
     for step in path:
         if isinstance(step, int):
             continue  # the annotation of a list names the model of its items
-        found = [
-            info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)
-        ] if model else []  # fmt: skip
-        model = next(_models_in(found[0]), None) if found else None
+        annotations = (
+            [info.annotation for name, info in model.model_fields.items() if step in (name, info.alias)]
+            if model
+            else []
+        )
+        model = next(_models_in(annotations[0]), None) if annotations else None
     return model
 
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from omni_operator.api.files.yaml_document import Problem
 
 # FAILED: the work failed. USAGE: nothing was started. INTERRUPTED: the user stopped a run.
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
@@ -118,5 +121,6 @@ def format_problems(problems: Sequence[Problem]) -> str:
 
 def short_path(path: Path) -> str:
     """The path relative to the working directory if it is inside, else absolute."""
-    here, absolute = Path.cwd(), path.absolute()
+    here = Path.cwd()
+    absolute = path.absolute()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

@@ -18,7 +18,8 @@ from omni_operator.recipes import Conversion, OtherScript, RecipeError, TrainerC
 from . import console
 
 _COMMANDS = ("$(", "`")
-_NOT_SET, _NOT_RUN = "not set in the script", "known only when the script runs"
+_NOT_SET = "not set in the script"
+_NOT_RUN = "known only when the script runs"
 _LOCAL = re.compile(r"https?://(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\])(?=[:/\"])[^\s\"]*", re.IGNORECASE)
 
 
@@ -44,27 +45,27 @@ def convert_recipe(
         console.refuse(console.format_problems(error.problems))
     except RecipeError as error:
         console.refuse(f"{source_name(recipe)}: {error}")
-    made = convert(call.arguments)
-    typer.echo(_text(recipe, made), nl=False)
+    conversion = convert(call.arguments)
+    typer.echo(_text(recipe, conversion), nl=False)
     for line in _read(call):
         console.note(line)
-    for line in _left_open(call, tuple(_texts(made.document))):
+    for line in _left_open(call, tuple(_texts(conversion.document))):
         console.note(line)
     if call.environment:
         console.note(
             f"the script sets environment variables, and a job does not: {', '.join(call.environment)}; set them "
             "before drl run, or as env in the podTemplate of spec.head, spec.trainer and spec.rollout"
         )
-    for url in _local_urls(made.document):
+    for url in _local_urls(conversion.document):
         console.note(f"{url} is in each pod on a cluster: write the server's address there, or run it in these pods")
-    if made.without_effect:
-        console.note(f"left out, because they have no effect here: {', '.join(made.without_effect)}")
-    for assignment, reason in made.refused:
+    if conversion.without_effect:
+        console.note(f"left out, because they have no effect here: {', '.join(conversion.without_effect)}")
+    for assignment, reason in conversion.refused:
         console.note(f"left out: {assignment}: {reason}")
-    problems = _problems(made)
+    problems = _problems(conversion)
     if problems:
         console.complain(problems)
-    if problems or made.refused:
+    if problems or conversion.refused:
         raise typer.Exit(console.FAILED)
 
 

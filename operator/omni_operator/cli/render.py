@@ -26,7 +26,7 @@ from .options import (
     Settings,
     cluster_view,
     job_folder,
-)  # fmt: skip
+)
 
 
 def render(
@@ -68,7 +68,8 @@ def render(
 def _print_overrides(loaded: LoadedJob, folder: Path, runs: Path, *, command: bool, as_json: bool) -> None:
     job = plan.resolve_paths(loaded.job, str(folder))
     layout = plan.local_layout(job, str(runs.resolve()))
-    overrides, arguments = plan.render_overrides(job, layout), plan.render_command(job, layout)
+    overrides = plan.render_overrides(job, layout)
+    arguments = plan.render_command(job, layout)
     if as_json:
         console.say(json.dumps({"overrides": overrides, "command": arguments}, indent=2, ensure_ascii=False))
     else:

@@ -42,10 +42,10 @@ FILES = ("model_index.json", "transformer/config.json", "vae/config.json")
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+    values = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
         raise ValueError(f"{file} is not a mapping")
-    return found
+    return values
 
 
 def _pixels_of_a_latent(vae: Mapping[str, Any]) -> int:

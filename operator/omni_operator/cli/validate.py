@@ -74,9 +74,9 @@ def _check(path: Path, view: ClusterView | None) -> Verdict:
     except JobError as error:
         return Verdict(source_name(path), None, error.problems)
     job = loaded.job
-    found = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
+    problems = tuple(view.problems(loaded) if view else _local_problems(loaded, path))
     notes = (*console.notes_on_file(loaded), *(view.notes(loaded) if view else ()))
-    return Verdict(source_name(path), job.metadata.name, found, notes, has_image=job.spec.runtime.image is not None)
+    return Verdict(source_name(path), job.metadata.name, problems, notes, has_image=job.spec.runtime.image is not None)
 
 
 def _local_problems(loaded: LoadedJob, path: Path) -> list[Problem]:

@@ -93,18 +93,18 @@ def unpack(source: Readable, folder: Path) -> list[str]:
             header is too large.
         BrokenArchive: the archive is malformed or incomplete.
     """
-    found: dict[PurePosixPath, None] = {}  # in the order of the archive
+    paths: dict[PurePosixPath, None] = {}  # in the order of the archive
     bounded = BoundedSource(source)
     try:
         # A stream is only read, so this is all that tarfile needs of a file.
         with tarfile.open(fileobj=cast("Any", bounded), mode="r|") as archive:
             for member in archive:
-                path = _checked_path(member, found)
+                path = _checked_path(member, paths)
                 # The filter also refuses what leads out of the folder, and drops set-uid bits and owners.
                 bounded.left = member.size + HEADER_LIMIT
                 archive.extract(member, folder, filter="data")
                 bounded.left = HEADER_LIMIT
-                found[path] = None
+                paths[path] = None
     except tarfile.FilterError as error:
         raise UnsafeArchive(str(error)) from error
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
@@ -113,7 +113,7 @@ def unpack(source: Readable, folder: Path) -> list[str]:
     except (tarfile.TarError, EOFError, ValueError, ArithmeticError) as error:
         # ValueError and ArithmeticError: numbers and names in a header that tarfile passes on as they are.
         raise BrokenArchive(f"the archive is malformed or incomplete: {error}") from error
-    return [str(path) for path in found]
+    return [str(path) for path in paths]
 
 
 def _checked_path(member: tarfile.TarInfo, found: Container[PurePosixPath]) -> PurePosixPath:

@@ -59,10 +59,10 @@ class Connection:
 
     def list(self, path: str, **query: str) -> list[dict[str, Any]]:
         """The objects of a list; raises what `send` raises."""
-        found = self.send("GET", path, **query)
-        if "items" not in found:
-            self._refuse(f"GET {path}", json.dumps(found).encode())
-        return list(found["items"] or ())
+        listing = self.send("GET", path, **query)
+        if "items" not in listing:
+            self._refuse(f"GET {path}", json.dumps(listing).encode())
+        return list(listing["items"] or ())
 
     @staticmethod
     def _refuse(what: str, text: bytes) -> NoReturn:
@@ -156,10 +156,11 @@ def _describe_tls(error: ApiException) -> str:
     cause = error.__cause__ or error.__context__
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.args[0] if cause.args and isinstance(cause.args[0], Exception) else None
-    said = " ".join(str(cause or error.reason).split())
+    refusal = " ".join(str(cause or error.reason).split())
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"{said}; compare server, tls-server-name and certificate-authority of the kubeconfig with the cluster's"
-    return f"{said}; check certificate-authority, client-certificate and client-key in the kubeconfig"
+        compare = "compare server, tls-server-name and certificate-authority of the kubeconfig with the cluster's"
+        return f"{refusal}; {compare}"
+    return f"{refusal}; check certificate-authority, client-certificate and client-key in the kubeconfig"
 
 
 def connect(
@@ -253,7 +254,7 @@ def _connect_from_pod(namespace: str | None) -> tuple[Connection, str]:
     configuration.retries = False
     try:
         InClusterConfigLoader(str(POD_FILES / "token"), str(POD_FILES / "ca.crt")).load_and_set(configuration)
-        own = (POD_FILES / "namespace").read_text(encoding="utf-8").strip()
+        namespace_of_pod = (POD_FILES / "namespace").read_text(encoding="utf-8").strip()
     except (ConfigException, OSError) as error:
         raise UnusableKubeconfig(f"cannot use the service account of this pod: {error}; {GIVE_OTHER}") from error
-    return Connection(ApiClient(configuration)), own if namespace is None else namespace
+    return Connection(ApiClient(configuration)), namespace_of_pod if namespace is None else namespace

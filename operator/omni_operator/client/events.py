@@ -32,7 +32,9 @@ class Event:
 
 def parse_event(body: Mapping[str, Any]) -> Event:
     """An event of the core API, whichever API it was written by."""
-    series, about, meta = body.get("series") or {}, body.get("involvedObject") or {}, body["metadata"]
+    series = body.get("series") or {}
+    about = body.get("involvedObject") or {}
+    meta = body["metadata"]
     return Event(
         uid=str(meta.get("uid") or meta.get("name")),
         time=_whole_seconds(_time(body)),

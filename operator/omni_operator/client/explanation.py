@@ -10,7 +10,7 @@ from omni_operator.api.status import RECONCILE_ERROR, Condition, Status
 from omni_operator.status.observed.evidence import PULL_ERRORS, SIDECAR, shorten
 from omni_operator.status.observed.observation import ObservedPod
 from omni_operator.status.observed.timestamps import format_timestamp
-from omni_operator.status.reasons.explained_reasons import REASONS
+from omni_operator.status.reasons.table import REASONS
 
 from .events import Event
 
@@ -82,12 +82,15 @@ def explain(
         return f"{name} is being deleted since {deleted}."
     failed = status.condition(RECONCILE_ERROR)
     if status.state is None and failed is None:
-        return _join([
-            f"{name} was created at {created or 'an unknown time'}, and no operator has seen it",
-            "What to do: check that the operator runs and watches this namespace",
-            *_unread(around),
-        ])  # fmt: skip
-    found, troubles = find_cause(status), find_pod_troubles(around.pods)
+        return _join(
+            [
+                f"{name} was created at {created or 'an unknown time'}, and no operator has seen it",
+                "What to do: check that the operator runs and watches this namespace",
+                *_unread(around),
+            ]
+        )
+    found = find_cause(status)
+    troubles = find_pod_troubles(around.pods)
     updated = None if status.state in _ENDS else _not_updated(status)
     conditions = [condition for condition in (found, None if updated is found else updated) if condition is not None]
     waits = around.queue.condition if around.queue else None
@@ -133,8 +136,8 @@ def find_cause(status: Status) -> Condition | None:
 
 def _not_updated(status: Status) -> Condition | None:
     """The condition that tells why a job has not its current spec; None while its pods are being replaced."""
-    found = status.condition("Updated")
-    return found if found is not None and found.status == "False" and found.reason != "RollingUpdate" else None
+    updated = status.condition("Updated")
+    return updated if updated is not None and updated.status == "False" and updated.reason != "RollingUpdate" else None
 
 
 def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
@@ -145,13 +148,13 @@ def _lacks_cluster(status: Status, cause: Condition | None) -> bool:
 
 def find_pod_troubles(pods: tuple[ObservedPod, ...]) -> list[PodTrouble]:
     """Why pods do not run, each reason once."""
-    found = sorted(
+    reasons = sorted(
         ((*said, pod) for pod in pods if not pod.deleting for said in _troubles_of(pod)),
         key=lambda entry: (entry[0], entry[1], entry[2].name),
     )
     return [
         PodTrouble(*key, tuple(pod for _, _, pod in group))
-        for key, group in groupby(found, key=lambda entry: (entry[0], entry[1]))
+        for key, group in groupby(reasons, key=lambda entry: (entry[0], entry[1]))
     ]
 
 
@@ -165,8 +168,8 @@ def _troubles_of(pod: ObservedPod) -> Iterator[tuple[str, str]]:
         yield "Disrupted", pod.disrupted
     for ended in pod.ended:
         if ended.exit_code:
-            said = f"container {ended.container} ended with exit code {ended.exit_code}"
-            yield ended.reason or "Error", f"{said}: {shorten(ended.message)}" if ended.message else said
+            ending = f"container {ended.container} ended with exit code {ended.exit_code}"
+            yield ended.reason or "Error", f"{ending}: {shorten(ended.message)}" if ended.message else ending
     if pod.sidecars:
         yield SIDECAR, pod.sidecars
 
@@ -181,8 +184,8 @@ def _describe_trouble(trouble: PodTrouble, told: str) -> str:
     names = [pod.name for pod in trouble.pods]
     shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
     oldest = format_timestamp(min(pod.created for pod in trouble.pods))
-    said = f": {trouble.text}" if trouble.text and trouble.text not in told else ""
-    return f"{'Pod' if len(names) == 1 else 'Pods'} {shown} (created {oldest}): {trouble.reason}{said}"
+    text = f": {trouble.text}" if trouble.text and trouble.text not in told else ""
+    return f"{'Pod' if len(names) == 1 else 'Pods'} {shown} (created {oldest}): {trouble.reason}{text}"
 
 
 def _describe_event(event: Event) -> str:

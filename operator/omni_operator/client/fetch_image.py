@@ -25,9 +25,9 @@ def find_image(client: Client, job: Job) -> str:
     Raises:
         ImageUnknown: there is none of these.
     """
-    given = (job.body["spec"].get("runtime") or {}).get("image") or _read_image_of_attempt(client, job)
-    if given:
-        return str(given)
+    image = (job.body["spec"].get("runtime") or {}).get("image") or _read_image_of_attempt(client, job)
+    if image:
+        return str(image)
     try:
         found = read_operator_settings(client.connection, client.namespace).image
     except (SettingsUnreadable, AmbiguousOperator) as error:

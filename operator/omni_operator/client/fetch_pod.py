@@ -32,10 +32,12 @@ def render_fetch_pod(body: Mapping[str, Any], place: RunPlace, image: str) -> di
         "command": ["python3", "-c", f"import time; time.sleep({LIFE_SECONDS})"],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
         "securityContext": {
-            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
         },
         "volumeMounts": [{"name": VOLUME, "mountPath": place.mount, "readOnly": True}],
-    }  # fmt: skip
+    }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": LIFE_SECONDS,
@@ -43,12 +45,16 @@ def render_fetch_pod(body: Mapping[str, Any], place: RunPlace, image: str) -> di
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
         "volumes": [{"name": VOLUME, "persistentVolumeClaim": {"claimName": place.claim}}],
-    }  # fmt: skip
+    }
     if runtime.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret.name} for secret in runtime.image_pull_secrets]
     if runtime.service_account_name:
@@ -58,12 +64,15 @@ def render_fetch_pod(body: Mapping[str, Any], place: RunPlace, image: str) -> di
             toleration.model_dump(by_alias=True, exclude_none=True) for toleration in job.spec.scheduling.tolerations
         ]
     owner = {
-        "apiVersion": body.get("apiVersion", job.api_version), "kind": "DiffusionRLJob", "name": job.metadata.name,
+        "apiVersion": body.get("apiVersion", job.api_version),
+        "kind": "DiffusionRLJob",
+        "name": job.metadata.name,
         "uid": body["metadata"]["uid"],
-    }  # fmt: skip
+    }
     # Not the labels of the job's pods: the operator counts those.
     metadata = {
-        "generateName": f"{job.metadata.name}{SUFFIX}", "ownerReferences": [owner],
+        "generateName": f"{job.metadata.name}{SUFFIX}",
+        "ownerReferences": [owner],
         "labels": {"app.kubernetes.io/managed-by": "drl"},
-    }  # fmt: skip
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

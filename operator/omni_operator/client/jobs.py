@@ -109,7 +109,8 @@ class Client:
     """
 
     def __init__(self, connection: Connection, namespace: str) -> None:
-        self.connection, self.namespace = connection, check_namespace(namespace)
+        self.connection = connection
+        self.namespace = check_namespace(namespace)
 
     @classmethod
     def from_kubeconfig(
@@ -131,8 +132,8 @@ class Client:
     def list(self) -> tuple[Job, ...]:
         """All jobs of the namespace, by name."""
         with _installed():
-            found = self.connection.list(JOBS.path(self.namespace))
-        return tuple(sorted(map(_job, found), key=lambda job: job.name))
+            listing = self.connection.list(JOBS.path(self.namespace))
+        return tuple(sorted(map(_job, listing), key=lambda job: job.name))
 
     def get(self, name: str) -> Job:
         """A job.
@@ -167,16 +168,16 @@ class Client:
         try:
             return Submitted(_job(self._write("POST", JOBS.path(self.namespace), sent, **query)), created=True)
         except AlreadyExists:
-            found = self._get_existing(name)
-        if found.deleted:
-            raise JobExists(f"{name} is being deleted since {found.deleted}; submit it again when it is gone")
-        if differences := find_differences(sent, found.body):
+            existing = self._get_existing(name)
+        if existing.deleted:
+            raise JobExists(f"{name} is being deleted since {existing.deleted}; submit it again when it is gone")
+        if differences := find_differences(sent, existing.body):
             raise JobExists(
                 f"namespace {self.namespace} has another job {name}: it differs in {', '.join(differences)}; "
                 "submit this one under another name (--set metadata.name=NAME), or first delete the other one "
                 f"(kubectl delete drl {name})"
             )
-        return Submitted(found, created=False)
+        return Submitted(existing, created=False)
 
     def suspend(self, name: str, *, suspended: bool = True) -> bool:
         """Set `spec.suspend` of a job, and return whether that changed it.
@@ -255,8 +256,8 @@ class Client:
     def events(self, job: Job) -> tuple[Event, ...]:
         """The events about a job itself, the oldest first; the cluster keeps them for an hour by default."""
         about = f"involvedObject.name={job.name},involvedObject.uid={job.uid}"
-        found = self.connection.list(CORE_EVENTS.path(self.namespace), fieldSelector=about)
-        return sort_events(found)
+        listing = self.connection.list(CORE_EVENTS.path(self.namespace), fieldSelector=about)
+        return sort_events(listing)
 
     def cancel(self, job: Job | str) -> None:
         """Delete a job; its pods go too, and what is on a claim stays.
@@ -290,7 +291,7 @@ class Client:
         end = min(end, time.monotonic() + PATIENCE_SECONDS)
         while True:
             try:
-                found = _job(self._send("GET", self._path(job.name)))
+                job_now = _job(self._send("GET", self._path(job.name)))
             except NotFound as error:
                 raise JobDeleted(f"{job.name} was deleted") from error
             except Unavailable:
@@ -298,9 +299,9 @@ class Client:
                     raise
                 time.sleep(poll)
                 continue
-            if found.uid != job.uid:
+            if job_now.uid != job.uid:
                 raise JobDeleted(f"{job.name} was deleted, and created again")
-            return found
+            return job_now
 
     def _path(self, name: str) -> str:
         return JOBS.path(self.namespace, check_job_name(name))
@@ -356,7 +357,8 @@ def _installed() -> Iterator[None]:
 
 def _job(body: dict[str, Any]) -> Job:
     """Raises Unavailable if the body is not a job."""
-    metadata, spec = body.get("metadata"), body.get("spec")
+    metadata = body.get("metadata")
+    spec = body.get("spec")
     if not (isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and isinstance(spec, dict)):
         raise Unavailable(f"the cluster's answer is not a job: it has the fields {', '.join(sorted(body))}")
     return Job(body, _read_status(body.get("status")))

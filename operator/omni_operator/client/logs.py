@@ -42,9 +42,10 @@ _Lines: TypeAlias = "queue.SimpleQueue[LogLine | Forbidden]"
 
 def find_pods(client: Client, job: Job) -> tuple[JobPod, ...]:
     """The pods of a job's newest attempt; none before its status has the uid of the attempt's RayCluster."""
-    path, selector = PODS.path(client.namespace), f"{JOB_LABEL}={job.name}"
-    found = client.connection.list(path, labelSelector=selector)
-    return parse_pods(select_pod_bodies(found, job.status.children.ray_cluster_uid))
+    path = PODS.path(client.namespace)
+    selector = f"{JOB_LABEL}={job.name}"
+    listing = client.connection.list(path, labelSelector=selector)
+    return parse_pods(select_pod_bodies(listing, job.status.children.ray_cluster_uid))
 
 
 def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, ...]:
@@ -55,11 +56,11 @@ def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, .
     """
     if wanted is None:
         return tuple(pod for pod in pods if pod.role == TRAINER_GROUP)
-    found = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
-    if pods and not found:
+    selected = tuple(pod for pod in pods if wanted in (pod.name, pod.role))
+    if pods and not selected:
         names = [pod.name for pod in pods]
         raise PodNotFound(f"no pod {wanted!r}; the job has: {', '.join(names)}{did_you_mean(wanted, names)}")
-    return found
+    return selected
 
 
 def read_logs(client: Client, pods: tuple[JobPod, ...], tail: int | None = None) -> Iterator[LogLine]:
@@ -90,14 +91,15 @@ def follow_logs(client: Client, name: str, wanted: str | None = None, tail: int 
         Forbidden: the user may not read the output of pods.
     """
     lines: _Lines = queue.SimpleQueue()
-    stop, readers = threading.Event(), dict[str, threading.Thread]()
+    stop = threading.Event()
+    readers = dict[str, threading.Thread]()
     try:
         for job in client.follow(name, poll=POLL_SECONDS / 4):
             try:
-                found = find_pods(client, job)
+                pods = find_pods(client, job)
             except Unavailable:
-                found = ()  # looked for again with the next look at the job, which has a time limit
-            for pod in select_pods(found, wanted):
+                pods = ()  # looked for again with the next look at the job, which has a time limit
+            for pod in select_pods(pods, wanted):
                 if pod.name not in readers and pod.phase != "Pending":
                     reader = _Reader(client, pod, tail, lines.put, stop)
                     readers[pod.name] = threading.Thread(target=reader.run, daemon=True, name=f"log of {pod.name}")
@@ -150,7 +152,11 @@ class _Reader:
         put: Callable[[LogLine | Forbidden], None],
         stop: threading.Event,
     ) -> None:
-        self._client, self._pod, self._tail, self._put, self._stop = client, pod, tail, put, stop
+        self._client = client
+        self._pod = pod
+        self._tail = tail
+        self._put = put
+        self._stop = stop
         self._last = ""  # time of the last line
 
     def run(self) -> None:
@@ -159,7 +165,8 @@ class _Reader:
 
     def _read(self) -> bool:
         """Whether the output has ended."""
-        query, resumed = {"container": CONTAINER, "follow": "true", "timestamps": "true"}, self._last
+        query = {"container": CONTAINER, "follow": "true", "timestamps": "true"}
+        resumed = self._last
         if resumed:
             query["sinceTime"] = resumed
         elif self._tail is not None:

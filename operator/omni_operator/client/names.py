@@ -8,8 +8,10 @@ from omni_operator.cluster.errors import ClusterError
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 # DNS-1123 subdomain and label, as the API server checks them.
-_OBJECT, OBJECT_LIMIT = re.compile(rf"{_LABEL}(\.{_LABEL})*"), 253
-_NAMESPACE, NAMESPACE_LIMIT = re.compile(_LABEL), 63
+_OBJECT = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+OBJECT_LIMIT = 253
+_NAMESPACE = re.compile(_LABEL)
+NAMESPACE_LIMIT = 63
 
 
 class InvalidName(ClusterError):

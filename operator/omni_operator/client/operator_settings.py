@@ -59,12 +59,12 @@ def select_settings(deployments: Iterable[Mapping[str, Any]], namespace: str) ->
     for deployment in deployments:
         meta = deployment["metadata"]
         for container in deployment["spec"]["template"]["spec"]["containers"]:
-            given = {entry["name"]: entry["value"] for entry in container.get("env", ()) if "value" in entry}
-            if not any(name.startswith(PREFIX) for name in given):
+            variables = {entry["name"]: entry["value"] for entry in container.get("env", ()) if "value" in entry}
+            if not any(name.startswith(PREFIX) for name in variables):
                 continue
             name = f"{meta['namespace']}/{meta['name']}"
             try:
-                settings = from_environ(given, meta["namespace"])
+                settings = from_environ(variables, meta["namespace"])
             except SettingsError as error:
                 candidates[name] = error
                 continue

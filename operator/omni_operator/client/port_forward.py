@@ -37,7 +37,9 @@ class PortForwarder:
         local_port: int,
         report: Callable[[str], None],
     ) -> None:
-        self._connection, self._target, self._report = connection, (namespace, pod, port), report
+        self._connection = connection
+        self._target = (namespace, pod, port)
+        self._report = report
         self._listener = socket.create_server((LOOPBACK, local_port))
         self._thread = threading.Thread(target=self._accept, daemon=True, name=f"port-forward to {pod}")
 

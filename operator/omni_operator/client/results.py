@@ -24,7 +24,8 @@ from .pods import RunPlace, run_place
 from .websockets import CommandOutput
 
 PROGRAM = Path(__file__).with_name("send_run.py")
-START_SECONDS, POLL_SECONDS = 180.0, 1.0
+START_SECONDS = 180.0
+POLL_SECONDS = 1.0
 
 
 class CannotFetch(ClusterError):
@@ -40,9 +41,15 @@ class Fetched:
 
 
 def fetch(
-    client: Client, job: Job, folder: Path, image: str | None = None, *, checkpoints: bool = False,
-    only: str | None = None, note: Callable[[str], None] = lambda _: None,
-) -> Fetched:  # fmt: skip
+    client: Client,
+    job: Job,
+    folder: Path,
+    image: str | None = None,
+    *,
+    checkpoints: bool = False,
+    only: str | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Fetched:
     """Copy results of a run into a folder, from a running pod of the job or a short-lived one that mounts its claim.
 
     Args:
@@ -100,8 +107,8 @@ def _source_pod(
             f"{job.name} has no running pod and names no image{error}; give --image IMAGE with python3 in it"
         ) from error
     pod = render_fetch_pod(job.body, place, image)
-    made = client.connection.send("POST", PODS.path(client.namespace), pod)
-    name = str(made["metadata"]["name"])
+    created = client.connection.send("POST", PODS.path(client.namespace), pod)
+    name = str(created["metadata"]["name"])
     note(f"no pod of {job.name} runs: pod {name} with image {image} mounts the claim {place.claim}")
     try:
         _await_running(client, name, note)
@@ -116,7 +123,8 @@ def _source_pod(
 
 
 def _await_running(client: Client, name: str, note: Callable[[str], None]) -> None:
-    end, told = time.monotonic() + START_SECONDS, ""
+    end = time.monotonic() + START_SECONDS
+    told = ""
     while True:
         body = client.connection.send("GET", PODS.path(client.namespace, name))
         phase = (body.get("status") or {}).get("phase")

@@ -24,11 +24,12 @@ def find_differences(submitted: Mapping[str, Any], found: Mapping[str, Any]) -> 
         there = DiffusionRLJob.model_validate({**found, "status": {}})
     except ValidationError:
         return (UNREADABLE,)
-    made = list(_compare("spec", _spec(wanted), _spec(there)))
+    differences = list(_compare("spec", _spec(wanted), _spec(there)))
     for kind in ("labels", "annotations"):
-        given, kept = getattr(wanted.metadata, kind), getattr(there.metadata, kind)
-        made += _compare(f"metadata.{kind}", given, {name: kept[name] for name in given if name in kept})
-    return (*made[:SHOWN], *([f"{len(made) - SHOWN} more fields"] if len(made) > SHOWN else []))
+        entries = getattr(wanted.metadata, kind)
+        kept = getattr(there.metadata, kind)
+        differences += _compare(f"metadata.{kind}", entries, {name: kept[name] for name in entries if name in kept})
+    return (*differences[:SHOWN], *([f"{len(differences) - SHOWN} more fields"] if len(differences) > SHOWN else []))
 
 
 def _spec(job: DiffusionRLJob) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from .pods import select_pod_bodies
 
 def read_surroundings(client: Client, job: Job) -> Surroundings:
     """What is around a job. Where the user lacks a right, the rest is read, and `unread` names it."""
-    connection, namespace, attempt = client.connection, client.namespace, job.status.attempts
+    connection = client.connection
+    namespace = client.namespace
+    attempt = job.status.attempts
     unread: list[str] = []
 
     def listed(what: str, kind: Kind, **query: str) -> list[dict[str, Any]]:
@@ -49,10 +51,12 @@ def read_surroundings(client: Client, job: Job) -> Surroundings:
 def select_warnings(bodies: Iterable[Mapping[str, Any]], job: str, attempt: str) -> tuple[Event, ...]:
     """The events about a job and the objects of its attempt, whose names begin with that of its RayJob."""
     return tuple(
-        event for event in sort_events(bodies)
-        if (event.kind, event.name) == ("DiffusionRLJob", job) or event.name == attempt
+        event
+        for event in sort_events(bodies)
+        if (event.kind, event.name) == ("DiffusionRLJob", job)
+        or event.name == attempt
         or event.name.startswith(f"{attempt}-")
-    )  # fmt: skip
+    )
 
 
 def find_queue_state(workloads: Iterable[Mapping[str, Any]], rayjob: str) -> QueueState | None:

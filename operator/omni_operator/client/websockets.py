@@ -41,7 +41,8 @@ class CommandOutput:
         self._socket = _opened(
             self._what, websocket_call, connection, url, headers, _preload_content=False, binary=True, capture_all=False
         )
-        self._rest, self._errors = b"", b""
+        self._rest = b""
+        self._errors = b""
 
     def read(self, size: int) -> bytes:
         """The next bytes, fewer than `size` only at the end.
@@ -49,7 +50,8 @@ class CommandOutput:
         Raises:
             Unavailable: nothing arrives for two minutes, or the connection breaks.
         """
-        parts, missing = [self._rest], size - len(self._rest)
+        parts = [self._rest]
+        missing = size - len(self._rest)
         while missing > 0 and (part := self._receive()):
             parts.append(part)
             missing -= len(part)
@@ -67,14 +69,14 @@ class CommandOutput:
         while self._receive():
             pass
         try:
-            said = json.loads(self._socket.read_channel(ERROR_CHANNEL) or b"null")
+            answer = json.loads(self._socket.read_channel(ERROR_CHANNEL) or b"null")
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise Unavailable(f"{self._what}: the connection broke")
-        if said.get("status") != "Success":
+        if answer.get("status") != "Success":
             errors = self._errors.decode("utf-8", "replace").strip()
-            raise CommandFailed(f"{self._what}: {errors or said.get('message')}")
+            raise CommandFailed(f"{self._what}: {errors or answer.get('message')}")
 
     def close(self) -> None:
         """Close the connection; the command ends when it writes again."""
@@ -118,7 +120,7 @@ def _opened(what: str, call: Any, connection: Connection, url: str, headers: dic
         if not isinstance(cause, WebSocketBadStatusException):
             raise Unavailable(f"no answer from the cluster: {what}: {cause or error}") from error
         try:
-            said = json.loads(cause.resp_body or b"{}")
+            answer = json.loads(cause.resp_body or b"{}")
         except ValueError:
-            said = {}
-        raise error_of(cause.status_code, said if isinstance(said, dict) else {}, what) from error
+            answer = {}
+        raise error_of(cause.status_code, answer if isinstance(answer, dict) else {}, what) from error

@@ -22,7 +22,9 @@ class AuthenticatedClient:
     """
 
     def __init__(self, credentials: Credentials, *, version: str, connections: int) -> None:
-        self._credentials, self._agent, self._connections = credentials, f"{FIELD_MANAGER}/{version}", connections
+        self._credentials = credentials
+        self._agent = f"{FIELD_MANAGER}/{version}"
+        self._connections = connections
         self._used = credentials.loaded
         self._client: ApiClient | None = None
         self._untrusted: Loaded | None = None
@@ -45,7 +47,8 @@ class AuthenticatedClient:
             Unavailable: there are none.
         """
         assert self._client is not None, "used outside its context"
-        untrusted, self._untrusted = self._untrusted, None
+        untrusted = self._untrusted
+        self._untrusted = None
         if untrusted is not None and untrusted.outdated:
             rejected = untrusted
         try:
@@ -53,9 +56,11 @@ class AuthenticatedClient:
         except NoCredentials as error:
             raise Unavailable(f"{what}: {error}") from error
         if current is not self._used:
-            before, self._used = self._used, current
+            before = self._used
+            self._used = current
             if before.endpoint != current.endpoint:
-                replaced, self._client = self._client, self._new_client()
+                replaced = self._client
+                self._client = self._new_client()
                 await replaced.close()  # its watches break and are opened again
             else:
                 self._client.configuration = current.configuration

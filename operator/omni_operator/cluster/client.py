@@ -55,15 +55,23 @@ class ApiServer(AuthenticatedClient):
     """
 
     def __init__(
-        self, credentials: Credentials, meter: Meter, *, version: str, timeout: float = 30.0,
+        self,
+        credentials: Credentials,
+        meter: Meter,
+        *,
+        version: str,
+        timeout: float = 30.0,
         fence: Callable[[str], float] = no_fence,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(credentials, version=version, connections=CONNECTIONS)
-        self._meter, self._timeout, self._fence = meter, timeout, fence
+        self._meter = meter
+        self._timeout = timeout
+        self._fence = fence
         self.clock = ServerClock()
 
     async def apply(self, body: Body) -> Body:
-        kind, meta = kind_of(body), body["metadata"]
+        kind = kind_of(body)
+        meta = body["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
         return await self._send("apply", kind, "PATCH", path, body, APPLY, _forced(FIELD_MANAGER))
 
@@ -117,7 +125,8 @@ class ApiServer(AuthenticatedClient):
         if change.removed:
             strategy = {"workersToDelete": list(change.removed)}
             patch.append({"op": "add", "path": f"{group}/scaleStrategy", "value": strategy})
-        path, parameters = kind.path(namespace, name), _as_manager(SCALE_MANAGER)
+        path = kind.path(namespace, name)
+        parameters = _as_manager(SCALE_MANAGER)
         try:
             return await self._send("patch", kind, "PATCH", path, patch, JSON_PATCH, parameters)
         except Refused as error:
@@ -131,7 +140,8 @@ class ApiServer(AuthenticatedClient):
 
     async def create(self, body: Body) -> Body:
         kind = kind_of(body)
-        path, parameters = kind.path(body["metadata"]["namespace"]), _as_manager(FIELD_MANAGER)
+        path = kind.path(body["metadata"]["namespace"])
+        parameters = _as_manager(FIELD_MANAGER)
         return await self._send("create", kind, "POST", path, body, parameters=parameters)
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Body | None:
@@ -141,17 +151,17 @@ class ApiServer(AuthenticatedClient):
             return None
 
     async def list_objects(self, kind: Kind, namespace: str, selector: str) -> list[Body]:
-        found = await self._send("list", kind, "GET", kind.path(namespace), parameters={"labelSelector": selector})
-        return list(found.get("items") or ())
+        answer = await self._send("list", kind, "GET", kind.path(namespace), parameters={"labelSelector": selector})
+        return list(answer.get("items") or ())
 
     async def list_metadata(self, kind: Kind, namespace: str | None, selector: str) -> Listing:
-        found: list[Meta] = []
+        items: list[Meta] = []
         version = 0
         async for page in self._pages(kind, namespace, selector):
             # Only what tells objects apart: managedFields of thousands of objects take much memory.
-            found.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
+            items.extend({name: item["metadata"].get(name) for name in KEPT} for item in page.get("items") or ())
             version = int(page["metadata"].get("resourceVersion") or 0)
-        return Listing(found, version)
+        return Listing(items, version)
 
     async def _pages(self, kind: Kind, namespace: str | None, selector: str) -> AsyncIterator[Body]:
         parameters = {"labelSelector": selector, "limit": str(PAGE)}
@@ -165,18 +175,18 @@ class ApiServer(AuthenticatedClient):
 
     async def serves(self, kind: Kind) -> bool:
         try:
-            found = await self._send("get", kind, "GET", kind.root)
+            answer = await self._send("get", kind, "GET", kind.root)
         except KindAbsent:
             return False
-        return any(resource["name"] == kind.plural for resource in found.get("resources") or ())
+        return any(resource["name"] == kind.plural for resource in answer.get("resources") or ())
 
     async def read_schema(self, kind: Kind) -> Body | None:
         try:
-            found = await self._send("get", kind, "GET", f"/openapi/v3{kind.root}")
+            answer = await self._send("get", kind, "GET", f"/openapi/v3{kind.root}")
         except (KindAbsent, NotFound):
             return None
         wanted = {"group": kind.group, "version": kind.version, "kind": kind.kind}
-        schemas: dict[str, Body] = (found.get("components") or {}).get("schemas") or {}
+        schemas: dict[str, Body] = (answer.get("components") or {}).get("schemas") or {}
         return next(
             (body for body in schemas.values() if wanted in body.get("x-kubernetes-group-version-kind", ())), None
         )
@@ -245,7 +255,9 @@ class ApiServer(AuthenticatedClient):
         if request[0] != "GET" and kind not in UNFENCED:
             seconds = min(seconds, self._fence(what))
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
-        begun, sent, code = time.monotonic(), self.clock.seconds(), 0
+        begun = time.monotonic()
+        sent = self.clock.seconds()
+        code = 0
         try:
             response = await client.call_api(*request, _request_timeout=timeout)
             code, data = response.status, await response.read()

@@ -46,9 +46,9 @@ class Loaded:
     @property
     def endpoint(self) -> tuple[object, ...]:
         """The settings of connections. Tokens are not among them: they are sent with each request."""
-        given = self.configuration
-        files = given.ssl_ca_cert, given.cert_file, given.key_file
-        return given.host, given.proxy, given.verify_ssl, *files, self.digest
+        configuration = self.configuration
+        files = configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file
+        return configuration.host, configuration.proxy, configuration.verify_ssl, *files, self.digest
 
     @property
     def outdated(self) -> bool:

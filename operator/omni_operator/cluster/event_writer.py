@@ -29,7 +29,7 @@ class EventWriter:
         """Create an event about a job. Its name is a hash of its key, so a repeated pass creates it once."""
         about = object_reference(body)
         name = hashlib.sha256(f"{about['uid']}/{event.key}".encode()).hexdigest()[:16]
-        made = {
+        event_body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": f"{about['name']}.{name}", "namespace": about["namespace"]},
@@ -38,14 +38,14 @@ class EventWriter:
             "reportingInstance": self.instance,
             "action": "Reconcile",
             "type": event.kind,
-            "reason": event.reason.value,
+            "reason": event.reason,
             "note": event.note.encode("utf-8", "replace")[:NOTE_BYTES].decode("utf-8", "ignore"),
             "regarding": about,
         }
         try:
-            await self.cluster.create(made)
+            await self.cluster.create(event_body)
         except AlreadyExists:
             return
         except ClusterError as error:
             # Events expire anyway, and the status has the same information.
-            log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason.value, error)
+            log.warning("%s/%s: event %s not created: %s", about["namespace"], about["name"], event.reason, error)

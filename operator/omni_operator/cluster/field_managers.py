@@ -18,15 +18,16 @@ def find_author(body: Body, *field: str, fallback: bool = True) -> str:
             changes may be of the same second.
         fallback: whether these others count at all.
     """
-    found = [
+    entries = [
         entry
         for entry in body["metadata"].get("managedFields") or ()
         if not entry.get("subresource") and not str(entry.get("manager") or "").startswith(FIELD_MANAGER)
     ]
     last: Mapping[str, object] = max(
-        [entry for entry in found if field and _owns(entry, field)] or (found if fallback else ()),
-        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST, default={},
-    )  # fmt: skip
+        [entry for entry in entries if field and _owns(entry, field)] or (entries if fallback else ()),
+        key=lambda entry: parse_timestamp(entry.get("time")) or EARLIEST,
+        default={},
+    )
     return str(last.get("manager") or "")
 
 

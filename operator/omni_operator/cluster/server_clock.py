@@ -43,7 +43,8 @@ class ServerClock:
             at = parsedate_to_datetime(date or "").timestamp()
         except (ValueError, OverflowError):
             return
-        least, most = at - self.seconds(), at + 1 - sent
+        least = at - self.seconds()
+        most = at + 1 - sent
         self._ahead = least if self._ahead is None else min(max(self._ahead, least), most)
 
     def __call__(self) -> datetime:

@@ -19,17 +19,17 @@ COPY_SECONDS = 30
 
 def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
     """The job with the paths of its pods, and its layout there."""
-    made = resolve_paths(job, job.spec.runtime.working_dir)
+    resolved = resolve_paths(job, job.spec.runtime.working_dir)
     if not job.spec.model.base_is_folder:
         path = model_path(job.spec.model.base, job.spec.model.revision)
-        model = made.spec.model.model_copy(update={"base": path})
-        made = made.model_copy(update={"spec": made.spec.model_copy(update={"model": model})})
+        model = resolved.spec.model.model_copy(update={"base": path})
+        resolved = resolved.model_copy(update={"spec": resolved.spec.model_copy(update={"model": model})})
     judge = job.spec.reward.model
     if judge and not judge.base_is_folder:
         moved = judge.model_copy(update={"base": model_path(judge.base)})
-        reward = made.spec.reward.model_copy(update={"model": moved})
-        made = made.model_copy(update={"spec": made.spec.model_copy(update={"reward": reward})})
-    return made, pod_layout(job, run_folder_path(job))
+        reward = resolved.spec.reward.model_copy(update={"model": moved})
+        resolved = resolved.model_copy(update={"spec": resolved.spec.model_copy(update={"reward": reward})})
+    return resolved, pod_layout(job, run_folder_path(job))
 
 
 def render_pod_overrides(made: DiffusionRLJob, layout: RunLayout) -> list[str]:

@@ -25,5 +25,6 @@ def hide_values(document: Any) -> None:
 
 
 def _is_secret(variable: dict[str, Any]) -> bool:
-    name, value = variable.get("name"), variable.get("value")
+    name = variable.get("name")
+    value = variable.get("value")
     return isinstance(name, str) and isinstance(value, str) and bool(_NAME.search(name) or _USER.search(value))

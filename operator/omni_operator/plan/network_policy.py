@@ -33,17 +33,17 @@ def render_network_policy(job: DiffusionRLJob, settings: ClusterSettings) -> Obj
     mode = job.spec.security.network_policy
     if mode == "Disabled":
         return None
-    own = {"podSelector": {"matchLabels": {JOB_LABEL: job.metadata.name}}}
+    own_pods = {"podSelector": {"matchLabels": {JOB_LABEL: job.metadata.name}}}
     metadata: Object = {"name": job.metadata.name}
     spec: Object = {
-        "podSelector": own["podSelector"],
+        "podSelector": own_pods["podSelector"],
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [own]}, _from_kuberay(settings), _from_scrapers()],
+        "ingress": [{"from": [own_pods]}, _from_kuberay(settings), _from_scrapers()],
     }
     if mode == "DefaultDeny":
         spec["policyTypes"] = ["Ingress", "Egress"]
         outside, open_ports = _outside(_destinations(job))
-        spec["egress"] = [{"to": [own]}, _ports(*_both(DNS)), *outside, *_to_operator(settings)]
+        spec["egress"] = [{"to": [own_pods]}, _ports(*_both(DNS)), *outside, *_to_operator(settings)]
         metadata["annotations"] = {OPEN_ANNOTATION: open_ports or "none"}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -89,7 +89,8 @@ def _outside(urls: Iterable[str]) -> tuple[list[Object], str]:
     ports: set[int] = set()
     for url in urls:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or (HTTPS if parts.scheme == "https" else 80)
+        host = parts.hostname or ""
+        port = parts.port or (HTTPS if parts.scheme == "https" else 80)
         if address := _address(host):
             rules[f"{address}:{port}"] = {"to": [{"ipBlock": {"cidr": str(address)}}], **_ports(("TCP", port))}
         elif host and "." not in host:

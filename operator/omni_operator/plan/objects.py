@@ -37,9 +37,14 @@ Object = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
 # Fields of the spec that the operator reads in each pass, and no pod.
 OF_PASSES = (
-    "suspend", "managed_by", "pre_running_deadline_seconds", "backoff_limit", "disruption_limit", "failure_policy",
+    "suspend",
+    "managed_by",
+    "pre_running_deadline_seconds",
+    "backoff_limit",
+    "disruption_limit",
+    "failure_policy",
     "ttl_seconds_after_finished",
-)  # fmt: skip
+)
 
 
 def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> list[Object]:
@@ -50,8 +55,8 @@ def render_objects(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 def render_job_objects(job: DiffusionRLJob, settings: ClusterSettings) -> list[Object]:
     """Objects of the whole job; the operator corrects changes by others."""
     labels = Names(job.metadata.name).labels()
-    made = [render_network_policy(job, settings), render_pod_monitor(job)]
-    return [_complete(body, job, labels) for body in made if body is not None]
+    objects = [render_network_policy(job, settings), render_pod_monitor(job)]
+    return [_complete(body, job, labels) for body in objects if body is not None]
 
 
 def render_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
@@ -95,14 +100,14 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
 def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:
     """What the status needs of the pods that an attempt was created with; `cluster/cache/object_parser.py` reads it."""
     counted = job.spec.uses_accelerators
-    made: dict[str, dict[str, int]] = {
+    counts: dict[str, dict[str, int]] = {
         pool.group: {"pods": pool.replicas, "accelerators": pool.accelerator.count if counted else 0}
         for pool in pools_of(job)
     }
-    if ROLLOUT_GROUP in made:
-        made[ROLLOUT_GROUP]["least"] = job.spec.rollout.min_replicas or 1
-        made[ROLLOUT_GROUP] |= _range_in_queue(job)
-    return made
+    if ROLLOUT_GROUP in counts:
+        counts[ROLLOUT_GROUP]["least"] = job.spec.rollout.min_replicas or 1
+        counts[ROLLOUT_GROUP] |= _range_in_queue(job)
+    return counts
 
 
 def _range_in_queue(job: DiffusionRLJob) -> dict[str, int]:
@@ -124,10 +129,11 @@ def digest_spec(job: DiffusionRLJob) -> str:
 
     Unlike that of the rendered attempt, it is the same in another version of the operator, and with other settings.
     """
-    labels, annotations = (scheduler_entries(given) for given in (job.metadata.labels, job.metadata.annotations))
+    labels, annotations = (scheduler_entries(fields) for fields in (job.metadata.labels, job.metadata.annotations))
     spec = _without_live(job).spec
-    reward, judge = spec.reward, spec.reward.model
-    made = spec.model_copy(
+    reward = spec.reward
+    judge = spec.reward.model
+    determining = spec.model_copy(
         update={
             "rollout": _with_defaults(spec.rollout, "autoscaling", "update_strategy", "staleness"),
             "reward": reward.model_copy(
@@ -137,9 +143,9 @@ def digest_spec(job: DiffusionRLJob) -> str:
             "observability": _with_defaults(spec.observability, "pod_monitor"),
         }
     )
-    made = _with_defaults(made, *OF_PASSES)
-    given = made.model_dump(by_alias=True, mode="json", exclude_defaults=True)
-    return compute_digest({"spec": given, "labels": labels, "annotations": annotations})
+    determining = _with_defaults(determining, *OF_PASSES)
+    fields = determining.model_dump(by_alias=True, mode="json", exclude_defaults=True)
+    return compute_digest({"spec": fields, "labels": labels, "annotations": annotations})
 
 
 def _with_defaults(part: Part, *names: str) -> Part:
@@ -149,7 +155,8 @@ def _with_defaults(part: Part, *names: str) -> Part:
 
 def _without_live(job: DiffusionRLJob) -> DiffusionRLJob:
     """The job without what may change while an attempt runs, which makes no other attempt."""
-    rollout, reward = job.spec.rollout, job.spec.reward
+    rollout = job.spec.rollout
+    reward = job.spec.reward
     changed: dict[str, Any] = {}
     if follows_replicas(rollout, job.metadata.labels):
         least = {"replicas": rollout.min_replicas or 1}
@@ -168,9 +175,9 @@ def _render_pods(job: DiffusionRLJob, attempt: int, settings: ClusterSettings, e
 
 def _complete(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:
     """Add namespace, labels, owner, and the digest of the object."""
-    made = _own(body, job, labels)
-    _add_digest(made, compute_digest(made))
-    return made
+    completed = _own(body, job, labels)
+    _add_digest(completed, compute_digest(completed))
+    return completed
 
 
 def _own(body: Object, job: DiffusionRLJob, labels: dict[str, str]) -> Object:

@@ -31,8 +31,8 @@ SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
 
 def render_overrides(job: DiffusionRLJob, layout: RunLayout) -> list[str]:
     """All overrides in order: those of the spec's fields, then the user's, which cannot contradict them."""
-    made = render_settings(job, layout)
-    return [*(format_assignment(name, value) for name, value in made.items()), *job.spec.algorithm.overrides]
+    settings = render_settings(job, layout)
+    return [*(format_assignment(name, value) for name, value in settings.items()), *job.spec.algorithm.overrides]
 
 
 def render_command(job: DiffusionRLJob, layout: RunLayout, python: str = "python3") -> list[str]:
@@ -74,12 +74,12 @@ def _model(spec: Spec) -> Settings:
         }
     if lora.start_from is not None:
         adapter["actor_rollout_ref.model.lora_adapter_path"] = lora.start_from
-    made: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
+    settings: Settings = {"actor_rollout_ref.model.path": spec.model.base, **adapter}
     if estimator := ESTIMATORS.get(spec.algorithm.name):
-        made["algorithm.adv_estimator"] = estimator
+        settings["algorithm.adv_estimator"] = estimator
     if loss := LOSSES.get(spec.algorithm.name):
-        made |= {f"{ACTOR}.diffusion_loss.loss_mode": loss, "actor_rollout_ref.model.algorithm": loss}
-    return made
+        settings |= {f"{ACTOR}.diffusion_loss.loss_mode": loss, "actor_rollout_ref.model.algorithm": loss}
+    return settings
 
 
 def _data(spec: Spec) -> Settings:
@@ -93,11 +93,13 @@ def _data(spec: Spec) -> Settings:
 
 
 def _rollout(spec: Spec) -> Settings:
-    rollout, pipeline, sampler = spec.rollout, spec.rollout.pipeline, spec.rollout.sampler
+    rollout = spec.rollout
+    pipeline = spec.rollout.pipeline
+    sampler = spec.rollout.sampler
     samples = {f"{ROLLOUT}.n": rollout.samples_per_prompt}
     if spec.algorithm.reads_pairs and "samples_per_prompt" not in rollout.model_fields_set:
         samples.clear()  # nothing is sampled, and the trainer would name it as without effect
-    made: Settings = {
+    settings: Settings = {
         f"{ROLLOUT}.name": "vllm_omni",
         **samples,
         f"{ROLLOUT}.tensor_model_parallel_size": rollout.engine.tensor_parallel_size,
@@ -111,39 +113,39 @@ def _rollout(spec: Spec) -> Settings:
         f"{ROLLOUT}.algo.noise_level": sampler.noise_level,
     }
     if requests := rollout.engine.max_concurrent_requests:
-        made[f"{ROLLOUT}.max_concurrent_requests"] = requests
+        settings[f"{ROLLOUT}.max_concurrent_requests"] = requests
     if workers := rollout.agent_loop.workers:
-        made[f"{ROLLOUT}.agent.num_workers"] = workers
+        settings[f"{ROLLOUT}.agent.num_workers"] = workers
     if rollout.engine.dtype:
-        made[f"{ROLLOUT}.dtype"] = rollout.engine.dtype
+        settings[f"{ROLLOUT}.dtype"] = rollout.engine.dtype
     if window := sampler.window:
-        made[f"{ROLLOUT}.algo.sde_window_size"] = window.size
-        made[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
-        made[f"{ROLLOUT}.algo.sample_strategy"] = window.placement_with(spec.algorithm.name).lower()
-        made[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
-    return made
+        settings[f"{ROLLOUT}.algo.sde_window_size"] = window.size
+        settings[f"{ROLLOUT}.algo.sde_window_range"] = [window.start, window.end]
+        settings[f"{ROLLOUT}.algo.sample_strategy"] = window.placement_with(spec.algorithm.name).lower()
+        settings[f"{ROLLOUT}.algo.iters_per_group"] = window.steps_per_place
+    return settings
 
 
 def _pools(rollout: Rollout, layout: RunLayout) -> Settings:
     """Nodes of standalone engines, what pins the pools to their nodes, and the batches that they generate ahead."""
     if not layout.rollout_nodes:
         return {}
-    made: Settings = {
+    settings: Settings = {
         ROLLOUT_NODES: layout.rollout_nodes,
         f"{ROLLOUT}.n_gpus_per_node": layout.rollout_accelerators_per_node,
     }
     if rollout.min_replicas:
         engines = layout.rollout_nodes * layout.rollout_accelerators_per_node // rollout.engine.tensor_parallel_size
-        made[f"{ROLLOUT}.min_replicas"] = rollout.min_replicas * engines // rollout.replicas
+        settings[f"{ROLLOUT}.min_replicas"] = rollout.min_replicas * engines // rollout.replicas
     if rollout.batches_ahead:
-        made["trainer.use_v1"] = True
-        made["trainer.v1.trainer_mode"] = "separate_async"
-        made["trainer.v1.separate_async.num_warmup_batches"] = rollout.batches_ahead
+        settings["trainer.use_v1"] = True
+        settings["trainer.v1.trainer_mode"] = "separate_async"
+        settings["trainer.v1.separate_async.num_warmup_batches"] = rollout.batches_ahead
     if layout.pinned:
-        made |= {f"{ROLLOUT}.node_resource": ROLLOUT_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
+        settings |= {f"{ROLLOUT}.node_resource": ROLLOUT_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
     if layout.rollout_ray_resource:
-        made[f"{ROLLOUT}.ray_resource"] = layout.rollout_ray_resource
-    return made
+        settings[f"{ROLLOUT}.ray_resource"] = layout.rollout_ray_resource
+    return settings
 
 
 def _older_samples(spec: Spec, layout: RunLayout) -> Settings:
@@ -165,44 +167,44 @@ def _judge(spec: Spec, layout: RunLayout) -> Settings:
     judge = spec.reward.model
     if judge is None:
         return {}
-    made: Settings = {
+    settings: Settings = {
         f"{JUDGE}.enable": True,
         f"{JUDGE}.model_path": judge.base,
         f"{JUDGE}.rollout.tensor_model_parallel_size": judge.tensor_parallel_size,
     }
     if layout.judge_nodes:
-        made |= {
+        settings |= {
             f"{JUDGE}.enable_resource_pool": True,
             f"{JUDGE}.nnodes": layout.judge_nodes,
             f"{JUDGE}.n_gpus_per_node": layout.judge_accelerators_per_node,
         }
         if layout.pinned:
-            made |= {f"{JUDGE}.node_resource": REWARD_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
+            settings |= {f"{JUDGE}.node_resource": REWARD_RESOURCE, "trainer.node_resource": TRAINER_RESOURCE}
         if layout.judge_ray_resource:
-            made[f"{JUDGE}.ray_resource"] = layout.judge_ray_resource
-    return made
+            settings[f"{JUDGE}.ray_resource"] = layout.judge_ray_resource
+    return settings
 
 
 def _actor(spec: Spec) -> Settings:
     batch = spec.trainer.batch
-    made: Settings = {
+    settings: Settings = {
         f"{ACTOR}.optim.lr": spec.trainer.learning_rate,
         f"{ACTOR}.ppo_mini_batch_size": batch.mini_batch_prompts or batch.prompts,
     }
     if precision := spec.trainer.precision:
-        made[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] = precision
+        settings[f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"] = precision
     if batch.micro_batch_samples:
-        made[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = batch.micro_batch_samples
-    return made
+        settings[f"{ACTOR}.ppo_micro_batch_size_per_gpu"] = batch.micro_batch_samples
+    return settings
 
 
 def _reward(reward: Reward) -> Settings:
-    made = _scorers(reward.scorers)
+    settings = _scorers(reward.scorers)
     if reward.replicas:
-        made["reward.num_workers"] = reward.replicas
+        settings["reward.num_workers"] = reward.replicas
     if reward.max_failed_share is not None:
-        made["reward.max_failed_share"] = reward.max_failed_share
-    return made
+        settings["reward.max_failed_share"] = reward.max_failed_share
+    return settings
 
 
 def _scorers(scorers: Sequence[Scorer]) -> Settings:
@@ -217,13 +219,13 @@ def _scorers(scorers: Sequence[Scorer]) -> Settings:
                 "reward.custom_reward_function.path": scorer.function.path,
                 "reward.custom_reward_function.name": scorer.function.name,
             }
-    made: Settings = {"reward.reward_manager.name": "MultiVisualRewardManager"}
+    settings: Settings = {"reward.reward_manager.name": "MultiVisualRewardManager"}
     for scorer in scorers:
         function = scorer.function
         which: Settings = {"path": function.path, "name": function.name} if function else {"name": scorer.scorer}
         part = {**which, "weight": scorer.weight, "required": scorer.required, **_arguments(scorer)}
-        made |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
-    return made
+        settings |= {f"reward.reward_functions.{scorer.name}.{name}": value for name, value in part.items()}
+    return settings
 
 
 def _arguments(scorer: Scorer) -> Settings:
@@ -238,8 +240,9 @@ def _arguments(scorer: Scorer) -> Settings:
 
 
 def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
-    spec, tracking = job.spec, job.spec.observability.tracking
-    made: Settings = {
+    spec = job.spec
+    tracking = job.spec.observability.tracking
+    settings: Settings = {
         "trainer.total_training_steps": spec.trainer.total_steps,
         "trainer.save_freq": spec.checkpoint.every_steps,
         "trainer.test_freq": spec.trainer.eval_every_steps,
@@ -252,17 +255,17 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         "trainer.seed": spec.seed,
     }
     if tracking.loggers:
-        made["trainer.logger"] = tracking.loggers
+        settings["trainer.logger"] = tracking.loggers
     if tracking.shown_images:
-        made["trainer.log_val_generations"] = tracking.shown_images
+        settings["trainer.log_val_generations"] = tracking.shown_images
     if tracking.project:
-        made["trainer.project_name"] = tracking.project
+        settings["trainer.project_name"] = tracking.project
     if spec.output:
-        made["trainer.output.url"] = f"{spec.output.url.rstrip('/')}/{job.metadata.name}"
-        made["trainer.output.deadline_s"] = spec.output.deadline_seconds
+        settings["trainer.output.url"] = f"{spec.output.url.rstrip('/')}/{job.metadata.name}"
+        settings["trainer.output.deadline_s"] = spec.output.deadline_seconds
     if spec.uses_s3 or spec.sends_to_hub:
         # In pods, an endpoint may be that of the store of the model, which an init container downloads.
         elsewhere = not spec.uses_s3 and trainer_variables(job).get(HUB_ENDPOINT)
-        given = {"endpoint": None if elsewhere else spec.storage.endpoint, "region": spec.storage.region}
-        made |= {f"trainer.store.{name}": value for name, value in given.items() if value}
-    return made
+        location = {"endpoint": None if elsewhere else spec.storage.endpoint, "region": spec.storage.region}
+        settings |= {f"trainer.store.{name}": value for name, value in location.items() if value}
+    return settings

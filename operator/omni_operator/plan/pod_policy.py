@@ -15,8 +15,15 @@ from omni_operator.api.base import AbsolutePath, Line, StrictModel, Violation
 
 Profile: TypeAlias = Literal["RuntimeDefault", "Localhost", "Unconfined"]
 VOLUME_TYPES = (
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
-)  # fmt: skip
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+)
 OWN_VOLUME_TYPES = ("downwardAPI", "emptyDir", "persistentVolumeClaim", "projected")  # the operator's pods have them
 CONFINED: tuple[Profile, ...] = ("RuntimeDefault", "Localhost")
 EVERY_CAPABILITY = "ALL"

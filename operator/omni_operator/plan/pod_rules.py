@@ -21,14 +21,24 @@ HOST_NAMESPACES = {"hostNetwork": "Network", "hostIPC": "IPC", "hostPID": "PID"}
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/"
 SELINUX_TYPES = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 SYSCTLS = {
-    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range", "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
     "net.ipv4.tcp_keepalive_probes",
-}  # fmt: skip
+}
 HANDLERS = (
-    ("livenessProbe",), ("readinessProbe",), ("startupProbe",), ("lifecycle", "postStart"), ("lifecycle", "preStop"),
-)  # fmt: skip
+    ("livenessProbe",),
+    ("readinessProbe",),
+    ("startupProbe",),
+    ("lifecycle", "postStart"),
+    ("lifecycle", "preStop"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,8 @@ def _volumes(spec: Object, policy: PodPolicy) -> Iterator[Breach]:
 
 
 def _host_path(at: Path, volume: Object, mounts: Sequence[Object], policy: PodPolicy) -> Iterator[Breach]:
-    path, kind = str(volume["hostPath"].get("path", "")), str(volume["hostPath"].get("type", ""))
+    path = str(volume["hostPath"].get("path", ""))
+    kind = str(volume["hostPath"].get("type", ""))
     allowed = [entry for entry in policy.host_paths if _contains(entry, path)]
     if not allowed:
         yield _not_allowed(at, f"hostPath {path}", "hostPaths", [entry.path for entry in policy.host_paths])
@@ -138,23 +149,24 @@ def _contains(entry: HostPath, path: str) -> bool:
 
 
 def _container(at: Path, container: Object, pod: Object, policy: PodPolicy) -> Iterator[Breach]:
-    own = container.get("securityContext", {})
+    security = container.get("securityContext", {})
     inside = (*at, "securityContext")
-    yield from _shared(inside, own, policy)
-    privileged = own.get("privileged", False)
+    yield from _shared(inside, security, policy)
+    privileged = security.get("privileged", False)
     if privileged and not policy.privileged:
         yield _not_allowed((*inside, "privileged"), "a privileged container", "privileged")
-    if own.get("allowPrivilegeEscalation") is not False and not (policy.privilege_escalation or privileged):
+    if security.get("allowPrivilegeEscalation") is not False and not (policy.privilege_escalation or privileged):
         yield _not_allowed((*inside, "allowPrivilegeEscalation"), "privilege escalation", "privilegeEscalation")
-    if own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True and not policy.run_as_root:
+    if security.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True and not policy.run_as_root:
         yield _not_allowed((*inside, "runAsNonRoot"), "a container without runAsNonRoot: true", "runAsRoot")
-    seccomp = own.get("seccompProfile", pod.get("seccompProfile"))
+    seccomp = security.get("seccompProfile", pod.get("seccompProfile"))
     if seccomp is None and "Unconfined" not in policy.seccomp_profiles:
         at_profile = (*inside, "seccompProfile")
-        yield _not_allowed(at_profile, "a container without a seccomp profile", "seccompProfiles",
-                           policy.seccomp_profiles)  # fmt: skip
-    yield from _capabilities((*inside, "capabilities"), own.get("capabilities", {}), policy)
-    if own.get("procMount", "Default") != "Default":
+        yield _not_allowed(
+            at_profile, "a container without a seccomp profile", "seccompProfiles", policy.seccomp_profiles
+        )
+    yield from _capabilities((*inside, "capabilities"), security.get("capabilities", {}), policy)
+    if security.get("procMount", "Default") != "Default":
         yield Breach((*inside, "procMount"), "is not allowed: Pod Security `restricted` allows only Default")
     for place, port in enumerate(container.get("ports", ())):
         number = port.get("hostPort", 0)

@@ -28,7 +28,8 @@ RUNTIME: Path = ("spec", "runtime")
 
 def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
     """Everything in the job's pods that `settings.pod_policy` does not allow."""
-    policy, refused = settings.pod_policy, set()
+    policy = settings.pod_policy
+    refused = set()
     for breach in _fields(job, settings):
         refused.add(breach.text)
         yield Violation(breach.at, breach.text)
@@ -53,7 +54,8 @@ def find_policy_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> Iter
 
 def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
     """Breaches in fields of the job outside its pod templates."""
-    policy, spec = settings.pod_policy, job.spec
+    policy = settings.pod_policy
+    spec = job.spec
     account = spec.runtime.service_account_name or "default"
     yield from refuse_service_account((*RUNTIME, "serviceAccountName"), account, policy)
     for place, secret in enumerate(spec.runtime.image_pull_secrets):
@@ -68,17 +70,18 @@ def _fields(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Breach]:
 
 def _say(error: Violation, final: Any, patch: Any) -> str:
     """The text of an error, with the steps of its path that the author's template does not have."""
-    place = _place(error.at, final, patch)
-    missing = format_path(error.at[len(place) :])
-    return f"{missing} {error.text}" if len(place) < len(error.at) else error.text
+    path = _place(error.at, final, patch)
+    missing = format_path(error.at[len(path) :])
+    return f"{missing} {error.text}" if len(path) < len(error.at) else error.text
 
 
 def _place(at: Path, final: Any, patch: Any) -> Path:
     """Path of a field in the author's template, or of its nearest parent there; items are found as when merging."""
-    made: list[str | int] = []
+    path: list[str | int] = []
     for step in at:
         if isinstance(step, int):
-            final, key = final[step], KEYS.get(str(made[-1]), "name")
+            final = final[step]
+            key = KEYS.get(str(path[-1]), "name")
             keys = [item.get(key) if isinstance(item, dict) else None for item in patch]
             name = final.get(key) if isinstance(final, dict) else None
             if name is not None and name not in keys:
@@ -91,5 +94,5 @@ def _place(at: Path, final: Any, patch: Any) -> Path:
         else:
             final = final.get(step, {})
         patch = patch[step]
-        made.append(step)
-    return tuple(made)
+        path.append(step)
+    return tuple(path)

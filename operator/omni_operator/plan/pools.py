@@ -21,7 +21,9 @@ DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds, and of reward pods
 # jobs differ from what a new operator renders.
 DRIVER_RESOURCE = "trainer"
 # Ray resources of the pods of several pools: the `node_resource` of each pool in the trainer's settings names it.
-TRAINER_RESOURCE, ROLLOUT_RESOURCE, REWARD_RESOURCE = "omni_trainer", "omni_rollout", "omni_reward"
+TRAINER_RESOURCE = "omni_trainer"
+ROLLOUT_RESOURCE = "omni_rollout"
+REWARD_RESOURCE = "omni_reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +56,44 @@ class Pool:
 
 def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
     """The pools, that of the trainer first."""
-    trainer, rollout = job.spec.trainer, job.spec.rollout
-    own = Pool(
-        TRAINER_GROUP, ("trainer",), trainer.replicas, trainer.accelerator, trainer.resources, trainer.shared_memory,
-        job.spec.scheduling, trainer.pod_template, resource=driver_resource(job),
-    )  # fmt: skip
-    found = [own]
+    trainer = job.spec.trainer
+    rollout = job.spec.rollout
+    trainer_pool = Pool(
+        TRAINER_GROUP,
+        ("trainer",),
+        trainer.replicas,
+        trainer.accelerator,
+        trainer.resources,
+        trainer.shared_memory,
+        job.spec.scheduling,
+        trainer.pod_template,
+        resource=driver_resource(job),
+    )
+    pools = [trainer_pool]
     if rollout.separate:
-        found.append(_rollout(job))
+        pools.append(_rollout(job))
     if job.spec.judge_pods:
-        found.append(_judge(job))
-    return tuple(found)
+        pools.append(_judge(job))
+    return tuple(pools)
 
 
 def _rollout(job: DiffusionRLJob) -> Pool:
     rollout = job.spec.rollout
     live = follows_replicas(rollout, job.metadata.labels)
     return Pool(
-        ROLLOUT_GROUP, ("rollout",), rollout.replicas, job.spec.rollout_accelerator, rollout.resources or Resources(),
-        rollout.shared_memory or SharedMemory(), rollout.scheduling or PoolScheduling(), rollout.pod_template or {},
-        resource=ROLLOUT_RESOURCE, live=live, rolled=digest_rolled(ROLLOUT_GROUP, rollout) if live else "",
+        ROLLOUT_GROUP,
+        ("rollout",),
+        rollout.replicas,
+        job.spec.rollout_accelerator,
+        rollout.resources or Resources(),
+        rollout.shared_memory or SharedMemory(),
+        rollout.scheduling or PoolScheduling(),
+        rollout.pod_template or {},
+        resource=ROLLOUT_RESOURCE,
+        live=live,
+        rolled=digest_rolled(ROLLOUT_GROUP, rollout) if live else "",
         drain_seconds=DRAIN_SECONDS if rollout.drain_seconds is None else rollout.drain_seconds,
-    )  # fmt: skip
+    )
 
 
 def _judge(job: DiffusionRLJob) -> Pool:
@@ -83,11 +101,19 @@ def _judge(job: DiffusionRLJob) -> Pool:
     assert judge is not None
     live = follows_judges(judge, job.metadata.labels)
     return Pool(
-        REWARD_GROUP, ("reward", "model"), judge.replicas, job.spec.judge_accelerator, judge.resources or Resources(),
-        judge.shared_memory or SharedMemory(), judge.scheduling or PoolScheduling(), judge.pod_template or {},
-        resource=REWARD_RESOURCE, live=live, rolled=digest_rolled(REWARD_GROUP, judge) if live else "",
+        REWARD_GROUP,
+        ("reward", "model"),
+        judge.replicas,
+        job.spec.judge_accelerator,
+        judge.resources or Resources(),
+        judge.shared_memory or SharedMemory(),
+        judge.scheduling or PoolScheduling(),
+        judge.pod_template or {},
+        resource=REWARD_RESOURCE,
+        live=live,
+        rolled=digest_rolled(REWARD_GROUP, judge) if live else "",
         drain_seconds=DRAIN_SECONDS,
-    )  # fmt: skip
+    )
 
 
 def follows_replicas(rollout: Rollout, labels: Mapping[str, str]) -> bool:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 # Schedulers read labels and annotations of these groups from the RayJob (queue, gang).
 SCHEDULERS = (
-    "kueue.x-k8s.io/", "volcano.sh/", "scheduling.volcano.sh/", "kai.scheduler/", "runai/", "yunikorn.apache.org/",
+    "kueue.x-k8s.io/",
+    "volcano.sh/",
+    "scheduling.volcano.sh/",
+    "kai.scheduler/",
+    "runai/",
+    "yunikorn.apache.org/",
     "scheduling.k8s.io/",
-)  # fmt: skip
-SCHEDULER_KEYS = frozenset({
-    "ray.io/scheduler-name", "ray.io/priority-class-name", "ray.io/gang-scheduling-enabled", "applicationId", "queue",
-    "ring-controller.atlas", "fault-scheduling",
-})  # fmt: skip
+)
+SCHEDULER_KEYS = frozenset(
+    {
+        "ray.io/scheduler-name",
+        "ray.io/priority-class-name",
+        "ray.io/gang-scheduling-enabled",
+        "applicationId",
+        "queue",
+        "ring-controller.atlas",
+        "fault-scheduling",
+    }
+)
 
 
 def scheduler_entries(entries: dict[str, str]) -> dict[str, str]:

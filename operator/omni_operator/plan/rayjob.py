@@ -47,14 +47,14 @@ def render_ray_job(job: DiffusionRLJob, attempt: int, settings: ClusterSettings,
 
 
 def _cluster(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
-    made: Object = {
+    spec: Object = {
         "rayVersion": job.spec.runtime.ray_version or settings.ray_version,
         "headGroupSpec": render_head_group(job, attempt, settings),
         "workerGroupSpecs": render_worker_groups(job, attempt, settings),
     }
     if job.spec.security.ray_auth == "Token":
-        made["authOptions"] = {"mode": "token"}
-    return made
+        spec["authOptions"] = {"mode": "token"}
+    return spec
 
 
 def _end(job: DiffusionRLJob, settings: ClusterSettings) -> Object:

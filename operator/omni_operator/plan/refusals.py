@@ -61,8 +61,8 @@ def describe_refusals(job: DiffusionRLJob, settings: ClusterSettings) -> str | N
 def _size(job: DiffusionRLJob) -> Iterator[Violation]:
     size = len(job.spec.model_dump_json(by_alias=True, exclude_defaults=True).encode())
     if SMALL_SPEC_BYTES < size <= ANNOTATIONS_BYTES:
-        given: Mapping[str, str] = drop_nulls(job.spec.trainer.pod_template).get("metadata", {}).get("annotations", {})
-        annotations = {**given, **render_files(job, 1)}
+        user: Mapping[str, str] = drop_nulls(job.spec.trainer.pod_template).get("metadata", {}).get("annotations", {})
+        annotations = {**user, **render_files(job, 1)}
         size = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items())
     if size > ANNOTATIONS_BYTES:
         yield Violation(
@@ -80,14 +80,15 @@ def _image(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation
 
 
 def _accelerators(job: DiffusionRLJob, settings: ClusterSettings) -> Iterator[Violation]:
-    pools, parallel = pools_of(job), job.spec.rollout.engine.tensor_parallel_size
+    pools = pools_of(job)
+    parallel = job.spec.rollout.engine.tensor_parallel_size
     for pool in pools:
-        given = pool.accelerator
-        known = given.resource_name or settings.resource_names.get(given.vendor or "CPU")
-        if given.vendor in ("NVIDIA", "Ascend") and not known:
+        accelerator = pool.accelerator
+        known = accelerator.resource_name or settings.resource_names.get(accelerator.vendor or "CPU")
+        if accelerator.vendor in ("NVIDIA", "Ascend") and not known:
             yield Violation(
                 ("spec", *pool.field, "accelerator", "resourceName"),
-                f"must be given: the operator has no resource name for {given.vendor} accelerators",
+                f"must be given: the operator has no resource name for {accelerator.vendor} accelerators",
             )
     count = job.spec.trainer.accelerator.count
     if not job.spec.rollout.separate and count % parallel:
@@ -131,18 +132,19 @@ def _hub(job: DiffusionRLJob) -> Iterator[Violation]:
     """What keeps the trainer from sending results to the hub."""
     if not job.spec.sends_to_hub:
         return
-    given = trainer_variables(job)
-    if not job.spec.storage.secret_name and HUB_TOKEN not in given:
+    variables = trainer_variables(job)
+    if not job.spec.storage.secret_name and HUB_TOKEN not in variables:
         yield Violation(
             ("spec", "storage", "secretName"),
             f"must be given: the hub takes results only with a token; name a Secret with the key {HUB_TOKEN}",
         )
-    if is_offline(given.get(HUB_OFFLINE)):
+    if is_offline(variables.get(HUB_OFFLINE)):
         yield Violation(
             ("spec", "output", "url"),
-            f"is on the hub, and spec.trainer.podTemplate sets {HUB_OFFLINE}={given[HUB_OFFLINE]}: remove the variable",
+            f"is on the hub, and spec.trainer.podTemplate sets {HUB_OFFLINE}={variables[HUB_OFFLINE]}: "
+            "remove the variable",
         )
-    if problem := endpoint_problem(job, given.get(HUB_ENDPOINT)):
+    if problem := endpoint_problem(job, variables.get(HUB_ENDPOINT)):
         yield Violation(("spec", "storage", "endpoint"), f"{problem} (in spec.trainer.podTemplate)")
 
 
@@ -171,12 +173,12 @@ def _claims(job: DiffusionRLJob) -> Iterator[Violation]:
 
 def find_warnings(job: DiffusionRLJob) -> list[Violation]:
     """Warnings for the author of a job on a cluster, which runs all the same."""
-    made = []
+    warnings = []
     if not job.spec.keeps_results and not job.spec.output:
-        made.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
+        warnings.append(Violation(("spec", "checkpoint", "claimName"), RESULTS_LOST))
     if job.spec.trainer.accelerator.vendor is None:
-        made.append(Violation(("spec", "trainer", "accelerator", "vendor"), NO_VENDOR))
-    return made
+        warnings.append(Violation(("spec", "trainer", "accelerator", "vendor"), NO_VENDOR))
+    return warnings
 
 
 def _tracking(job: DiffusionRLJob) -> Iterator[Violation]:

@@ -53,7 +53,9 @@ def local_layout(job: DiffusionRLJob, runs: str) -> RunLayout:
 
 def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
     """A node is a pod."""
-    trainer, separate, judge = job.spec.trainer, job.spec.rollout.separate, job.spec.judge_pods
+    trainer = job.spec.trainer
+    separate = job.spec.rollout.separate
+    judge = job.spec.judge_pods
     return RunLayout(
         run_folder,
         nodes=trainer.replicas,
@@ -69,8 +71,8 @@ def pod_layout(job: DiffusionRLJob, run_folder: str) -> RunLayout:
 
 
 def _other_resource(job: DiffusionRLJob, accelerator: Accelerator) -> str | None:
-    found = ray_resource_of(accelerator)
-    return None if found == ray_resource_of(job.spec.trainer.accelerator) else found
+    resource = ray_resource_of(accelerator)
+    return None if resource == ray_resource_of(job.spec.trainer.accelerator) else resource
 
 
 def resolve_paths(job: DiffusionRLJob, folder: str) -> DiffusionRLJob:

@@ -23,9 +23,14 @@ _BREAKS = re.compile("[\r\x85\u2028\u2029]")
 def dump_yaml(*bodies: Object) -> str:
     """Format objects as YAML documents, which YAML 1.1 and 1.2 read alike."""
     text: str = yaml.dump_all(
-        bodies, Dumper=_Writer, width=WIDTH, explicit_start=len(bodies) > 1, sort_keys=False, allow_unicode=True,
+        bodies,
+        Dumper=_Writer,
+        width=WIDTH,
+        explicit_start=len(bodies) > 1,
+        sort_keys=False,
+        allow_unicode=True,
         default_flow_style=False,
-    )  # fmt: skip
+    )
     return text
 
 

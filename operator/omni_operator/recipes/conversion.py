@@ -62,23 +62,33 @@ JUDGE = "reward.reward_model"
 JUDGE_FIELDS = tuple(
     f"{JUDGE}.{name}"
     for name in (
-        "enable", "enable_resource_pool", "model_path", "n_gpus_per_node", "nnodes",
+        "enable",
+        "enable_resource_pool",
+        "model_path",
+        "n_gpus_per_node",
+        "nnodes",
         "rollout.tensor_model_parallel_size",
     )
-)  # fmt: skip
+)
 ORDER = ("model", "data", "reward", "algorithm", "rollout", "trainer", "checkpoint")  # as in the examples
-TOTAL_STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+TOTAL_STEPS = "trainer.total_training_steps"
+EPOCHS = "trainer.total_epochs"
 FILTER = "data.filter_overlong_prompts"
-LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
+LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+KL = f"{ACTOR}.use_kl_loss"
 NO_ASSIGNMENT = "is not an assignment name=value"
 DELETED = "a setting cannot be deleted; write its value, or nothing for its default"
 NOT_KNOWN = "is known only when the script runs; write the settings that it stands for into the job"
-DEVICE, RESUMED = "trainer.device", "trainer.resume_from_path"
-TOKENIZER, TEMPLATE = f"{MODEL}.tokenizer_path", f"{MODEL}.custom_chat_template"
+DEVICE = "trainer.device"
+RESUMED = "trainer.resume_from_path"
+TOKENIZER = f"{MODEL}.tokenizer_path"
+TEMPLATE = f"{MODEL}.custom_chat_template"
 SWITCHES = (V1[0], f"{JUDGE}.enable", f"{JUDGE}.enable_resource_pool")
 EXTENSIONS = (f"{MODEL}.external_lib", f"{ROLLOUT}.agent.agent_loop_config_path")
-HELD_OUT, UNUSED_SCORER = "data.val_files", "brightness"
-BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+HELD_OUT = "data.val_files"
+UNUSED_SCORER = "brightness"
+BATCH = "data.train_batch_size"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,8 @@ def convert(arguments: Sequence[str]) -> Conversion:
     Of several assignments to one setting, the last counts. Settings that are not given get the reference's defaults
     where a job has others.
     """
-    arguments, made = list(joined_options(arguments)), _Made()
+    arguments = list(joined_options(arguments))
+    made = _Made()
     given: dict[str, str] = {}
     for argument in arguments:
         match = _ASSIGNMENT.fullmatch(argument)
@@ -375,7 +386,8 @@ def _ahead(made: _Made, values: Mapping[str, Any]) -> None:
 
 def _accelerators(made: _Made, values: Mapping[str, Any]) -> None:
     """Fields that follow from several settings: the vendor of the accelerators, and the engines."""
-    vendor, (nodes, count) = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA", map(values.get, POOL)
+    vendor = "Ascend" if values.get(DEVICE) == "npu" else "NVIDIA"
+    (nodes, count) = map(values.get, POOL)
     made.put("trainer.accelerator.vendor", vendor)
     per_node = _number(values, "trainer.n_gpus_per_node")
     accelerators = per_node * _number(values, "trainer.nnodes", 1)

@@ -11,7 +11,9 @@ from typing import Any
 from omni_operator.api.overrides.override_names import BYPASS, CORRECTION, limits_older_samples, parse_value
 from omni_operator.api.spec.training import ESTIMATORS, LOSSES, SOURCE
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 ALGO = f"{ROLLOUT}.algo"
 # A recipe names the loss of an algorithm, or the estimator of one that has the loss of FlowGRPO.
 ALGORITHM_NAMES = {(ESTIMATORS[name] if loss == "flow_grpo" else loss): name for name, loss in LOSSES.items()}
@@ -21,9 +23,12 @@ ESTIMATOR = "algorithm.adv_estimator"
 # Settings that several fields follow from.
 LORA = tuple(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path"))
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
-SCORER, SCORERS = "reward.custom_reward_function", "reward.reward_functions"
+SCORER = "reward.custom_reward_function"
+SCORERS = "reward.reward_functions"
 ARGUMENTS = f"{SCORER}.reward_kwargs"  # of verl
-BUILTIN, SETTINGS = "reward.scorer", "reward.scorer_kwargs"  # of this project
+# of this project
+BUILTIN = "reward.scorer"
+SETTINGS = "reward.scorer_kwargs"
 POOL = (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
 V1 = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
 TOGETHER = (
@@ -59,7 +64,9 @@ def named_algorithm(values: Mapping[str, Any]) -> str | None:
 
 def algorithm_of(values: Mapping[str, Any]) -> str | None:
     """The job's algorithm: the one that the script names, or that its estimator and sampler make of Flow-GRPO."""
-    named, estimator, sampler = named_algorithm(values), values.get(ESTIMATOR), values.get(f"{ALGO}.sde_type")
+    named = named_algorithm(values)
+    estimator = values.get(ESTIMATOR)
+    sampler = values.get(f"{ALGO}.sde_type")
     if named == "DanceGRPO" and sampler not in (None, "dance_sde"):
         return "FlowGRPO"
     if named == "FlowGRPO" and (estimator, sampler) == ("dance_grpo", "dance_sde"):

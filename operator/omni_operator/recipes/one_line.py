@@ -20,13 +20,17 @@ def is_template(text: str) -> bool:
 
 def in_one_line(text: str) -> str:
     """A template in the quotes of an override, without line breaks."""
-    quote, source = text[0], text[1:-1].replace("\r\n", "\n").replace("\r", "\n")
+    quote = text[0]
+    source = text[1:-1].replace("\r\n", "\n").replace("\r", "\n")
     # Quotes within the override's quotes are escaped; those of the other kind need not be.
     line_break = "{{ '\\n' }}" if quote == '"' else '{{ "\\n" }}'
-    found, place, before = [], 0, ""
+    found = []
+    place = 0
+    before = ""
     for match in _TAG.finditer(source):
         found += [_data(source[place : match.start()], before, match[0]).replace("\n", line_break), _tag(match[0])]
-        place, before = match.end(), match[0]
+        place = match.end()
+        before = match[0]
     last = _data(source[place:], before, "")
     return f"{quote}{''.join(found)}{last.removesuffix(chr(10)).replace(chr(10), line_break)}{quote}"
 
@@ -47,7 +51,8 @@ def _data(text: str, before: str, after: str) -> str:
 
 def _tag(tag: str) -> str:
     """A tag in one line: a line break in a text is written as an escape, and another one is a blank."""
-    made, place = [], 0
+    made = []
+    place = 0
     for literal in _LITERAL.finditer(tag):
         made += [tag[place : literal.start()].replace("\n", " "), literal[0].replace("\n", "\\n")]
         place = literal.end()

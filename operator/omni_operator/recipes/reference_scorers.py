@@ -78,7 +78,8 @@ def scorer_field(key: str, settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         Refusal: it is a scorer of the reference that does not exist here.
     """
-    path, name = settings.pop("path", None), settings.pop("name", None)
+    path = settings.pop("path", None)
+    name = settings.pop("name", None)
     made: dict[str, Any] = {"name": key}
     published = published_scorer(str(path), name) if path else None
     if published == "http":

@@ -11,9 +11,13 @@ from .shell_variables import MARK
 TESTS: Mapping[str, str | None] = {"[": "]", "[[": "]]", "test": None}  # commands, each with its last word
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
     "-le": operator.le,
-}  # fmt: skip
+}
 _TEXTS: Mapping[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 
 

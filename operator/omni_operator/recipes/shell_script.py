@@ -99,7 +99,8 @@ def read_script(text: str, find: FindScript = lambda path, caller: None) -> Trai
         raise RecipeError(f"the script starts the trainer {len(script.calls)} times; keep one call")
     arguments = script.calls[0]
     found = [match[1] or match[2] for word in arguments for match in _UNKNOWN.finditer(word)]
-    names, conditional = dict.fromkeys(found), script.variables.conditional
+    names = dict.fromkeys(found)
+    conditional = script.variables.conditional
     return TrainerCall(
         tuple(word.replace(MARK, "") for word in arguments),
         tuple(name for name in names if name not in conditional),
@@ -176,14 +177,21 @@ class _Script:
         self, name: str, text: str, path: str, exported: Mapping[str, Value], arguments: Sequence[str] = ()
     ) -> None:
         """Run a text in a shell of its own, which gets these variables."""
-        values, environment, functions = self.variables.values, self.environment, self._functions
-        calls, exports_all = len(self.calls), self._exports_all
-        self.variables.values, self._functions, self._exports_all = dict(exported), {}, False
+        values = self.variables.values
+        environment = self.environment
+        functions = self._functions
+        calls = len(self.calls)
+        exports_all = self._exports_all
+        self.variables.values = dict(exported)
+        self._functions = {}
+        self._exports_all = False
         self.environment = environment | dict.fromkeys(exported)
         if arguments:
             self.variables.values["@"] = Value(tuple(arguments), self.variables.line)
         self._run_text(name, text, path)
-        self.variables.values, self._functions, self._exports_all = values, functions, exports_all
+        self.variables.values = values
+        self._functions = functions
+        self._exports_all = exports_all
         if len(self.calls) == calls:
             self.environment = environment
 
@@ -193,12 +201,18 @@ class _Script:
             return
         if len(self._running) == _MOST_SCRIPTS:
             raise RecipeError(f"{name}: scripts call one another more than {_MOST_SCRIPTS} deep")
-        outer_tokens, outer_place, outer_path = self._tokens, self._at, self._path
+        outer_tokens = self._tokens
+        outer_place = self._at
+        outer_path = self._path
         self._running.append(text)
-        self._tokens, self._at, self._path = self._split(name, text), 0, path
+        self._tokens = self._split(name, text)
+        self._at = 0
+        self._path = path
         self.run()
         self._running.pop()
-        self._tokens, self._at, self._path = outer_tokens, outer_place, outer_path
+        self._tokens = outer_tokens
+        self._at = outer_place
+        self._path = outer_path
 
     def run(self, *until: str) -> str:
         """Run up to one of these words and operators, which is the next token then and returned; empty at the end."""
@@ -247,7 +261,8 @@ class _Script:
         return found
 
     def _group(self, end: str) -> None:
-        negated, self._negated = self._negated, False
+        negated = self._negated
+        self._negated = False
         self._pass(end)
         if negated:
             self._succeeds = None
@@ -265,24 +280,34 @@ class _Script:
         before = dict(self.variables.values)
         self.run(*until)
         if known is None:
-            self.variables.values, self._succeeds = merged([before, self.variables.values]), None
+            self.variables.values = merged([before, self.variables.values])
+            self._succeeds = None
 
     def _without_effect(self, *until: str) -> str:
         """Go through commands that do not run. Returns what ends them, which is the next token then."""
-        before, functions, calls = dict(self.variables.values), dict(self._functions), len(self.calls)
-        succeeds, environment = self._succeeds, dict(self.environment)
+        before = dict(self.variables.values)
+        functions = dict(self._functions)
+        calls = len(self.calls)
+        succeeds = self._succeeds
+        environment = dict(self.environment)
         found = self.run(*until)
-        self.variables.values, self._functions, self._succeeds = before, functions, succeeds
+        self.variables.values = before
+        self._functions = functions
+        self._succeeds = succeeds
         self.environment = environment
         del self.calls[calls:]
         return found
 
     def _if(self) -> None:
-        before, ends, found, complete = dict(self.variables.values), [], "if", False
+        before = dict(self.variables.values)
+        ends = []
+        found = "if"
+        complete = False
         while found not in ("fi", ""):
             self.variables.values = dict(before)
             succeeds = True if found == "else" else self._condition("then")
-            never, complete = complete or succeeds is False, complete or succeeds is True
+            never = complete or succeeds is False
+            complete = complete or succeeds is True
             if never:
                 found = self._without_effect("elif", "else", "fi")
                 self._at += 1
@@ -298,7 +323,9 @@ class _Script:
             pass
         word = next((token for token in self._tokens[first : self._at] if isinstance(token, Word)), None)
         text = MARK if word is None else self.variables.text(word.parts)
-        before, ends, complete = dict(self.variables.values), [], False
+        before = dict(self.variables.values)
+        ends = []
+        complete = False
         while True:
             self._skip("\n", "(", ";;", ";&", ";;&")
             if self._next() in ("esac", ""):
@@ -319,7 +346,8 @@ class _Script:
                     ";;",
                     "esac",
                 )
-        self.variables.values, self._succeeds = merged(ends if complete else [before, *ends]), None
+        self.variables.values = merged(ends if complete else [before, *ends])
+        self._succeeds = None
 
     def _matches(self, text: str, patterns: Sequence[Word | Operator]) -> bool | None:
         """Whether a text matches one of the patterns; None if that is not known."""
@@ -338,7 +366,8 @@ class _Script:
 
     def _loop(self, kind: str) -> None:
         if kind in ("for", "select"):
-            name, first = self._next(), self._at
+            name = self._next()
+            first = self._at
             line = self._tokens[self._at - 1].line
             while self._next() not in ("do", ""):
                 pass
@@ -351,10 +380,13 @@ class _Script:
                 self._without_effect("done")
                 self._at += 1
                 return
-        start, before, calls = self._at, dict(self.variables.values), len(self.calls)
+        start = self._at
+        before = dict(self.variables.values)
+        calls = len(self.calls)
         self._pass("done")
         # A second time, with what is the same in each round.
-        self._at, self.variables.values = start, merged([before, self.variables.values])
+        self._at = start
+        self.variables.values = merged([before, self.variables.values])
         del self.calls[calls:]
         self._pass("done")
         self.variables.values = merged([before, self.variables.values])
@@ -367,18 +399,25 @@ class _Script:
         else:  # the arguments
             arguments = self.variables.values.get("@", Value((), self.variables.line))
             fields = list(arguments.elements) if arguments.certain else [MARK]
-        start, before, functions, calls = self._at, dict(self.variables.values), self._functions, len(self.calls)
+        start = self._at
+        before = dict(self.variables.values)
+        functions = self._functions
+        calls = len(self.calls)
         self._without_effect("done")
-        body, end = {token.source for token in self._tokens[start : self._at]}, self._at + 1
+        body = {token.source for token in self._tokens[start : self._at]}
+        end = self._at + 1
         is_known = name.isidentifier() and not any(MARK in each or _PATTERN.search(each) for each in fields)
         if is_known and body.isdisjoint(_LEAVE):
             for field in fields:
-                self._at, self.variables.values[name] = start, Value((field,), self.variables.line)
+                self._at = start
+                self.variables.values[name] = Value((field,), self.variables.line)
                 self._pass("done")
             self._at = end
             if len(self.calls) == calls:
                 return True
-        self._at, self.variables.values, self._functions = start, before, functions
+        self._at = start
+        self.variables.values = before
+        self._functions = functions
         del self.calls[calls:]
         return False
 
@@ -386,18 +425,25 @@ class _Script:
         self._skip("(", ")", "\n")
         end = {"{": "}", "(": ")"}.get(self._next(), "}")
         functions = {**self._functions, name: (self._tokens, self._at, end)}
-        before, calls, environment = dict(self.variables.values), len(self.calls), dict(self.environment)
+        before = dict(self.variables.values)
+        calls = len(self.calls)
+        environment = dict(self.environment)
         self._pass(end)  # runs when it is called
-        self._functions, self.environment = functions, environment
+        self._functions = functions
+        self.environment = environment
         self.variables.values = before
         del self.calls[calls:]
 
     def _call(self, name: str, arguments: list[str]) -> None:
-        function, outer_tokens, outer_place = self._functions.pop(name), self._tokens, self._at
+        function = self._functions.pop(name)
+        outer_tokens = self._tokens
+        outer_place = self._at
         self._tokens, self._at, end = function
         with self._arguments(arguments):
             self.run(end)
-        self._tokens, self._at, self._functions[name] = outer_tokens, outer_place, function
+        self._tokens = outer_tokens
+        self._at = outer_place
+        self._functions[name] = function
 
     @contextlib.contextmanager
     def _arguments(self, arguments: Sequence[str]) -> Iterator[None]:
@@ -410,13 +456,15 @@ class _Script:
             self.variables.values["@"] = outer
 
     def _command(self, first: Word) -> None:
-        negated, self._negated = self._negated, False
+        negated = self._negated
+        self._negated = False
         succeeds = self._simple(first)
         self._succeeds = not succeeds if negated and succeeds is not None else succeeds
 
     def _simple(self, first: Word) -> bool | None:
         """Run a command. Returns whether it succeeds; None if that is not known."""
-        words, self.variables.line = [first], first.line
+        words = [first]
+        self.variables.line = first.line
         while self._at < len(self._tokens) and isinstance(token := self._tokens[self._at], Word):
             words.append(token)
             self._at += 1
@@ -499,7 +547,9 @@ class _Script:
         else:
             self.not_found[script.script.replace(MARK, "")] = None
             return
-        outer, environment, calls = dict(self.variables.values), dict(self.environment), len(self.calls)
+        outer = dict(self.variables.values)
+        environment = dict(self.environment)
+        calls = len(self.calls)
         for word in assignments:
             self.variables.assign(word)
         self._export(assignments)
@@ -549,11 +599,14 @@ class _ScriptCall:
 def _script_in(words: Sequence[str]) -> _ScriptCall | None:
     """The script that a command runs."""
     shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), len(words))
-    front, rest, is_text = words[:shell], list(words[shell + 1 :]), False
+    front = words[:shell]
+    rest = list(words[shell + 1 :])
+    is_text = False
     if shell == len(words):
         first = next((n for n, word in enumerate(words) if word not in _IN_FRONT and not ASSIGNMENT.match(word)), shell)
         first = words.index("--") + 1 if "--" in words else first
-        front, rest = words[:first], list(words[first:])
+        front = words[:first]
+        rest = list(words[first:])
         if not rest or not rest[0].endswith(".sh"):
             return None
     else:

@@ -184,7 +184,8 @@ class Variables:
         if first := match["first"]:
             return text.replace(match["old"], match["new"] or "", 1 if first == "/" else -1)
         pattern = re.compile(".*".join(map(re.escape, match["pattern"].split("*"))), re.DOTALL)
-        sign, places = match["sign"], range(len(text) + 1)
+        sign = match["sign"]
+        places = range(len(text) + 1)
         if sign in ("#", "##"):
             ends = (place for place in (places if sign == "#" else reversed(places)) if pattern.fullmatch(text[:place]))
             return text[next(ends, 0) :]
@@ -205,14 +206,19 @@ def merged(ends: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
 
 
 _COMPARISONS = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-}  # fmt: skip
+}
 
 
 def _with_if(expression: str) -> str:
     """An expression of the shell with Python's `if` for its `test ? first : second`, outside of parentheses."""
-    depth, found = 0, []
+    depth = 0
+    found = []
     for place, letter in enumerate(expression):
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if not depth and letter in "?:":
@@ -220,7 +226,9 @@ def _with_if(expression: str) -> str:
     if len(found) != 2:
         return expression
     question, colon = found
-    test, first, second = expression[:question], expression[question + 1 : colon], expression[colon + 1 :]
+    test = expression[:question]
+    first = expression[question + 1 : colon]
+    second = expression[colon + 1 :]
     return f"({first}) if ({test}) else ({second})"
 
 
@@ -240,7 +248,8 @@ def _integer(node: ast.expr, variables: Mapping[str, Value]) -> int:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_integer(operand, variables)
         case ast.BinOp(left=left, op=sign, right=right):
-            first, second = _integer(left, variables), _integer(right, variables)
+            first = _integer(left, variables)
+            second = _integer(right, variables)
             if isinstance(sign, ast.Add | ast.Sub | ast.Mult):
                 return {ast.Add: first + second, ast.Sub: first - second, ast.Mult: first * second}[type(sign)]
             if isinstance(sign, ast.Div | ast.Mod):

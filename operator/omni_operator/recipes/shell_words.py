@@ -22,9 +22,20 @@ _HYDRA = re.compile(r"\$\{[A-Za-z_]\w*\.")  # the shell has no dots in names
 _ANSI = re.compile(r"\$'(?:\\.|[^'\\])*'", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
 _ESCAPED = {
-    "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
-    "\\": "\\", "'": "'", '"': '"', "?": "?",
-}  # fmt: skip
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "E": "\x1b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "?": "?",
+}
 _BACKTICKS = re.compile(r"`(?:\\.|[^`\\])*`", re.DOTALL)
 _COMMENT = re.compile(r"`\s*#[^`\n]*`")  # an output that is empty: a comment within a continued line
 _DOCUMENT = re.compile(r"\$\(\s*cat\s*<<\s*(['\"])(\w+)\1[ \t]*\n(?P<text>.*?)\n\2[ \t]*\n\s*\)", re.DOTALL)
@@ -127,7 +138,10 @@ def _home() -> Parameter:
 
 class _Scanner:
     def __init__(self, text: str, first_line: int = 1) -> None:
-        self._text, self._at, self._line_at, self._line = text, 0, 0, first_line
+        self._text = text
+        self._at = 0
+        self._line_at = 0
+        self._line = first_line
         self._first_line = first_line
         self._documents: list[tuple[str, bool]] = []  # here-documents that begin at the next line
 
@@ -282,7 +296,8 @@ class _Scanner:
         self._at = match.end()
         home: tuple[Part, ...] = ()
         if not quoted and match[3] and (tilde := _HOME_IN_BRACES.match(self._text, self._at)):
-            home, self._at = (_home(),), tilde.end()
+            home = (_home(),)
+            self._at = tilde.end()
         argument = (*home, *self._closed("}", "brace", quoted))
         source = self._text[match.start() : self._at]
         if _HYDRA.match(source):

@@ -62,7 +62,8 @@ class CorrectedObjects:
             return
         complete = True
         for body in spec.shared:
-            kind, name = kind_of(body), body["metadata"]["name"]
+            kind = kind_of(body)
+            name = body["metadata"]["name"]
             live = self.cache.shared(key, kind, name)
             if self.memory.absent.get(kind, self.clock()) > self.clock():
                 complete = False
@@ -101,7 +102,9 @@ class CorrectedObjects:
         self, key: Key, spec: ValidSpec | None, facts: JobFacts, step: ScaleGroup | ReplacementStep
     ) -> None:
         """Change a worker group of a running attempt."""
-        memory, change, name = self.memory.of(key, facts.uid), change_of(step), step.cluster.name
+        memory = self.memory.of(key, facts.uid)
+        change = change_of(step)
+        name = step.cluster.name
         assert change is not None
         author = await self._find_author(memory, change, RAYCLUSTERS, key[0], name, *GROUPS)
         if isinstance(step, ScaleGroup):

@@ -22,7 +22,8 @@ from omni_operator.status.decisions.situation import (
 )
 
 AT_ONCE = 5  # in a row; the first time that something is written counts too
-PAUSE_FIRST, PAUSE_MOST = timedelta(seconds=1), timedelta(seconds=60)
+PAUSE_FIRST = timedelta(seconds=1)
+PAUSE_MOST = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=10)  # after which a correction begins a new row
 
 
@@ -91,8 +92,8 @@ class CorrectionRows:
 
     def changed_by_others(self, now: datetime, generation: int) -> str:
         """What others change all the time, for a condition; empty if they change nothing."""
-        found = (row.text for _, row in self._rows.values() if row.row_end(now, generation))
-        return "; ".join(dict.fromkeys(found))
+        texts = (row.text for _, row in self._rows.values() if row.row_end(now, generation))
+        return "; ".join(dict.fromkeys(texts))
 
     def times(self, now: datetime, generation: int) -> Iterator[datetime]:
         """When a pause ends, and when a row is forgotten."""

@@ -17,7 +17,8 @@ from omni_operator.reconcile.pass_memory import JobMemory
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Observation
 
-LABELS, OWNER = Change(("labels",)), Change(("owner",))
+LABELS = Change(("labels",))
+OWNER = Change(("owner",))
 
 
 async def recover_lost(
@@ -35,14 +36,16 @@ async def recover_lost(
         Refused: the API server refuses to say it, or a webhook removes the labels at once.
     """
     cached = cache.observed(key, facts.uid)
-    number, raycluster = _lost_rayjob(key, cached, status, memory), _lost_raycluster(cached, status, memory)
+    number = _lost_rayjob(key, cached, status, memory)
+    raycluster = _lost_raycluster(cached, status, memory)
     paused = memory.corrections.of(LABELS).pause_end(now, facts.generation)
     if (number or raycluster) and (paused or memory.refusals.standing(facts.generation, now)):
         return False
 
     async def restore(kind: Kind, live: Body, attempt: int) -> None:
         if changes := owned_objects.missing_labels(live, key, attempt):
-            what, author = f"the labels of {kind.kind} {live['metadata']['name']}", find_author(live)
+            what = f"the labels of {kind.kind} {live['metadata']['name']}"
+            author = find_author(live)
             live = await cluster.patch(kind, live, changes)
             if JOB_LABEL not in (live["metadata"].get("labels") or {}):
                 raise Refused(f"a webhook or policy of the cluster removes {what}: exempt the objects of jobs from it")
@@ -59,18 +62,18 @@ async def recover_lost(
         if live:
             cache.put(RAYJOBS, live)
     if number:
-        found = await owned_objects.find_rayjob(cluster, key, facts.uid, number, status.children.ray_job_uid)
-        if found is None:
+        rayjob = await owned_objects.find_rayjob(cluster, key, facts.uid, number, status.children.ray_job_uid)
+        if rayjob is None:
             memory.lost = Names(key[1]).attempt(number)
         else:
-            await restore(RAYJOBS, found, number)
+            await restore(RAYJOBS, rayjob, number)
     if raycluster:  # unseen, it would train at the same time as the next attempt
         name, uid = raycluster
-        found = await owned_objects.find_raycluster(cluster, key, name, uid)
-        if found is None:
+        cluster_body = await owned_objects.find_raycluster(cluster, key, name, uid)
+        if cluster_body is None:
             memory.lost_cluster = uid
         else:
-            await restore(RAYCLUSTERS, found, status.attempts)
+            await restore(RAYCLUSTERS, cluster_body, status.attempts)
     return True
 
 
@@ -85,7 +88,8 @@ def _lost_rayjob(key: Key, cached: Observation, status: Status, memory: JobMemor
 
 def _lost_raycluster(cached: Observation, status: Status, memory: JobMemory) -> tuple[str, str] | None:
     """Name and uid of the RayCluster that is to be looked for."""
-    name, uid = status.children.ray_cluster, status.children.ray_cluster_uid
+    name = status.children.ray_cluster
+    uid = status.children.ray_cluster_uid
     if name is None or uid is None or uid in (memory.lost_cluster, *(each.uid for each in cached.clusters)):
         return None
     return name, uid

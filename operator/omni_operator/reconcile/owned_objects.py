@@ -38,18 +38,19 @@ async def create(cluster: Cluster, rendered: Body) -> Body:
         NameTaken, Conflict: as `ensure`.
         Refused: the cluster stores it without what makes it the job's.
     """
-    kind, meta = kind_of(rendered), rendered["metadata"]
+    kind = kind_of(rendered)
+    meta = rendered["metadata"]
     try:
         live = await cluster.create(rendered)
     except AlreadyExists:
-        found = await cluster.read(kind, meta["namespace"], meta["name"])
-        if found is None:
+        stored = await cluster.read(kind, meta["namespace"], meta["name"])
+        if stored is None:
             raise Conflict(f"{kind.kind} {meta['name']} was deleted in between") from None
-        digest = (found["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
-        if owner_of(found) or digest != meta["annotations"][RENDERED_ANNOTATION]:
-            require_owned(found, rendered)
-            return found
-        live = found  # created by an earlier pass, which the uid of the job in the digest tells
+        digest = (stored["metadata"].get("annotations") or {}).get(RENDERED_ANNOTATION)
+        if owner_of(stored) or digest != meta["annotations"][RENDERED_ANNOTATION]:
+            require_owned(stored, rendered)
+            return stored
+        live = stored  # created by an earlier pass, which the uid of the job in the digest tells
     lost = [f"label {JOB_LABEL}"] if JOB_LABEL not in (live["metadata"].get("labels") or {}) else []
     lost += ["ownerReferences"] if owner_of(live) != owner_of(rendered) else []
     if not lost:
@@ -101,8 +102,10 @@ def missing_owner(live: Body, key: Key, job_uid: str) -> dict[str, Any]:
 
 def require_owned(live: Body, rendered: Body) -> None:
     """Raise an error unless the live object has the controller of the rendered one."""
-    kind, name = kind_of(rendered), rendered["metadata"]["name"]
-    owner, wanted = owner_of(live), owner_of(rendered)
+    kind = kind_of(rendered)
+    name = rendered["metadata"]["name"]
+    owner = owner_of(live)
+    wanted = owner_of(rendered)
     if owner == wanted:
         return
     if owner and wanted and (owner.kind, owner.name) == (wanted.kind, wanted.name):

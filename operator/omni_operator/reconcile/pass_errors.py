@@ -19,7 +19,6 @@ from omni_operator.cluster.kinds import JOBS, Body, Key
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.status.observed import evidence
 from omni_operator.status.observed.timestamps import format_timestamp
-from omni_operator.status.reasons.names import EventReason
 from omni_operator.status.report.conditions import MESSAGE_LIMIT
 from omni_operator.status.report.events import Event
 
@@ -50,7 +49,7 @@ class PassErrors:
         }
         if await self._write(key, body, condition):
             note = f"{reason}: {text}"
-            await self.events.create(body, Event("Warning", EventReason.RECONCILE_ERROR, note, f"e{note}"), now)
+            await self.events.create(body, Event("Warning", "ReconcileError", note, f"e{note}"), now)
 
     async def clear(self, key: Key, body: Body) -> None:
         """Remove the condition if the job has it."""

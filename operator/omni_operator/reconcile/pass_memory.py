@@ -43,7 +43,8 @@ class JobMemory:
 
     def with_times_seen(self, observed: Observation, now: datetime) -> Observation:
         """The observation, with times since which this process sees head and failure: KubeRay has another clock."""
-        cluster, rayjob = observed.cluster(observed.newest), observed.rayjob(observed.newest)
+        cluster = observed.cluster(observed.newest)
+        rayjob = observed.rayjob(observed.newest)
         if cluster:
             state = cluster.uid, cluster.head_ready, cluster.head_since
             head = replace(cluster, head_since=self._since("head", state, now))
@@ -83,10 +84,10 @@ class PassMemory:
 
     def of(self, key: Key, uid: str) -> JobMemory:
         """What is remembered of the job with this uid; nothing of an earlier job of its name."""
-        found = self._jobs.get(key)
-        if found is None or found.uid != uid:
-            found = self._jobs[key] = JobMemory(uid)
-        return found
+        memory = self._jobs.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._jobs[key] = JobMemory(uid)
+        return memory
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a job that does not exist any more."""

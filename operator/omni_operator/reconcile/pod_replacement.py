@@ -52,13 +52,16 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
     Raises:
         Conflict: its worker group is not the one that the step was decided for.
     """
-    known, names = step.group, rolling_names(step.group.name)
+    known = step.group
+    names = rolling_names(step.group.name)
     groups = copy.deepcopy(body["spec"].get("workerGroupSpecs") or [])
     group = groups[known.index] if known.index < len(groups) else {}
     replicas = max(0, group.get("replicas") or 0)  # as they were observed
     if (group.get("groupName"), replicas, template_of(group)) != (
-        known.name, known.replicas, known.template,
-    ):  # fmt: skip
+        known.name,
+        known.replicas,
+        known.template,
+    ):
         raise Conflict(f"{RAYCLUSTERS.plural} {step.cluster.name}: its {known.name} group has changed")
     before = (body["metadata"].get("annotations") or {}).get(names.before)
     annotations: dict[str, str | None] = {}
@@ -94,10 +97,10 @@ def template_of(group: Mapping[str, Any]) -> str:
 def _parse(before: str | None) -> Body:
     """The template before a change; nothing if the annotation has something else, which anyone may have written."""
     try:
-        found = load_json((before or "{}").encode())
+        parsed = load_json((before or "{}").encode())
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _make_of(group: Body, source: Body) -> None:

@@ -55,10 +55,10 @@ async def ask_for_pods(cluster: Cluster, namespace: str, step: AskForPods, now: 
 
 def has_no_room(workloads: Iterable[Body]) -> bool:
     """Whether a queue has tried the only Workload of a RayJob, and waits for quota. PURE."""
-    found = list(workloads)
-    if len(found) != 1 or (found[0].get("spec") or {}).get("active") is False:
+    candidates = list(workloads)
+    if len(candidates) != 1 or (candidates[0].get("spec") or {}).get("active") is False:
         return False
-    conditions = {one.get("type"): one for one in (found[0].get("status") or {}).get("conditions") or ()}
+    conditions = {one.get("type"): one for one in (candidates[0].get("status") or {}).get("conditions") or ()}
     tried = conditions.get("QuotaReserved") or {}
     pending = (tried.get("status"), tried.get("reason")) == ("False", "Pending")
     return pending and PREEMPTING not in str(tried.get("message"))
@@ -69,9 +69,12 @@ def is_as_decided(body: Body, step: AskForPods) -> bool:
 
     Someone else may have changed one of both; then its numbers are not ours any more.
     """
-    found, groups = parse_rayjob(body), _groups(body)
-    size, rollout, trainer = found.pool(ROLLOUT_GROUP), groups.get(ROLLOUT_GROUP, {}), groups.get(TRAINER_GROUP, {})
-    same = (found.uid, found.suspended, found.pools) == (step.rayjob.uid, True, step.rayjob.pools)
+    rayjob = parse_rayjob(body)
+    groups = _groups(body)
+    size = rayjob.pool(ROLLOUT_GROUP)
+    rollout = groups.get(ROLLOUT_GROUP, {})
+    trainer = groups.get(TRAINER_GROUP, {})
+    same = (rayjob.uid, rayjob.suspended, rayjob.pools) == (step.rayjob.uid, True, step.rayjob.pools)
     numbers = {size.pods if size else None, rollout.get("replicas"), step.old}
     return same and len(numbers) == 1 and OVERRIDES_ANNOTATION in _annotations(trainer)
 
@@ -82,7 +85,8 @@ def change(body: Body, step: AskForPods, now: datetime) -> Body:
     Args:
         body: one that is as decided.
     """
-    spec, groups = body["spec"], copy.deepcopy(_groups(body))
+    spec = body["spec"]
+    groups = copy.deepcopy(_groups(body))
     groups[ROLLOUT_GROUP].update(dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), step.new))
     files = _annotations(groups[TRAINER_GROUP])
     files[OVERRIDES_ANNOTATION] = _with_nodes(files[OVERRIDES_ANNOTATION], step)
@@ -107,8 +111,8 @@ def _groups(body: Body) -> dict[str, dict[str, Any]]:
 
 def _annotations(group: dict[str, Any]) -> dict[str, str]:
     """The annotations of the pods of a group."""
-    found: dict[str, str] = ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
-    return found
+    annotations: dict[str, str] = ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
+    return annotations
 
 
 def _with_nodes(text: str, step: AskForPods) -> str:

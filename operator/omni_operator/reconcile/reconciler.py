@@ -233,18 +233,23 @@ class Reconciler:
         after = self._observe(key, facts.uid)
         newest = max(status.attempts, after.newest)
         context = Context(
-            timeouts=self.timeouts, now=now, listening=self._memory.listening, refusal=refusal,
-            refused_spec=refused_spec, changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
-        )  # fmt: skip
+            timeouts=self.timeouts,
+            now=now,
+            listening=self._memory.listening,
+            refusal=refusal,
+            refused_spec=refused_spec,
+            changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
+        )
         derived = derive_status(facts, after, status, decision.situation, context)
         replaced = replaces_missing(after, newest)
         write = self._write(key, current, status, derived, memory, now, replaced=replaced)
         written = await self._count_errors(memory, facts, write)
         wakes = [
-            decision.wake, memory.refusals.until if refusal else None,
+            decision.wake,
+            memory.refusals.until if refusal else None,
             *memory.corrections.times(now, facts.generation),
             *find_deadlines(facts, decision.situation, derived, after, context),
-        ]  # fmt: skip
+        ]
         # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
         wakes = [written.wake, *(at for at in wakes if at and at > now)]
         result = "refused" if refusal else "conflict" if conflict else written.result
@@ -258,7 +263,8 @@ class Reconciler:
             known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
         except Refused as error:
             log.warning("%s/%s: the API server rejected a request: %s", *key, error)
-            memory.refusals, known = memory.refusals.add(error, facts.generation, now), False
+            memory.refusals = memory.refusals.add(error, facts.generation, now)
+            known = False
         if known:
             return None
         refusal = memory.refusals.standing(facts.generation, now)
@@ -345,9 +351,16 @@ class Reconciler:
             self.cache.remove(JOBS, body)
 
     async def _write(
-        self, key: Key, body: Body, status: Status, derived: Status, memory: JobMemory, now: datetime,
-        *, replaced: bool = False,
-    ) -> ReconcileResult:  # fmt: skip
+        self,
+        key: Key,
+        body: Body,
+        status: Status,
+        derived: Status,
+        memory: JobMemory,
+        now: datetime,
+        *,
+        replaced: bool = False,
+    ) -> ReconcileResult:
         """Write the status if it is due, then create events for what changed; `replaced` as in `find_events`."""
         due = next_write_time(status, derived, memory.written, now)
         if due and memory.altered and memory.written:
@@ -364,7 +377,8 @@ class Reconciler:
         if not written:
             return ReconcileResult(result="conflict")
         # By an admission webhook, which would do so each time.
-        memory.written, memory.altered = now, parse_status(answer) != derived
+        memory.written = now
+        memory.altered = parse_status(answer) != derived
         known = {failure.attempt for failure in status.failures}
         for failure in derived.failures:
             if failure.attempt not in known:

@@ -19,7 +19,8 @@ from omni_operator.status.observed.observation import Refusal
 
 SERVER_ERRORS = 3  # answers with 500, or none in time, in a row that count as a refusal: what was sent may be the cause
 WAIT_BACKOFF = timedelta(seconds=15)  # for what users install or delete while they watch the job
-BACKOFF_FIRST, BACKOFF_MOST = timedelta(seconds=5), timedelta(minutes=5)
+BACKOFF_FIRST = timedelta(seconds=5)
+BACKOFF_MOST = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class Refusals:
 
 
 # Of nearly all jobs, so they share them.
-NO_REFUSALS, NO_SERVER_ERRORS = Refusals(), ServerErrors()
+NO_REFUSALS = Refusals()
+NO_SERVER_ERRORS = ServerErrors()
 
 
 def describe(error: ClusterError) -> Refusal:

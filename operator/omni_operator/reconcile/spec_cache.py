@@ -43,7 +43,8 @@ class ValidSpec:
     """A job with a valid specification, and what passes derive from it."""
 
     def __init__(self, job: DiffusionRLJob, settings: ClusterSettings) -> None:
-        self.job, self._settings = job, settings
+        self.job = job
+        self._settings = settings
         self._digests: dict[int, str] = {}
 
     @cached_property
@@ -134,9 +135,9 @@ def _parse(body: Body, settings: ClusterSettings) -> ValidSpec | InvalidSpec:
     try:
         return ValidSpec(DiffusionRLJob.model_validate({**body, "status": {}}), settings)
     except ValidationError as error:
-        found = list(describe_errors(error, DiffusionRLJob))
-    text = "; ".join(f"{format_path(at)}: {problem}" for at, problem in found)
-    return InvalidSpec(text, _without_invalid(body, [at for at, _ in found]))
+        problems = list(describe_errors(error, DiffusionRLJob))
+    text = "; ".join(f"{format_path(at)}: {problem}" for at, problem in problems)
+    return InvalidSpec(text, _without_invalid(body, [at for at, _ in problems]))
 
 
 def _without_invalid(body: Body, invalid: Sequence[FieldPath]) -> DiffusionRLJob | None:
@@ -162,16 +163,16 @@ def _in_order(at: FieldPath) -> list[str]:
 def _remove(rest: Body, at: FieldPath) -> bool:
     """Remove what is at a path, or the innermost part of the spec around it. Returns whether there is any."""
     inside: Any = rest
-    found: list[tuple[Any, str | int]] = []
+    removed: list[tuple[Any, str | int]] = []
     for step in at:
         if not (
             step in inside if isinstance(inside, dict) else isinstance(inside, list) and step in range(len(inside))
         ):
             break
-        found.append((inside, step))
+        removed.append((inside, step))
         inside = inside[step]
-    if len(found) < 2 or found[0][1] != "spec":
+    if len(removed) < 2 or removed[0][1] != "spec":
         return False
-    parent, step = found[-1]
+    parent, step = removed[-1]
     del parent[step]
     return True

@@ -26,8 +26,10 @@ from omni_operator.cluster.kinds import Key
 from omni_operator.cluster.protocol import Cluster, Identity
 from omni_operator.reports.rate_limiter import RateLimiter
 
-TOKENS_KEPT, REJECTED_KEPT = 16_384, 1024
-TOKEN_LIFETIME, REJECTED_LIFETIME = timedelta(seconds=60), timedelta(seconds=10)
+TOKENS_KEPT = 16_384
+REJECTED_KEPT = 1024
+TOKEN_LIFETIME = timedelta(seconds=60)
+REJECTED_LIFETIME = timedelta(seconds=10)
 REJECTED_BURST, REJECTED_PER_SECOND = 5, 0.1  # TokenReviews that reject a token, of one source
 REVIEWS_AT_ONCE = 4
 Value = TypeVar("Value")
@@ -108,7 +110,8 @@ class ReportAuthorizer:
             TooManyRejected: the address has sent too many tokens that were rejected.
             ClusterError: the TokenReview failed.
         """
-        key, source = claims.key, source_of(address)
+        key = claims.key
+        source = source_of(address)
         if claims.pod is None:
             raise ReportDenied("the token is not bound to a pod")
         self._attempt_of(key, uid, claims.pod)
@@ -128,7 +131,8 @@ class ReportAuthorizer:
 
     async def _identify(self, token: str, audience: str, source: str) -> Identity | None:
         # A time further ahead is from before the clock was set back.
-        digest, now = hashlib.sha256(f"{audience}\n{token}".encode()).digest(), self.clock()
+        digest = hashlib.sha256(f"{audience}\n{token}".encode()).digest()
+        now = self.clock()
         if digest in self._valid and timedelta() < self._valid[digest][0] - now <= TOKEN_LIFETIME:
             return self._valid[digest][1]
         if digest in self._rejected and timedelta() < self._rejected[digest][0] - now <= REJECTED_LIFETIME:
@@ -146,9 +150,12 @@ class ReportAuthorizer:
 
 
 def _keep(
-    kept: OrderedDict[bytes, tuple[datetime, Value]], digest: bytes, result: tuple[datetime, Value], now: datetime,
+    kept: OrderedDict[bytes, tuple[datetime, Value]],
+    digest: bytes,
+    result: tuple[datetime, Value],
+    now: datetime,
     most: int,
-) -> None:  # fmt: skip
+) -> None:
     """Keep a result until its time; drop those whose time is over, and the oldest beyond `most`."""
     kept[digest] = result
     kept.move_to_end(digest)

@@ -41,8 +41,8 @@ class ReportStore:
 
     def newest(self, key: Key, uid: str) -> TrainerReport | None:
         """The newest report of the job with this uid."""
-        found = self._newest.get(key)
-        return found[1] if found and found[0] == uid else None
+        stored = self._newest.get(key)
+        return stored[1] if stored and stored[0] == uid else None
 
     def clear(self) -> None:
         """Drop everything, because another process has taken reports since."""

@@ -21,7 +21,7 @@ from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
 from omni_operator.settings import SettingsError, from_environ
-from omni_operator.status.reasons.names import FailureReason
+from omni_operator.status.reasons.table import reasons_shown
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -200,7 +200,7 @@ async def test_every_reason_has_a_series_before_the_first_failure() -> None:
         return {each.labels["reason"]: each.value for family in page for each in family.samples if each.name == name}
 
     before = await failures()
-    assert before == dict.fromkeys([reason.value for reason in FailureReason], 0.0)
+    assert before == dict.fromkeys(reasons_shown("failure"), 0.0)
     metrics.failed("HeadLost")
     assert await failures() == {**before, "HeadLost": 1.0}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ from omni_operator.reconcile.reconciler import Reconciler
 from omni_operator.reports.endpoint import ReportStore
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.trainer_report import parse_event
+from omni_operator.status.reasons.table import REASONS, reasons_shown
 
 KEY: Key = ("team-a", "red")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,12 +49,14 @@ class Simulation:
         skew: difference of the operator's clock to all others.
         frozen: kinds whose watch delivers nothing.
         fault: of the operator's requests, see `FaultyCluster`.
+        foreign_reasons: reasons that others than the operator write into statuses.
     """
 
     def __init__(self) -> None:
         self.now, self.skew = START, timedelta()
         self.cluster = FakeCluster(lambda: self.now)
         self.passes = 0
+        self.foreign_reasons: set[str] = set()
         self.fault: Callable[[str], Fault | None] = lambda write: None
         self.start_operator()
 
@@ -281,9 +284,35 @@ class Simulation:
         return [body for _, kind, body in self.cluster.events if kind.plural == "events"]
 
 
+def unexplained_reasons(history: Iterable[tuple[str, Kind, Body]]) -> set[tuple[str, str]]:
+    """Reasons in statuses and events that the table of reasons does not have, or not in that place."""
+    shown: set[tuple[str, str]] = set()
+    for _, kind, body in history:
+        if kind.plural == "events":
+            shown.add((body["reason"], "event"))
+        elif kind == JOBS:
+            status = Status.model_validate(body.get("status") or {})
+            shown |= {(failure.reason, "failure") for failure in status.failures}
+            shown |= {(warning.reason, "warning") for warning in status.warnings}
+            shown |= {(value.reason, f"{value.type}={value.status}") for value in status.conditions}
+    return {(reason, place) for reason, place in shown if not _is_explained(reason, place)}
+
+
+def _is_explained(reason: str, place: str) -> bool:
+    if place in ("AcceleratorChosen=True", "ReconcileError=True"):  # the vendor; the type of the error
+        return True
+    if place.endswith("=Unknown") or reason in reasons_shown("failure"):  # of the condition that decides it
+        return reason in REASONS
+    return reason in reasons_shown(place)
+
+
 @pytest.fixture
-def simulation() -> Simulation:
-    return Simulation()
+def simulation() -> Iterator[Simulation]:
+    """A simulation; after the test, every reason that the operator wrote is in the table of reasons."""
+    simulation = Simulation()
+    yield simulation
+    written = unexplained_reasons(simulation.cluster.events)
+    assert {reason for reason, _ in written} <= simulation.foreign_reasons, written
 
 
 @pytest.fixture

@@ -319,7 +319,7 @@ async def test_missing_permissions_are_named_until_they_are_granted(simulation: 
     await simulation.settle()
     assert simulation.condition("Ready").reason == "Forbidden"
     assert 'cannot create resource "rayjobs"' in simulation.condition("Ready").message
-    assert "ChildRefused" in simulation.event_reasons()
+    assert "Forbidden" in simulation.event_reasons()
     simulation.cluster.failures = lambda verb, kind, name: None
     await simulation.after(301)
     assert simulation.attempts() == ["red-a01"]

@@ -35,7 +35,7 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
     await simulation.after(3600)
     ready = simulation.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == ("False", "Forbidden", "jobs are kept here")
-    assert simulation.event_reasons().count("ChildRefused") == 1
+    assert simulation.event_reasons().count("Forbidden") == 1
     assert simulation.status().state == before.state
     assert simulation.cluster.counts()["delete", "diffusionrljobs"] < 25
     others = [condition for condition in simulation.status().conditions if condition.type != "Ready"]

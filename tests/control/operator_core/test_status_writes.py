@@ -87,6 +87,7 @@ async def test_a_webhook_that_alters_each_status_is_not_answered_with_a_status_e
 ) -> None:
     """Else both write as fast as the API server answers."""
     stored = FakeCluster.apply_status
+    simulation.foreign_reasons.add("Approved")
 
     async def alter(cluster: FakeCluster, kind: Kind, body: Body, status: Body) -> Body:
         rest = {name: value for name, value in status.items() if name not in lost.split()}

@@ -25,7 +25,7 @@ from omni_operator.status.decisions.situation import (
 from omni_operator.status.decisions.verdict import InProgress, Stage
 from omni_operator.status.observed.job_facts import JobFacts
 from omni_operator.status.observed.observation import Observation, ObservedRayCluster, Refusal, TrainerReport
-from omni_operator.status.reasons.names import Action, FailureReason
+from omni_operator.status.reasons.names import Action
 from omni_operator.status.report.conditions import (
     UP_TO_DATE,
     Heartbeat,
@@ -46,7 +46,7 @@ BEHIND = TrainerReport(attempt=1, at=NOW, version=5, min_version=1)
 
 
 def failing(final: bool) -> Failing:
-    return Failing(1, FailureReason.HEAD_LOST, "lost", Action.RETRY, counted=True, final=final, why="no retry")
+    return Failing(1, "HeadLost", "lost", Action.RETRY, counted=True, final=final, why="no retry")
 
 
 def state(

@@ -125,13 +125,14 @@ def _root_rules() -> list[Cel]:
 
 def _fields() -> list[tuple[str, bool]]:
     """Names of the fields of the spec that may not change after the end, and whether each is always set."""
-    made = structural(Spec.model_json_schema(by_alias=True))
-    always = {*made["required"], *(name for name, field in made["properties"].items() if "default" in field)}
-    return [(name, name in always) for name in made["properties"] if name not in AFTER_THE_END]
+    schema = structural(Spec.model_json_schema(by_alias=True))
+    always = {*schema["required"], *(name for name, field in schema["properties"].items() if "default" in field)}
+    return [(name, name in always) for name in schema["properties"] if name not in AFTER_THE_END]
 
 
 def _same(name: str, always: bool) -> str:
-    new, old = f"self.spec.{name}", f"oldSelf.spec.{name}"
+    new = f"self.spec.{name}"
+    old = f"oldSelf.spec.{name}"
     return f"{new} == {old}" if always else f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 
@@ -141,23 +142,23 @@ def _owned_in_parts(status: dict[str, Any]) -> dict[str, Any]:
     An owner of each field of them takes a tenth of the API server's time for a new job, and a quarter of the job's size
     (docs/budgets.md). Conditions have owners of their own: `ReconcileError` is written separately.
     """
-    made = {name: dict(part) for name, part in status["properties"].items()}
-    for part in made.values():
+    parts = {name: dict(part) for name, part in status["properties"].items()}
+    for part in parts.values():
         if "properties" in part:
             part["x-kubernetes-map-type"] = "atomic"
         elif part.get("x-kubernetes-list-type") == "map":
             part["items"] = {**part["items"], "x-kubernetes-map-type": "atomic"}
-    return {**status, "properties": made}
+    return {**status, "properties": parts}
 
 
 def _without_defaults(node: dict[str, Any]) -> dict[str, Any]:
     """Remove defaults: the status contains only what was observed."""
-    made = {key: value for key, value in node.items() if key != "default"}
-    if "properties" in made:
-        made["properties"] = {name: _without_defaults(inner) for name, inner in made["properties"].items()}
-    if "items" in made:
-        made["items"] = _without_defaults(made["items"])
-    return made
+    kept = {key: value for key, value in node.items() if key != "default"}
+    if "properties" in kept:
+        kept["properties"] = {name: _without_defaults(inner) for name, inner in kept["properties"].items()}
+    if "items" in kept:
+        kept["items"] = _without_defaults(kept["items"])
+    return kept
 
 
 def text() -> str:

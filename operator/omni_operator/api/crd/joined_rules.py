@@ -37,20 +37,20 @@ def join_rules(schema: Schema, at: str = "") -> Schema:
     Args:
         at: path of the schema's object, as `spec.rollout`.
     """
-    made = dict(schema)
-    if "properties" in made:
-        made["properties"] = {
-            name: join_rules(inner, f"{at}.{name}".strip(".")) for name, inner in made["properties"].items()
+    joined = dict(schema)
+    if "properties" in joined:
+        joined["properties"] = {
+            name: join_rules(inner, f"{at}.{name}".strip(".")) for name, inner in joined["properties"].items()
         }
     for name in ("items", "additionalProperties"):
-        if isinstance(made.get(name), dict):
-            made[name] = join_rules(made[name], f"{at}[]" if name == "items" else f"{at}.*")
-    rules = made.get(VALIDATIONS, ())
+        if isinstance(joined.get(name), dict):
+            joined[name] = join_rules(joined[name], f"{at}[]" if name == "items" else f"{at}.*")
+    rules = joined.get(VALIDATIONS, ())
     # A rule about a change is not evaluated at a creation: it cannot be joined with others.
     parts = [rule for rule in rules if OLD not in rule["rule"] and len(rule["rule"]) <= LONGEST]
     if len(parts) > 1:
-        made[VALIDATIONS] = [_joined(parts, schema, at), *(rule for rule in rules if rule not in parts)]
-    return made
+        joined[VALIDATIONS] = [_joined(parts, schema, at), *(rule for rule in rules if rule not in parts)]
+    return joined
 
 
 def _joined(rules: Sequence[Rule], schema: Schema, at: str) -> Rule:
@@ -121,7 +121,8 @@ def _copied_fields(path: str, schema: Schema) -> int:
     """The fields of schemas that the last step of a path copies; 0 if there are objects without that field."""
     around = schema
     for name in path.split(".")[1:]:
-        around, schema = schema, schema.get("properties", {}).get(name, {})
+        around = schema
+        schema = schema.get("properties", {}).get(name, {})
         if name not in around.get("required", ()) and "default" not in schema:
             return 0
     return 2 * len(around["properties"]) + len(schema.get("properties", ()))

@@ -17,7 +17,8 @@ from omni_operator.api.base import VALIDATIONS
 from .joined_rules import OLD, Rule, Schema
 
 STORED = "has(self.status)"
-_SELF, _NAMED = re.compile(r"\bself\b"), re.compile(r"\[self\.")
+_SELF = re.compile(r"\bself\b")
+_NAMED = re.compile(r"\[self\.")
 
 
 def spare_stored(schema: Schema) -> Schema:

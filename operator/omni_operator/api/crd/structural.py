@@ -9,10 +9,28 @@ from omni_operator.api.base import VALIDATIONS, Cel
 Schema = dict[str, Any]
 # Keywords that a CRD may contain. Others are converted to these, dropped, or an error.
 KEPT = {
-    "type", "description", "default", "enum", "format", "pattern", "required", "properties", "items",
-    "additionalProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
-}  # fmt: skip
+    "type",
+    "description",
+    "default",
+    "enum",
+    "format",
+    "pattern",
+    "required",
+    "properties",
+    "items",
+    "additionalProperties",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+}
 DROPPED = {"title", "$defs", "examples"}
 KEYS = {"patternProperties", "propertyNames"}
 EXTENSION = "x-kubernetes-"
@@ -35,35 +53,35 @@ def structural(schema: Schema) -> Schema:
 
 def _node(given: Schema, definitions: Schema, at: str) -> Schema:
     node = _merged(given, definitions, at)
-    made: Schema = {}
+    structural_node: Schema = {}
     for key, value in node.items():
         if key in KEPT or key.startswith(EXTENSION):
-            made[key] = value
+            structural_node[key] = value
         elif key == "const":
-            made["enum"] = [value]
+            structural_node["enum"] = [value]
         elif key not in DROPPED | KEYS:
             raise NotStructural(f"{at or 'the root'}: {key}")
-    _keys_of_a_map(node, made)
+    _keys_of_a_map(node, structural_node)
     for limit, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         # In a CRD these are flags next to the limit, as in draft 4 of JSON schema.
-        if strict in made and not isinstance(made[strict], bool):
-            made[limit], made[strict] = made[strict], True
-    if "properties" in made:
-        made["properties"] = {
-            name: _node(inner, definitions, f"{at}.{name}") for name, inner in made["properties"].items()
+        if strict in structural_node and not isinstance(structural_node[strict], bool):
+            structural_node[limit], structural_node[strict] = structural_node[strict], True
+    if "properties" in structural_node:
+        structural_node["properties"] = {
+            name: _node(inner, definitions, f"{at}.{name}") for name, inner in structural_node["properties"].items()
         }
-        made.pop("additionalProperties", None)
-        if made.get("default") is not None:
+        structural_node.pop("additionalProperties", None)
+        if structural_node.get("default") is not None:
             # Complete, because rules are evaluated on defaults before the fields' own defaults are filled in.
-            fields = made["properties"].items()
-            made["default"] = {name: inner["default"] for name, inner in fields if "default" in inner}
-    elif isinstance(made.get("additionalProperties"), dict):
-        made["additionalProperties"] = _node(made["additionalProperties"], definitions, f"{at}.*")
-    if "items" in made:
-        made["items"] = _node(made["items"], definitions, f"{at}[]")
-    if made.get("default", "") is None:
-        del made["default"]
-    return _named(made)
+            fields = structural_node["properties"].items()
+            structural_node["default"] = {name: inner["default"] for name, inner in fields if "default" in inner}
+    elif isinstance(structural_node.get("additionalProperties"), dict):
+        structural_node["additionalProperties"] = _node(structural_node["additionalProperties"], definitions, f"{at}.*")
+    if "items" in structural_node:
+        structural_node["items"] = _node(structural_node["items"], definitions, f"{at}[]")
+    if structural_node.get("default", "") is None:
+        del structural_node["default"]
+    return _named(structural_node)
 
 
 def _keys_of_a_map(node: Schema, made: Schema) -> None:

@@ -76,11 +76,11 @@ class _Constructor(RoundTripConstructor):
     @override
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            made = super().construct_object(node, deep)
+            constructed = super().construct_object(node, deep)
         except INVALID as error:
             tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
             text = f"{str(node.value)[:40]!r} is not a valid value of {tag}"
             raise ConstructorError(problem=text, problem_mark=node.start_mark) from error
-        if isinstance(made, int) and made.bit_length() > LARGEST_BITS:
+        if isinstance(constructed, int) and constructed.bit_length() > LARGEST_BITS:
             raise ConstructorError(problem="a number with too many digits", problem_mark=node.start_mark)
-        return made
+        return constructed

@@ -100,10 +100,10 @@ def _reference_rule(name: str) -> str | None:
 def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advice: str) -> str | None:
     if "${" in value:  # the value of another setting
         return None
-    given = parse_value(value)
-    if given is None and name in EMPTY_GROUPS:  # null is an empty group to the trainer
+    parsed = parse_value(value)
+    if parsed is None and name in EMPTY_GROUPS:  # null is an empty group to the trainer
         return None
-    if any(given == other and isinstance(given, bool) == isinstance(other, bool) for other in accepted):
+    if any(parsed == other and isinstance(parsed, bool) == isinstance(other, bool) for other in accepted):
         return None
     values = " or ".join(_plain(other) for other in accepted)
     return f"{name}={value} is not supported; write {values}: {advice}"
@@ -113,10 +113,10 @@ def _describe_conflict(name: str, value: str, loss: str | None) -> str | None:
     """Why the algorithm cannot use a supported value, in the trainer's words."""
     if "${" in value:
         return None
-    given = parse_value(value)
+    parsed = parse_value(value)
     for setting, needed, reason, losses in REQUIRED:
-        if setting == name and loss in losses and given != needed:
-            return f"{name}: {_plain(given)} does not go with {loss}: {reason}; it needs {_plain(needed)}"
+        if setting == name and loss in losses and parsed != needed:
+            return f"{name}: {_plain(parsed)} does not go with {loss}: {reason}; it needs {_plain(needed)}"
     return None
 
 

@@ -32,7 +32,9 @@ _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 def _fits_trainer(pool: str) -> str:
     """CEL: the vendor of a pool's accelerator may be combined with the trainer's."""
-    own, trainer, vendors = f"{pool}.accelerator", "self.trainer.accelerator", list(VENDORS)
+    own = f"{pool}.accelerator"
+    trainer = "self.trainer.accelerator"
+    vendors = list(VENDORS)
     return (
         f"(has({own}.vendor) == has({trainer}.vendor) && (!has({trainer}.vendor) || "
         f"{own}.vendor == {trainer}.vendor || ({own}.vendor in {vendors} && {trainer}.vendor in {vendors})))"
@@ -109,10 +111,12 @@ def accelerator_violations(
             ("rollout", "replicas"),
             f"is {rollout.replicas}: {ENGINES} ({trainer.accelerators} / {rollout.engine.tensor_parallel_size})",
         )
-    samples, workers = trainer.batch.prompts * rollout.samples_per_prompt, rollout.agent_loop.workers or 1
+    samples = trainer.batch.prompts * rollout.samples_per_prompt
+    workers = rollout.agent_loop.workers or 1
     for parts, what in (
-        (trainer.accelerators, "the number of accelerators"), (workers, "spec.rollout.agentLoop.workers"),
-    ):  # fmt: skip
+        (trainer.accelerators, "the number of accelerators"),
+        (workers, "spec.rollout.agentLoop.workers"),
+    ):
         if samples % parts:
             yield Violation(("trainer", "batch", "prompts"), f"{UNEVEN} {what}: {samples} is not a multiple of {parts}")
     if judge is not None:
@@ -122,7 +126,8 @@ def accelerator_violations(
 
 
 def _rollout_pods(trainer: Accelerator, rollout: Rollout, security: Security) -> Iterator[Violation]:
-    parallel, device = rollout.engine.tensor_parallel_size, rollout.accelerator or trainer
+    parallel = rollout.engine.tensor_parallel_size
+    device = rollout.accelerator or trainer
     if device.count % parallel:
         yield Violation(("rollout", "engine", "tensorParallelSize"), f"is {parallel}: {ENGINE_IN_POD} ({device.count})")
     yield from _vendor(("rollout", "accelerator", "vendor"), device, trainer)
@@ -131,7 +136,8 @@ def _rollout_pods(trainer: Accelerator, rollout: Rollout, security: Security) ->
 
 
 def _judge(trainer: Trainer, judge: JudgeModel) -> Iterator[Violation]:
-    at, device = ("reward", "model"), judge.accelerator or trainer.accelerator
+    at = ("reward", "model")
+    device = judge.accelerator or trainer.accelerator
     count, text = (device.count, JUDGE_IN_POD) if judge.separate else (trainer.accelerators, JUDGE_ON_ALL)
     if count % judge.tensor_parallel_size:
         yield Violation((*at, "tensorParallelSize"), f"is {judge.tensor_parallel_size}: {text} ({count})")
@@ -140,5 +146,6 @@ def _judge(trainer: Trainer, judge: JudgeModel) -> Iterator[Violation]:
 
 def _vendor(at: tuple[str, ...], device: Accelerator, trainer: Accelerator) -> Iterator[Violation]:
     if device.vendor != trainer.vendor and not {device.vendor, trainer.vendor} <= set(VENDORS):
-        given, other = device.vendor or "not given", trainer.vendor or "not given"
+        given = device.vendor or "not given"
+        other = trainer.vendor or "not given"
         yield Violation(at, f"is {given}: {NOT_WITH_TRAINER} ({other})")

@@ -13,13 +13,19 @@ from omni_operator.api.overrides.setting_names import BY_LOSS, COMMON
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import ENTRYPOINT, ESTIMATORS, LOSSES, OVERRIDE, SOURCE, Algorithm, Trainer
 
-ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+V1 = "trainer.v1"
 BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
 HYBRID = "actor_rollout_ref.hybrid_engine"
-FRACTION, LOG_PROBS = "algorithm.timestep_fraction", "trainer.max_log_prob_difference"
-VELOCITY, RESUMED = "trainer.max_velocity_difference", "trainer.resume_from_path"
-WARMUP, WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
-FILTER, EPOCHS = "data.filter_overlong_prompts", "trainer.total_epochs"
+FRACTION = "algorithm.timestep_fraction"
+LOG_PROBS = "trainer.max_log_prob_difference"
+VELOCITY = "trainer.max_velocity_difference"
+RESUMED = "trainer.resume_from_path"
+WARMUP = f"{ACTOR}.optim.lr_warmup_steps"
+WARMUP_SHARE = f"{ACTOR}.optim.lr_warmup_steps_ratio"
+FILTER = "data.filter_overlong_prompts"
+EPOCHS = "trainer.total_epochs"
 DECAY_SCHEDULES = (None, "copy", "delayed_linear_to_0_999")
 FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
 OFFLOADS = tuple(f"{ENGINE}.enable_{name}_offload" for name in ("cpu", "layerwise"))
@@ -74,7 +80,8 @@ def _ranges(given: dict[str, _Given]) -> Iterator[tuple[str, str]]:
         value = _value(given, name, 0)
         if not is_number(value) or not 0 <= value <= 1:
             yield name, f"must be from 0 to 1: {value}"
-    steps, share = _value(given, WARMUP, 0), _value(given, WARMUP_SHARE, 0)
+    steps = _value(given, WARMUP, 0)
+    share = _value(given, WARMUP_SHARE, 0)
     if is_number(steps) and is_number(share) and steps > 0 and share > 0:
         yield WARMUP_SHARE, f"is not read with lr_warmup_steps={steps}; write one"
     if _value(given, FILTER) is True and _value(given, EPOCHS) is not None:
@@ -126,7 +133,8 @@ def _ranks(given: dict[str, _Given], trainer: Trainer) -> Iterator[tuple[str, st
 
 
 def _sampler(given: dict[str, _Given], algorithm: str, rollout: Rollout) -> Iterator[tuple[str, str]]:
-    sampler, window = rollout.sampler, rollout.sampler.window
+    sampler = rollout.sampler
+    window = rollout.sampler.window
     name = f"{ROLLOUT}.algo.init_same_noise"
     if sampler.noise_level == 0:
         if _value(given, name) is True:
@@ -160,7 +168,8 @@ def _ahead(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, st
     ahead = rollout.batches_ahead
     if ahead and _value(given, SOURCE) == "offline":
         yield SOURCE, "nothing is generated, so nothing ahead: remove spec.rollout.batchesAhead"
-    name, strategy = f"{V1}.sampler.max_off_policy_threshold", f"{V1}.sampler.max_off_policy_strategy"
+    name = f"{V1}.sampler.max_off_policy_threshold"
+    strategy = f"{V1}.sampler.max_off_policy_strategy"
     most = _value(given, name)
     if is_number(most) and 0 < most <= ahead and _value(given, strategy) != "drop":
         yield (
@@ -177,7 +186,8 @@ def _engine(given: dict[str, _Given], rollout: Rollout) -> Iterator[tuple[str, s
         yield offloads[0], f"is not read with {offloads[1].rpartition('.')[2]}; write one"
     if offloads and not rollout.separate and _value(given, SLEEP) is not False:
         yield offloads[0], f"an engine's sleep does not free offloaded weights; write {SLEEP}=false"
-    ranks, size = _value(given, f"{ENGINE}.vae_patch_parallel_size", 1), rollout.engine.tensor_parallel_size
+    ranks = _value(given, f"{ENGINE}.vae_patch_parallel_size", 1)
+    size = rollout.engine.tensor_parallel_size
     if is_number(ranks) and ranks > size:
         yield (
             f"{ENGINE}.vae_patch_parallel_size",

@@ -41,9 +41,12 @@ class JudgeModel(StrictModel):
         "Separate: in reward pods, on accelerators of its own, where it scores while samples are generated.",
     )
     replicas: int = Field(
-        default=1, ge=1, le=1024, description="Number of reward pods, which may change while the job runs. In a local "
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of reward pods, which may change while the job runs. In a local "
         "run, all accelerators are of one machine. Separate only.",
-    )  # fmt: skip
+    )
     autoscaling: JudgeAutoscaling | None = Field(
         default=None,
         description="Changes the number of reward pods of the running attempt, which starts with replicas. Separate "

@@ -11,7 +11,9 @@ from typing_extensions import override
 
 from omni_operator.api.base import Cel, ObjectName, StrictModel, Violation
 
-FOLDER_URL, HUB_URL, S3_PREFIX = "file://", "hf://", "s3://"
+FOLDER_URL = "file://"
+HUB_URL = "hf://"
+S3_PREFIX = "s3://"
 # The hub refuses names with two dots or hyphens in a row.
 _HUB_NAME = r"[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*"
 OUTPUT_URL = re.compile(

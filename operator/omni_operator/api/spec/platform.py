@@ -27,9 +27,7 @@ class Topology(StrictModel):
     required: LabelKey | None = Field(default=None, description="Level: all pods run in one domain, or the job waits.")
     preferred: LabelKey | None = Field(default=None, description="Level: all pods run in one domain if one has room.")
 
-    cel = (
-        Cel("!has(self.required) || !has(self.preferred)", ONE_LEVEL, ".preferred"),
-    )  # fmt: skip
+    cel = (Cel("!has(self.required) || !has(self.preferred)", ONE_LEVEL, ".preferred"),)
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -88,10 +86,12 @@ class Scheduling(StrictModel):
 class Security(StrictModel):
     """Authentication and network policy of the pods."""
 
-    not_yet = MappingProxyType({
-        "allowHostPaths": "does not exist: the cluster's admin decides what pods may do, in jobs.podPolicy of the "
-        "operator's chart (docs/security-of-jobs.md)",
-    })  # fmt: skip
+    not_yet = MappingProxyType(
+        {
+            "allowHostPaths": "does not exist: the cluster's admin decides what pods may do, in jobs.podPolicy of the "
+            "operator's chart (docs/security-of-jobs.md)",
+        }
+    )
 
     ray_auth: Literal["Token", "Disabled"] = Field(
         default="Token",

@@ -21,9 +21,12 @@ PARTS = ("items", "additionalProperties")  # keywords with a part of the schema
 TOLD = 100  # errors of one template: naming each of many thousands would take minutes
 _RANGES = {"int32": 2**31, "int64": 2**63}
 _WORDS = {
-    "object": "a mapping", "array": "a list", "string": "a string", "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+    "string": "a string",
+    "boolean": "true or false",
     "integer": "a whole number",
-}  # fmt: skip
+}
 Node = dict[str, Any]
 Path = tuple[str | int, ...]
 
@@ -39,8 +42,8 @@ def find_errors(template: Any, *, complete: bool) -> Iterator[Violation]:
 
 @cache
 def _nodes() -> list[Node]:
-    found: list[Node] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))["nodes"]
-    return found
+    nodes: list[Node] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))["nodes"]
+    return nodes
 
 
 def _check(value: Any, node: Node, at: Path, *, complete: bool) -> Iterator[Violation]:
@@ -83,7 +86,8 @@ def _check_quantity(value: Any, node: Node, at: Path) -> Iterator[Violation]:
 
 
 def _check_mapping(value: dict[str, Any], node: Node, at: Path, *, complete: bool) -> Iterator[Violation]:
-    fields, others = node.get("properties", {}), node.get("additionalProperties")
+    fields = node.get("properties", {})
+    others = node.get("additionalProperties")
     for name, inner in value.items():
         part = fields.get(name, others)
         if part is None:

@@ -46,9 +46,12 @@ def _strings(description: str) -> dict[str, Any]:
     values = {"type": "string", "maxLength": 4096}
     own = Cel(f"self.all(key, ![{', '.join(map(repr, RESERVED_KEYS))}].exists(own, key.startsWith(own)))", OURS)
     return {
-        "type": "object", "maxProperties": 64, "description": description, "additionalProperties": values,
+        "type": "object",
+        "maxProperties": 64,
+        "description": description,
+        "additionalProperties": values,
         VALIDATIONS: [own.entry()],
-    }  # fmt: skip
+    }
 
 
 _CONTAINER = {"env": _by_name("Environment variables.", 256, {})}

@@ -116,7 +116,8 @@ class Accelerator(StrictModel):
         if self.vendor is None and self.resource_name:
             yield Violation(("vendor",), VENDOR_NEEDED)
         if self.preset and self.vendor != "Mock":
-            of, given = "NVIDIA" if self.preset == "NVIDIA" else "Ascend", self.vendor or "not given"
+            of = "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
+            given = self.vendor or "not given"
             if self.vendor != of:
                 yield Violation(
                     ("preset",),

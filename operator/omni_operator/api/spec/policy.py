@@ -10,10 +10,24 @@ from omni_operator.api.base import StrictModel
 
 # Reasons of failed attempts, as the operator reports them and as rules name them.
 FailureReason: TypeAlias = Literal[
-    "ImagePullFailed", "InvalidConfig", "Unschedulable", "QuotaExceeded", "StartFailed", "HeadLost", "WorkerLost",
-    "Preempted", "OutOfMemory", "AcceleratorFault", "CollectiveTimeout", "WeightSyncFailed", "OutputNotSent",
-    "ApplicationError", "DeadlineExceeded", "PreRunningDeadlineExceeded", "Unknown",
-]  # fmt: skip
+    "ImagePullFailed",
+    "InvalidConfig",
+    "Unschedulable",
+    "QuotaExceeded",
+    "StartFailed",
+    "HeadLost",
+    "WorkerLost",
+    "Preempted",
+    "OutOfMemory",
+    "AcceleratorFault",
+    "CollectiveTimeout",
+    "WeightSyncFailed",
+    "OutputNotSent",
+    "ApplicationError",
+    "DeadlineExceeded",
+    "PreRunningDeadlineExceeded",
+    "Unknown",
+]
 FailureAction: TypeAlias = Literal["Fail", "Retry", "RetryIgnoreLimit"]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
 ATTEMPTS = 99  # a name ends in two digits

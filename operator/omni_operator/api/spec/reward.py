@@ -242,7 +242,8 @@ class Reward(StrictModel):
             yield from (Violation(("scorers", place, *at), text) for at, text in self._judge_problems(scorer))
 
     def _judge_problems(self, scorer: Scorer) -> Iterator[tuple[tuple[str, ...], str]]:
-        url, model = scorer.settings.get("base_url"), scorer.settings.get("model")
+        url = scorer.settings.get("base_url")
+        model = scorer.settings.get("model")
         if not scorer.asks_judge:
             return
         if not url and self.model is None:

@@ -20,11 +20,18 @@ _NO_MOST = "is a field of spec.rollout.autoscaling"
 AHEAD_NEEDS_PODS = "must be 0 with placement Colocated: engines and trainer share accelerators; write Separate"
 OF_OWN_PODS = SeparateOnly(
     (
-        "minReplicas", "autoscaling", "drainSeconds", "updateStrategy", "accelerator", "resources", "sharedMemory",
-        "scheduling", "podTemplate",
+        "minReplicas",
+        "autoscaling",
+        "drainSeconds",
+        "updateStrategy",
+        "accelerator",
+        "resources",
+        "sharedMemory",
+        "scheduling",
+        "podTemplate",
     ),
     "must not be given with placement Colocated: engines run in the trainer's pods; write Separate",
-)  # fmt: skip
+)
 MORE_THAN_ALL = "must not be more than spec.rollout.replicas"
 WOULD_WAIT = "must not be less than spec.rollout.minReplicas, with fewer than which the trainer waits"
 AUTOSCALED = AutoscalingRules("spec.rollout", "kubectl scale or a HorizontalPodAutoscaler")
@@ -42,10 +49,12 @@ class Engine(StrictModel):
 
     type: Literal["vLLMOmni"] = Field(default="vLLMOmni", description="Inference engine.")
     tensor_parallel_size: int = Field(
-        default=1, ge=1, le=64,
+        default=1,
+        ge=1,
+        le=64,
         description="Accelerators that share one copy of the model. They must be in one pod, and their number must "
         "divide the attention heads of the model's transformer, for Wan also its ffn_dim.",
-    )  # fmt: skip
+    )
     dtype: Literal["bfloat16", "float32"] | None = Field(
         default=None,
         description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without.",
@@ -266,7 +275,8 @@ class Rollout(StrictModel):
 
     @override
     def violations(self) -> Iterator[Violation]:
-        window, steps = self.sampler.window, self.pipeline.steps
+        window = self.sampler.window
+        steps = self.pipeline.steps
         if window and window.end > steps:
             yield Violation(("sampler", "window", "end"), f"is {window.end}: {WINDOW_TOO_LONG}, which is {steps}")
         if window is None and steps < 2:

@@ -181,7 +181,8 @@ class ClipScoreSettings(ScorerSettings):
 class AestheticSettings(ScorerSettings):
     """`aesthetic`: LAION's predictor."""
 
-    files, models = ("head_path",), ("model_name_or_path",)
+    files = ("head_path",)
+    models = ("model_name_or_path",)
     head_path: ModelName = Field(description="The predictor's weights, a .pth or .safetensors file.")
     model_name_or_path: ModelName = Field(
         default="openai/clip-vit-large-patch14",

@@ -25,7 +25,7 @@ def was_stopped(code: int, stop_requests: int) -> bool:
 
 def explain(
     code: int, reported: str | None, log: Sequence[str], log_path: str, *, out_of_memory: bool, disk_full: bool
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """PURE: the lines to show for a failed run. The last one is the cause.
 
     Args:

@@ -27,7 +27,8 @@ def main() -> None:
 
     The trainer answers SIGINT with a checkpoint; for SIGTERM, Ray installs a handler that exits at once.
     """
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+    parent = int(sys.argv[1])
+    command = sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

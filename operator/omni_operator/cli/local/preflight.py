@@ -69,7 +69,8 @@ def input_problems(job: DiffusionRLJob, document: Document) -> list[Problem]:
     custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
     if job.spec.algorithm.entrypoint != ENTRYPOINT or missing_stack():
         return []
-    model, data = job.spec.model, job.spec.data
+    model = job.spec.model
+    data = job.spec.data
     lora = model.lora
     targets = ALL_LINEAR if lora.target_modules == (ALL_LINEAR,) else list(lora.target_modules) or None
     settings = {
@@ -129,7 +130,8 @@ def _program(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 
 
 def _model(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
-    model, at = job.spec.model, ("spec", "model", "base")
+    model = job.spec.model
+    at = ("spec", "model", "base")
     adapter = model.lora.start_from
     if adapter is not None and not Path(adapter).exists():
         yield ("spec", "model", "lora", "startFrom"), f"no file or folder {console.short_path(Path(adapter))}"
@@ -154,7 +156,9 @@ def _model(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 
 def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     """Heights and widths that no sample of the model has, for training and in overrides for evaluations."""
-    model, pipeline, algorithm = job.spec.model, job.spec.rollout.pipeline, job.spec.algorithm
+    model = job.spec.model
+    pipeline = job.spec.rollout.pipeline
+    algorithm = job.spec.algorithm
     if not model.base_is_folder or algorithm.entrypoint != ENTRYPOINT:
         return
     sides: list[tuple[FieldPath, str, int]] = [
@@ -200,10 +204,12 @@ def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 
 
 def _accelerators(job: DiffusionRLJob, accelerators: Sequence[Accelerators]) -> Iterator[tuple[FieldPath, str]]:
-    spec, vendor = job.spec, job.spec.trainer.accelerator.vendor
+    spec = job.spec
+    vendor = job.spec.trainer.accelerator.vendor
     pools: dict[FieldPath, str | None] = {
-        ("rollout",): spec.rollout_accelerator.vendor, ("reward", "model"): spec.judge_accelerator.vendor,
-    }  # fmt: skip
+        ("rollout",): spec.rollout_accelerator.vendor,
+        ("reward", "model"): spec.judge_accelerator.vendor,
+    }
     for pool, other in pools.items():
         if other != vendor:
             yield (

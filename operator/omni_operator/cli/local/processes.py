@@ -46,8 +46,8 @@ def mapped_files(pid: int, folder: Path) -> dict[int, str]:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    found = (line.split(maxsplit=5) for line in lines if f" {folder}/" in line)
-    return {int(inode): path for _, _, _, _, inode, path in found}
+    mappings = (line.split(maxsplit=5) for line in lines if f" {folder}/" in line)
+    return {int(inode): path for _, _, _, _, inode, path in mappings}
 
 
 def find_users(path: Path) -> list[int]:

@@ -72,7 +72,8 @@ class StatusLine(Spinner):
     def render(self, time: float) -> RenderableType:
         line = super().render(time)
         if isinstance(line, Text):
-            line.no_wrap, line.overflow = True, "ellipsis"
+            line.no_wrap = True
+            line.overflow = "ellipsis"
         return line
 
 

@@ -22,7 +22,8 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
     """Held-out reward at the first and last evaluation; without evaluations, training reward of both steps."""
     held_out = [found for line in lines if (found := evaluation(line))]
     if held_out:
-        before, after = held_out[0], held_out[-1]
+        before = held_out[0]
+        after = held_out[-1]
         ends = [f"{run_text.evaluation_text(found)} at step {found.step}" for found in (before, after)]
         images = f" ({after.images} images)" if after.images else ""
         return [f"held-out reward {' -> '.join(ends if before != after else ends[:1])}{images}"]
@@ -34,9 +35,9 @@ def _rewards(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _paths(folder: Path) -> list[str]:
-    found = []
+    paths = []
     if (checkpoint := run_folder.last_checkpoint(folder)) is not None:
-        found.append(f"checkpoint: {console.short_path(folder / 'checkpoints' / f'step_{checkpoint:06d}')}")
+        paths.append(f"checkpoint: {console.short_path(folder / 'checkpoints' / f'step_{checkpoint:06d}')}")
     if (folder / run_folder.REPORT).is_file():
-        found.append(f"report: {console.short_path(folder / run_folder.REPORT)}")
-    return found
+        paths.append(f"report: {console.short_path(folder / run_folder.REPORT)}")
+    return paths

@@ -19,7 +19,7 @@ from omni_operator.api import DiffusionRLJob
 from omni_operator.api.files.job_loader import STDIN
 from omni_operator.cli import console
 from omni_operator.cli.machine import (
-    machine_facts,  # fmt: skip
+    machine_facts,
     training_stack,
 )
 from omni_operator.cli.options import Assignments, JobFile, Runs, job_folder
@@ -114,7 +114,8 @@ class Session:
         """Run the trainer to its end. Returns the exit code of `drl`."""
         log = self.folder / run_folder.LOG
         log_start = log.stat().st_size if log.exists() else 0
-        memory, kills = shared_memory.Snapshot.take(), machine_facts.out_of_memory_kills()
+        memory = shared_memory.Snapshot.take()
+        kills = machine_facts.out_of_memory_kills()
         reader = JsonLinesReader(self.folder / run_folder.PROGRESS)
         processes.adopt_orphans()
         name = self.job.metadata.name
@@ -122,10 +123,14 @@ class Session:
             with make_display(name, Console(file=sys.stdout, emoji=False), plain=plain) as display:
                 display.note(f"{name}: run folder {console.short_path(self.folder)}, log {console.short_path(log)}")
                 ended = supervisor.run(
-                    self.command, environment=environment, log=log, keep_open=[lock], patience=self.patience,
+                    self.command,
+                    environment=environment,
+                    log=log,
+                    keep_open=[lock],
+                    patience=self.patience,
                     poll=lambda: self._show_events(reader, display),
                     on_signal=lambda number: self._announce_signal(number, display),
-                )  # fmt: skip
+                )
         finally:
             self._clean_up(memory)
         killed = machine_facts.out_of_memory_kills() > kills
@@ -167,9 +172,13 @@ class Session:
             return console.INTERRUPTED
         log_path = console.short_path(self.folder / run_folder.LOG)
         lines = failure.explain(
-            ended.code, self.state.failure, log, log_path, out_of_memory=out_of_memory,
+            ended.code,
+            self.state.failure,
+            log,
+            log_path,
+            out_of_memory=out_of_memory,
             disk_full=machine_facts.disk_is_full(self.folder),
-        )  # fmt: skip
+        )
         console.complain("\n".join(lines))
         return console.USAGE if ended.code == console.USAGE else console.FAILED
 
@@ -184,7 +193,8 @@ def _print_finished(job: DiffusionRLJob, folder: Path) -> None:
 def _resume_command(job_file: Path, folder: Path, runs: Path, changes: Sequence[str]) -> str:
     """The command that resumes the run. For a job from standard input it names the copy in the run folder."""
     if job_file == STDIN:
-        job_file, changes = Path(console.short_path(folder / run_folder.JOB)), ()
+        job_file = Path(console.short_path(folder / run_folder.JOB))
+        changes = ()
     parts = ["drl", "run", str(job_file)]
     if runs != Path("runs"):
         parts += ["--runs", str(runs)]

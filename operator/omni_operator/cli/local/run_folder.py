@@ -21,14 +21,20 @@ from omni_operator.staged_files import staged
 from .json_lines import MalformedLine, read_records
 from .processes import find_users
 
-JOB, OVERRIDES, LOG, PROGRESS, METRICS, REPORT = (
-    "job.yaml", "overrides.txt", "train.log", "progress.jsonl", "metrics.jsonl", "report.html",
-)  # fmt: skip
+JOB = "job.yaml"
+OVERRIDES = "overrides.txt"
+LOG = "train.log"
+PROGRESS = "progress.jsonl"
+METRICS = "metrics.jsonl"
+REPORT = "report.html"
 # Settings that may differ when a run resumes: its length and its checkpoints, not what it computes.
 PACE = (
-    "trainer.total_training_steps", "trainer.test_freq", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
+    "trainer.total_training_steps",
+    "trainer.test_freq",
+    "trainer.save_freq",
+    "trainer.max_actor_ckpt_to_keep",
     "trainer.resume_mode",
-)  # fmt: skip
+)
 PACE_FIELDS = ("spec.trainer.totalSteps", "spec.trainer.evalEverySteps", "spec.checkpoint.")
 OWN_FOLDER = "trainer.default_local_dir="
 Render = Callable[[DiffusionRLJob], Sequence[str]]
@@ -145,8 +151,8 @@ def _folder_then(folder: Path) -> Path:
         lines = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return folder
-    found = [line.removeprefix(OWN_FOLDER) for line in lines if line.startswith(OWN_FOLDER)]
-    return Path(str(read_value(found[-1]))) if found else folder
+    folders = [line.removeprefix(OWN_FOLDER) for line in lines if line.startswith(OWN_FOLDER)]
+    return Path(str(read_value(folders[-1]))) if folders else folder
 
 
 def _moved(earlier: DiffusionRLJob, job: DiffusionRLJob, then: Path, folder: Path) -> DiffusionRLJob:

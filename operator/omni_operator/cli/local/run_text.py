@@ -46,10 +46,10 @@ def learning_texts(event: Mapping[str, Any]) -> list[str]:
     """The reward of a step; of one on pairs of a data set its loss and, once it learned, the share that is right."""
     if "reward/mean" in event:
         return [reward_text(event)]
-    made = [f"loss {number(loss)}"] if (loss := event.get("actor/loss")) is not None else []
+    texts = [f"loss {number(loss)}"] if (loss := event.get("actor/loss")) is not None else []
     if (accuracy := event.get("actor/accuracy")) is not None and event.get("actor/margin") != 0:
-        made.append(f"{accuracy:.1%} of the pairs right")
-    return made
+        texts.append(f"{accuracy:.1%} of the pairs right")
+    return texts
 
 
 def reward_text(event: Mapping[str, Any]) -> str:

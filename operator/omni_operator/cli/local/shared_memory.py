@@ -33,12 +33,12 @@ class Snapshot:
             their names.
         """
         new = {
-            name: inode for name, inode in _files(folder)
-            if (name, inode) not in self.files and STACK_NAMES.match(name)
-        }  # fmt: skip
+            name: inode for name, inode in _files(folder) if (name, inode) not in self.files and STACK_NAMES.match(name)
+        }
         if not new:
             return []
-        names, inodes = _names_in_use(folder), _mapped_inodes(folder)
+        names = _names_in_use(folder)
+        inodes = _mapped_inodes(folder)
         unused = [name for name in sorted(new) if name not in names and new[name] not in inodes]
         return [name for name in unused if _remove(folder / name)]
 

@@ -88,9 +88,14 @@ def run(
     escalation = StopEscalation(patience)
     with _requests() as requests, log.open("ab") as output:
         trainer = subprocess.Popen(
-            parent_death.wrap_command(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep_open,
-        )  # fmt: skip
+            parent_death.wrap_command(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=keep_open,
+        )
         try:
             _wait_for_exit(trainer, requests, escalation, poll, on_signal)
         except BaseException:

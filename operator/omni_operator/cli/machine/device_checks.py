@@ -62,15 +62,15 @@ def _part(part: str, command: Sequence[str]) -> Iterator[Check]:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        said: list[str] = []
+        lines: list[str] = []
         for line in process.stdout:
             if (check := _parse(line)) is None:
-                said = [*said[-19:], line.rstrip()]
+                lines = [*lines[-19:], line.rstrip()]
                 continue
             failed |= not check.passed
             yield check
     if process.returncode and not failed:
-        last = "\n".join(said)
+        last = "\n".join(lines)
         yield Check(
             part, False, f"{' '.join(command)} ended with exit code {process.returncode}; its last lines:\n{last}", 0.0
         )

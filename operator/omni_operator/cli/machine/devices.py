@@ -44,8 +44,8 @@ def memory(device: Device) -> int:
 
 def reported_memory(names: tuple[str, ...]) -> int | None:
     """Bytes of the smallest device in lines of nvidia-smi, `name, N MiB, driver`; None if a line has no memory."""
-    found = [_reported(line) for line in names]
-    return min((size for size in found if size is not None), default=None) if None not in found else None
+    amounts = [_reported(line) for line in names]
+    return min((size for size in amounts if size is not None), default=None) if None not in amounts else None
 
 
 def _reported(line: str) -> int | None:

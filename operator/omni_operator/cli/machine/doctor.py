@@ -46,13 +46,17 @@ def doctor(
     if gpu:
         check_device(device_checks.device_type(here.accelerators), as_json=as_json)
         return
-    found = list(diagnose(here))
-    missing = [finding for finding in found if finding.level == "missing"]
+    findings = list(diagnose(here))
+    missing = [finding for finding in findings if finding.level == "missing"]
     if as_json:
-        document = {"ready": not missing, "runs_on": runs_on(here), "findings": [asdict(finding) for finding in found]}
+        document = {
+            "ready": not missing,
+            "runs_on": runs_on(here),
+            "findings": [asdict(finding) for finding in findings],
+        }
         console.say(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        _print(found, len(missing))
+        _print(findings, len(missing))
     if missing:
         raise typer.Exit(console.FAILED)
 

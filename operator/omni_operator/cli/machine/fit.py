@@ -71,15 +71,15 @@ def fit(
     rollout = _rollout_target(job, target, rollout_device)
     if missing := training_stack.missing_stack():
         console.refuse(training_stack.missing_text(missing))
-    found = _estimate(job, target, rollout)
-    found |= {"job": job.metadata.name, **_verdicts(job, found, target, rollout)}
+    estimate = _estimate(job, target, rollout)
+    estimate |= {"job": job.metadata.name, **_verdicts(job, estimate, target, rollout)}
     judge = job.spec.reward.model
-    found["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
+    estimate["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
     if as_json:
-        console.say(json.dumps(found, indent=2, ensure_ascii=False))
+        console.say(json.dumps(estimate, indent=2, ensure_ascii=False))
     else:
-        console.say(fit_text.render(found, *_pods(job)))
-    if found["fits"] is False or found["host_fits"] is False:
+        console.say(fit_text.render(estimate, *_pods(job)))
+    if estimate["fits"] is False or estimate["host_fits"] is False:
         raise typer.Exit(console.FAILED)
 
 
@@ -101,12 +101,12 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
 
 def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None) -> Target:
     """The named device for rollout pods, or that of the trainer."""
-    own = job.spec.rollout_accelerator.vendor
+    vendor = job.spec.rollout_accelerator.vendor
     if device is None:
-        if job.spec.rollout.separate and trainer.vendor and own not in (*ANY_DEVICE, trainer.vendor):
+        if job.spec.rollout.separate and trainer.vendor and vendor not in (*ANY_DEVICE, trainer.vendor):
             console.refuse(
-                f"the rollout pods have accelerators of {own}: name the one to check for with --rollout-device "
-                f"({_devices_of(own)})"
+                f"the rollout pods have accelerators of {vendor}: name the one to check for with --rollout-device "
+                f"({_devices_of(vendor)})"
             )
         return trainer
     if not job.spec.rollout.separate:
@@ -116,7 +116,7 @@ def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None)
         )
     if trainer.vendor is None:
         console.refuse("--rollout-device: name the accelerator of the trainer too, with --device")
-    _check_vendor("--rollout-device", device, "spec.rollout.accelerator.vendor", own)
+    _check_vendor("--rollout-device", device, "spec.rollout.accelerator.vendor", vendor)
     return Target(device.value, devices.vendor(device), devices.memory(device))
 
 
@@ -146,8 +146,8 @@ def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str,
     result = training_stack.run_module(PROGRAM, [*options, "--", *overrides])
     if result.returncode:
         console.refuse(result.stderr.strip(), console.USAGE if result.returncode == console.USAGE else console.FAILED)
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    estimate: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return estimate
 
 
 def _verdicts(job: DiffusionRLJob, found: dict[str, Any], target: Target, rollout: Target) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def _verdicts(job: DiffusionRLJob, found: dict[str, Any], target: Target, rollou
 
 def _all_fit(verdicts: Iterable[bool | None]) -> bool | None:
     """False if one does not fit; otherwise None if that is unknown of one."""
-    found = set(verdicts)
-    return False if False in found else None if None in found else True
+    kinds = set(verdicts)
+    return False if False in kinds else None if None in kinds else True
 
 
 def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -184,7 +184,8 @@ def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Seque
 
 def _pods(job: DiffusionRLJob) -> tuple[fit_text.Pods, fit_text.Pods]:
     """Pods of the trainer, and those of the engines, if these have some."""
-    trainer, rollout = job.spec.trainer, job.spec.rollout
+    trainer = job.spec.trainer
+    rollout = job.spec.rollout
     return (
         fit_text.Pods(trainer.replicas, trainer.accelerator.count),
         fit_text.Pods(rollout.replicas, job.spec.rollout_accelerator.count),

@@ -8,7 +8,9 @@ from typing import Any
 
 from omni_operator.api.overrides.reserved import owner_of
 
-TIB, GIB, MIB = 1 << 40, 1 << 30, 1 << 20
+TIB = 1 << 40
+GIB = 1 << 30
+MIB = 1 << 20
 NAME = 24  # width of the first column
 
 
@@ -61,7 +63,9 @@ def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _verdicts(found: Mapping[str, Any], trainer: Pods) -> Iterator[str]:
-    pools, job, reserve = found.get("pools", {}), found["job"], found["reserve"]
+    pools = found.get("pools", {})
+    job = found["job"]
+    reserve = found["reserve"]
     if "peak" in found:
         yield from _verdict(found, job, reserve, _on_one_machine(found, trainer))
         yield from _advice(found)
@@ -89,7 +93,9 @@ def _on_one_machine(found: Mapping[str, Any], trainer: Pods) -> str:
 
 def _verdict(found: Mapping[str, Any], subject: str, reserve: float, whole: str = "") -> Iterator[str]:
     """Whether a pool fits, or the job; `whole`: what of it one machine has."""
-    peak, capacity, target = found["peak"], found["capacity"], found["target"]
+    peak = found["peak"]
+    capacity = found["capacity"]
+    target = found["target"]
     if capacity is None:
         yield f"{subject}: the memory of {target} is unknown: needs {_gib(peak)} GiB and {reserve:.0%} of it"
         return

@@ -106,7 +106,8 @@ def _cpus() -> int:
 def _memory() -> tuple[int, int]:
     """Total and available bytes, within the container's limit."""
     memory = psutil.virtual_memory()
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    limit = _read("/sys/fs/cgroup/memory.max")
+    used = _read("/sys/fs/cgroup/memory.current")
     return within_limit(memory.total, memory.available, limit.strip(), used.strip())
 
 

@@ -58,8 +58,8 @@ def open_dashboard(
             console.refuse(f"local port {port}: {error.strerror}; use --port N, or --port 0 for any free one")
         with forwarder:
             if as_json:
-                made = {"url": forwarder.url, "secret": dashboard.secret, "key": dashboard.key}
-                console.say(json.dumps(made))
+                answer = {"url": forwarder.url, "secret": dashboard.secret, "key": dashboard.key}
+                console.say(json.dumps(answer))
             else:
                 console.say(f"Ray dashboard of {name}: {forwarder.url}")
                 console.say(dashboard.describe_token(client.namespace))

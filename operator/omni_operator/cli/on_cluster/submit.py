@@ -47,10 +47,12 @@ def submit(
     if and_watch and dry_run:
         console.refuse("--watch has no effect with --dry-run, which creates no job")
     loaded = console.load_or_refuse(file, assignments or ())
-    own = loaded.job.metadata.namespace or None
-    if own and namespace is not None and own != namespace:
-        console.refuse(f"{loaded.document.source}: metadata.namespace is {own}, and --namespace is {namespace}")
-    with cluster_client(own if namespace is None else namespace, context, kubeconfig) as client:
+    namespace_of_file = loaded.job.metadata.namespace or None
+    if namespace_of_file and namespace is not None and namespace_of_file != namespace:
+        console.refuse(
+            f"{loaded.document.source}: metadata.namespace is {namespace_of_file}, and --namespace is {namespace}"
+        )
+    with cluster_client(namespace_of_file if namespace is None else namespace, context, kubeconfig) as client:
         _check(loaded, cluster_view(settings, None) if settings else _read_view(client))
         done = client.submit(loaded.document.plain(), dry_run=dry_run)
         if as_json:
@@ -92,7 +94,8 @@ def _check(loaded: LoadedJob, view: ClusterView) -> None:
 
 
 def _describe(done: Submitted, namespace: str, *, dry_run: bool) -> str:
-    name, state = done.job.name, done.job.status.state or "not seen by an operator"
+    name = done.job.name
+    state = done.job.status.state or "not seen by an operator"
     if not done.created:
         return f"{name} exists in namespace {namespace} with the same spec: {state}; nothing was created"
     return (

@@ -25,7 +25,6 @@ from omni_operator.cluster.errors import ClusterError, Conflict, NotFound
 from omni_operator.cluster.event_writer import EventWriter
 from omni_operator.cluster.kinds import LEASES, Body
 from omni_operator.cluster.protocol import Cluster
-from omni_operator.status.reasons.names import EventReason
 from omni_operator.status.report.events import Event
 
 from .write_fence import WriteFence
@@ -151,7 +150,8 @@ class LeaderElection:
 
     async def _try(self) -> float | None:
         """Take the Lease if it is free. Returns None if this process leads now, else seconds until the next try."""
-        begun, newest = self.fence.clock(), self._newest
+        begun = self.fence.clock()
+        newest = self._newest
         try:
             async with asyncio.timeout(self.times.request):
                 lease = self._seen or await self._read()
@@ -194,7 +194,8 @@ class LeaderElection:
                     return
 
     async def _renew(self) -> bool:
-        left, begun = self.fence.left(), self.fence.clock()
+        left = self.fence.left()
+        begun = self.fence.clock()
         if left <= 0 or self._seen is None or _holder(self._seen) != self.identity:
             return False
         try:
@@ -277,7 +278,7 @@ class LeaderElection:
     async def _announce(self, lease: Body, before: str) -> None:
         told = f"; before: {before}" if before else ""
         transitions = lease["spec"].get("leaseTransitions", 0)
-        event = Event("Normal", EventReason.LEADER_ELECTED, f"{self.identity} leads{told}", f"leader{transitions}")
+        event = Event("Normal", "LeaderElected", f"{self.identity} leads{told}", f"leader{transitions}")
         with suppress(TimeoutError):
             async with asyncio.timeout(self.times.request):
                 await EventWriter(self.cluster, self.identity).create(lease, event, self.now())
@@ -295,7 +296,8 @@ class LeaderElection:
     def _taken(self, lease: Body | None) -> Body:
         """What a new leader writes."""
         old = (lease or {}).get("spec") or {}
-        same, at = bool(lease) and old.get("holderIdentity") == self.identity, self._timestamp()
+        same = bool(lease) and old.get("holderIdentity") == self.identity
+        at = self._timestamp()
         return {
             "metadata": {"annotations": {REPORTS_ANNOTATION: self.reports_url}},
             "spec": {

@@ -21,9 +21,12 @@ CPU_ENV: Mapping[str, str] = {
 }
 # Collective communication on Ascend binds to the pod's address, which is known when the pod starts.
 ASCEND_ENV: Mapping[str, str] = {
-    "HCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0",
-    "HCCL_CONNECT_TIMEOUT": "600", "HCCL_ASYNC_ERROR_HANDLING": "0",
-}  # fmt: skip
+    "HCCL_SOCKET_IFNAME": "eth0",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "TP_SOCKET_IFNAME": "eth0",
+    "HCCL_CONNECT_TIMEOUT": "600",
+    "HCCL_ASYNC_ERROR_HANDLING": "0",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,24 @@ STOP_SECONDS = 30  # for Ray to end after the hook of its pod: the default of Ku
 
 
 def render_pod_template(
-    job: DiffusionRLJob, settings: ClusterSettings, *, labels: Mapping[str, str], env: Sequence[Object],
-    resources: Resources, default_requests: Mapping[str, str], shared_memory: str, probe: Object,
-) -> Object:  # fmt: skip
+    job: DiffusionRLJob,
+    settings: ClusterSettings,
+    *,
+    labels: Mapping[str, str],
+    env: Sequence[Object],
+    resources: Resources,
+    default_requests: Mapping[str, str],
+    shared_memory: str,
+    probe: Object,
+) -> Object:
     """Pod template with one container and the settings of every pod of a job.
 
     Args:
         default_requests: requests of a job that names none.
         shared_memory: size of /dev/shm.
     """
-    runtime, scheduling = job.spec.runtime, job.spec.scheduling
+    runtime = job.spec.runtime
+    scheduling = job.spec.scheduling
     container = {
         "name": CONTAINER,
         "image": runtime.image or settings.image,
@@ -39,29 +47,37 @@ def render_pod_template(
         **({"env": list(env)} if env else {}),
         # Ready soon, and tolerant of slow answers while busy.
         "readinessProbe": {
-            "httpGet": probe, "initialDelaySeconds": 1, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
+            "httpGet": probe,
+            "initialDelaySeconds": 1,
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 60,
         },
         "resources": add_shared_memory(resources, default_requests, shared_memory),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
-    }  # fmt: skip
+    }
     spec: Object = {
         "automountServiceAccountToken": False,  # no program in the pod uses the API server
         "containers": [container],
         "restartPolicy": "Never",
         "securityContext": {
-            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}],
-    }  # fmt: skip
-    given = {
+    }
+    runtime_fields = {
         "imagePullSecrets": [{"name": secret.name} for secret in runtime.image_pull_secrets],
         "serviceAccountName": runtime.service_account_name,
         "schedulerName": scheduling.scheduler_name,
         "priorityClassName": scheduling.priority_class_name,
     }
-    spec |= {name: value for name, value in given.items() if value}
+    spec |= {name: value for name, value in runtime_fields.items() if value}
     return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
@@ -72,17 +88,17 @@ def volume(name: str, claim: str | None) -> Object:
 
 def add_shared_memory(resources: Resources, default_requests: Mapping[str, str], size: str) -> Object:
     """Requests and limits with the size of shared memory added, because it counts as the container's memory."""
-    made: Object = {"requests": {**default_requests, **resources.requests}}
+    with_requests: Object = {"requests": {**default_requests, **resources.requests}}
     if resources.limits:
-        made["limits"] = dict(resources.limits)
+        with_requests["limits"] = dict(resources.limits)
         # Like the API server: a limit without a request is also the request.
         for name, value in resources.limits.items():
             if name not in resources.requests:
-                made["requests"][name] = value
-    for amounts in made.values():
+                with_requests["requests"][name] = value
+    for amounts in with_requests.values():
         if "memory" in amounts:
             amounts["memory"] = quantity.add(amounts["memory"], size)
-    return made
+    return with_requests
 
 
 def pre_stop(program: str, seconds: int) -> Object:
@@ -104,8 +120,8 @@ def secret_env(variable: str, name: str, key: str) -> Object:
 def container_of_template(patch: Mapping[str, Any]) -> Object:
     """What the user's template says about the container; empty if nothing."""
     spec: Mapping[str, Any] = drop_nulls(patch).get("spec", {})
-    found: Object = next((each for each in spec.get("containers", ()) if each["name"] == CONTAINER), {})
-    return found
+    container: Object = next((each for each in spec.get("containers", ()) if each["name"] == CONTAINER), {})
+    return container
 
 
 def image_of_template(patch: Mapping[str, Any]) -> str | None:
@@ -123,17 +139,17 @@ def apply_user_template(template: Object, patch: Object, labels: Mapping[str, st
     """Merge the user's template; fields that the operator depends on stay, and added containers are confined."""
     if not patch:
         return template
-    made: Object = drop_nulls(merge_templates(template, patch))
-    made["metadata"]["labels"] |= labels
+    merged: Object = drop_nulls(merge_templates(template, patch))
+    merged["metadata"]["labels"] |= labels
     for kind in ("containers", "initContainers"):
-        for added in made["spec"].get(kind, ()):
+        for added in merged["spec"].get(kind, ()):
             _confine(added.setdefault("securityContext", {}))
-    containers = made["spec"]["containers"]
+    containers = merged["spec"]["containers"]
     # KubeRay expects Ray in the first container.
-    made["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
+    merged["spec"]["containers"] = sorted(containers, key=lambda container: container["name"] != CONTAINER)
     # A restarted container would run the job a second time, unnoticed.
-    made["spec"]["restartPolicy"] = "Never"
-    return made
+    merged["spec"]["restartPolicy"] = "Never"
+    return merged
 
 
 def _confine(security: Object) -> None:

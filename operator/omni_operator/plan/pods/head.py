@@ -16,16 +16,24 @@ Object = dict[str, Any]
 SHARED_MEMORY = "256Mi"
 OBJECT_STORE_BYTES = 128 * 1024**2
 REQUESTS = {"cpu": "500m", "memory": "2Gi"}
-GCS, DASHBOARD, CLIENT = 6379, 8265, 10001
+GCS = 6379
+DASHBOARD = 8265
+CLIENT = 10001
 
 
 def render_head_group(job: DiffusionRLJob, attempt: int, settings: ClusterSettings) -> Object:
     """`spec.rayClusterSpec.headGroupSpec` of a RayJob."""
     labels = Names(job.metadata.name).attempt_labels(attempt)
     template = render_pod_template(
-        job, settings, labels=labels, env=(), resources=job.spec.head.resources, default_requests=REQUESTS,
-        shared_memory=SHARED_MEMORY, probe={"path": "/api/gcs_healthz", "port": DASHBOARD},
-    )  # fmt: skip
+        job,
+        settings,
+        labels=labels,
+        env=(),
+        resources=job.spec.head.resources,
+        default_requests=REQUESTS,
+        shared_memory=SHARED_MEMORY,
+        probe={"path": "/api/gcs_healthz", "port": DASHBOARD},
+    )
     ports = {"gcs-server": GCS, "dashboard": DASHBOARD, "client": CLIENT}
     container = {"name": CONTAINER, "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
     template = merge_templates(template, {"spec": {"containers": [container]}})

@@ -6,10 +6,18 @@ from typing import Any
 
 # Merge keys of lists; other lists are replaced.
 KEYS = {
-    "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name", "env": "name",
-    "imagePullSecrets": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
-    "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
-}  # fmt: skip
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
 
 
 def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
@@ -17,17 +25,17 @@ def merge_templates(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, An
 
     The result shares unchanged parts with both, because copies were most of the time of rendering a job.
     """
-    made = dict(base)
+    merged = dict(base)
     for name, value in patch.items():
         if value is None:
-            made.pop(name, None)
-        elif isinstance(value, dict) and isinstance(made.get(name), dict):
-            made[name] = _one_source(name, made[name], merge_templates(made[name], value), value)
-        elif name in KEYS and _keyed(KEYS[name], made.get(name)) and _keyed(KEYS[name], value):
-            made[name] = _by_key(KEYS[name], made[name], value)
+            merged.pop(name, None)
+        elif isinstance(value, dict) and isinstance(merged.get(name), dict):
+            merged[name] = _one_source(name, merged[name], merge_templates(merged[name], value), value)
+        elif name in KEYS and _keyed(KEYS[name], merged.get(name)) and _keyed(KEYS[name], value):
+            merged[name] = _by_key(KEYS[name], merged[name], value)
         else:
-            made[name] = value
-    return made
+            merged[name] = value
+    return merged
 
 
 def _keyed(key: str, items: Any) -> bool:
@@ -35,10 +43,10 @@ def _keyed(key: str, items: Any) -> bool:
 
 
 def _by_key(key: str, base: list[Any], patch: list[Any]) -> list[Any]:
-    made = {item[key]: item for item in base}
+    by_key = {item[key]: item for item in base}
     for item in patch:
-        made[item[key]] = _item(key, made[item[key]], item) if item[key] in made else item
-    return list(made.values())
+        by_key[item[key]] = _item(key, by_key[item[key]], item) if item[key] in by_key else item
+    return list(by_key.values())
 
 
 def _item(key: str, base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from fractions import Fraction
 
 _FORM = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
 _UNITS: dict[str | None, Fraction] = {
-    None: Fraction(1), "m": Fraction(1, 1000),
+    None: Fraction(1),
+    "m": Fraction(1, 1000),
     **{unit: Fraction(1000**power) for power, unit in enumerate("kMGTP", 1)},
     **{f"{unit}i": Fraction(1024**power) for power, unit in enumerate("KMGTP", 1)},
-}  # fmt: skip
+}
 
 
 def value(quantity: str) -> Fraction:

@@ -13,9 +13,13 @@ from .containers import CONTAINER, container_of_template, secret_env, variables_
 from .merge import merge_templates
 
 Object = dict[str, Any]
-RUNS, MODELS, OUTPUT = "runs", "models", "output"
+RUNS = "runs"
+MODELS = "models"
+OUTPUT = "output"
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-HUB_TOKEN, HUB_OFFLINE, HUB_ENDPOINT = "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"
+HUB_TOKEN = "HF_TOKEN"
+HUB_OFFLINE = "HF_HUB_OFFLINE"
+HUB_ENDPOINT = "HF_ENDPOINT"
 HUB_PROGRAM = "hf"
 _ON = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads variables
 MODELS_PATH = "/var/lib/diffusionrl/models"
@@ -38,7 +42,8 @@ def add_run_folder(template: Object, job: DiffusionRLJob) -> Object:
 
 def add_output(template: Object, job: DiffusionRLJob) -> Object:
     """Add the claim that results are sent to, and the keys of the stores that the training program uses."""
-    output, added = job.spec.output, {}
+    output = job.spec.output
+    added = {}
     if output and output.folder and output.claim_name:
         mount = {"name": OUTPUT, "mountPath": output.folder}
         added = {
@@ -56,11 +61,11 @@ def store_keys(job: DiffusionRLJob) -> list[Object]:
     secret = job.spec.storage.secret_name
     if secret is None:
         return []
-    made = [secret_env(name, secret, name) for name in STORE_KEYS]
+    variables = [secret_env(name, secret, name) for name in STORE_KEYS]
     # A Secret that has the hub's token may leave the store to the pods' identity.
-    for entry in made if job.spec.sends_to_hub else made[-1:]:
+    for entry in variables if job.spec.sends_to_hub else variables[-1:]:
         entry["valueFrom"]["secretKeyRef"]["optional"] = True
-    return made
+    return variables
 
 
 def is_offline(value: str | None) -> bool:
@@ -110,8 +115,11 @@ def add_models(template: Object, job: DiffusionRLJob, pool: Pool) -> Object:
     downloads = _downloads(job, pool)
     if not downloads:
         return template
-    model, given = job.spec.model, container_of_template(pool.pod_template)
-    own: Object = {name: given[name] for name in ("env", "envFrom", "volumeMounts") if name in given}
+    model = job.spec.model
+    user_container = container_of_template(pool.pod_template)
+    user_fields: Object = {
+        name: user_container[name] for name in ("env", "envFrom", "volumeMounts") if name in user_container
+    }
     container = template["spec"]["containers"][0]
     mount = {"name": MODELS, "mountPath": MODELS_PATH}
     image = {"image": container["image"], "imagePullPolicy": container["imagePullPolicy"]}
@@ -124,7 +132,8 @@ def add_models(template: Object, job: DiffusionRLJob, pool: Pool) -> Object:
     }
     added = {
         "initContainers": [
-            {"name": name, **image, **merge_templates(own, {**fetch, **common})} for name, fetch in downloads.items()
+            {"name": name, **image, **merge_templates(user_fields, {**fetch, **common})}
+            for name, fetch in downloads.items()
         ],
         "containers": [{"name": CONTAINER, "volumeMounts": [{**mount, "readOnly": True}]}],
         "volumes": [volume(MODELS, model.cache.claim_name if model.cache else None)],
@@ -139,13 +148,16 @@ def downloads_from_hub(job: DiffusionRLJob, pool: Pool) -> bool:
 
 def _downloads(job: DiffusionRLJob, pool: Pool) -> dict[str, Object]:
     """Commands and variables of the init containers that download, by name."""
-    model, judge = job.spec.model, job.spec.reward.model
-    found: dict[str, Object] = {}
+    model = job.spec.model
+    judge = job.spec.reward.model
+    downloads: dict[str, Object] = {}
     if pool.group != REWARD_GROUP and not model.base_is_folder:
-        found["fetch-model"] = _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
+        downloads["fetch-model"] = (
+            _from_store(job) if model.base_in_store else _from_hub(job, model.base, model.revision)
+        )
     if pool.group != ROLLOUT_GROUP and judge and not judge.base_is_folder:
-        found["fetch-judge"] = _from_hub(job, judge.base, None)
-    return found
+        downloads["fetch-judge"] = _from_hub(job, judge.base, None)
+    return downloads
 
 
 def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:
@@ -160,7 +172,8 @@ def _from_hub(job: DiffusionRLJob, base: str, revision: str | None) -> Object:
 
 
 def _from_store(job: DiffusionRLJob) -> Object:
-    base, storage = job.spec.model.base, job.spec.storage
+    base = job.spec.model.base
+    storage = job.spec.storage
     command = ["python3", "-m", "verl_omni.utils.stores", "download", base, model_path(base)]
     for option, value in (("--endpoint", storage.endpoint), ("--region", storage.region)):
         command += [option, value] if value else []

@@ -32,8 +32,11 @@ REQUESTS = {"cpu": "1", "memory": "4Gi"}
 LOGICAL_CPUS = 16
 # Of the programs of the training; the head runs none.
 VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0"}
-JOB_FOLDER, JOB, OVERRIDES = "/etc/diffusionrl/job", "job.yaml", "overrides.txt"
-TOKEN_FOLDER, TOKEN_FILE = "/var/run/secrets/diffusionrl.io/report", "token"
+JOB_FOLDER = "/etc/diffusionrl/job"
+JOB = "job.yaml"
+OVERRIDES = "overrides.txt"
+TOKEN_FOLDER = "/var/run/secrets/diffusionrl.io/report"
+TOKEN_FILE = "token"
 TOKEN_SECONDS = 3600  # the kubelet renews the token before it expires
 DRAIN_PROGRAM = "verl_omni.utils.drain_node"
 
@@ -51,16 +54,22 @@ def render_group(job: DiffusionRLJob, name: str, attempt: int, settings: Cluster
 
 def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings: ClusterSettings) -> Object:
     """The worker group of a pool. Only trainer pods get what the training program alone reads: files, token, key."""
-    needs, labels = resolve_accelerator(pool.accelerator, settings), Names(job.metadata.name).attempt_labels(attempt)
+    needs = resolve_accelerator(pool.accelerator, settings)
+    labels = Names(job.metadata.name).attempt_labels(attempt)
     if pool.rolled:
         labels[rolling_names(pool.group).template] = pool.rolled
     values = {**VARIABLES, "DIFFUSIONRL_ATTEMPT": str(attempt)}
     variables = [*needs.env, *({"name": name, "value": value} for name, value in values.items())]
     template = render_pod_template(
-        job, settings, labels={**needs.labels, **labels}, env=variables, resources=pool.resources,
-        default_requests=REQUESTS, shared_memory=pool.shared_memory.size_limit,
+        job,
+        settings,
+        labels={**needs.labels, **labels},
+        env=variables,
+        resources=pool.resources,
+        default_requests=REQUESTS,
+        shared_memory=pool.shared_memory.size_limit,
         probe={"path": "/api/local_raylet_healthz", "port": 52365},
-    )  # fmt: skip
+    )
     # Init containers run the image of their pod: nodes pull no second one, which may be for another accelerator.
     container = template["spec"]["containers"][0]
     container["image"] = image_of_template(pool.pod_template) or container["image"]
@@ -91,19 +100,21 @@ def render_worker_group(job: DiffusionRLJob, pool: Pool, attempt: int, settings:
 
 
 def _logical_cpus(job: DiffusionRLJob, pool: Pool) -> int:
-    given = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
-    own, most = pool.accelerator.count, max(each.accelerator.count for each in pools_of(job))
+    requested = {**pool.resources.requests, **pool.resources.limits}.get("cpu", "0")
+    accelerators = pool.accelerator.count
+    most = max(each.accelerator.count for each in pools_of(job))
     # What the trainer derives at most in one pod (verl_omni/trainer/settings/process_counts.py, tests/contract).
     # Agent-loop and reward workers are spread over the pods of both pools.
     loops = job.spec.rollout.agent_loop.workers or 2 * math.ceil(most / 8)
     rewards = job.spec.reward.replicas or most
     judge = job.spec.reward.model
-    shared = own if judge and not judge.separate and pool.group == TRAINER_GROUP else 0
-    return max(LOGICAL_CPUS, 2 * (own + shared) + loops + rewards + 8, quantity.whole(given))
+    shared = accelerators if judge and not judge.separate and pool.group == TRAINER_GROUP else 0
+    return max(LOGICAL_CPUS, 2 * (accelerators + shared) + loops + rewards + 8, quantity.whole(requested))
 
 
 def _placement(pool: Pool, needs: AcceleratorNeeds) -> Object:
-    scheduling, limits = pool.scheduling, needs.limits()
+    scheduling = pool.scheduling
+    limits = needs.limits()
     spec: Object = {}
     if limits:
         spec["containers"] = [{"name": CONTAINER, "resources": {"requests": limits, "limits": limits}}]

@@ -20,7 +20,7 @@ from omni_operator.api.status import Status
 from omni_operator.status.observed.job_facts import JobFacts, action_for, is_disruption
 from omni_operator.status.observed.observation import Observation, ObservedRayJob
 from omni_operator.status.observed.timestamps import parse_timestamp
-from omni_operator.status.reasons.names import Action, FailureReason
+from omni_operator.status.reasons.names import Action
 
 from .partial_admission import find_request
 from .rolling import find_steps
@@ -83,7 +83,7 @@ def _decide(facts: JobFacts, observed: Observation, status: Status, timeouts: Ti
     verdict = _verdict(facts, observed, status, current, timeouts, now)
     if isinstance(verdict, Succeeded):
         return Decision(Succeeding(current, verdict.at), wake=now)
-    if isinstance(verdict, AttemptFailed) and verdict.reason is FailureReason.DEADLINE_EXCEEDED:
+    if isinstance(verdict, AttemptFailed) and verdict.reason == "DeadlineExceeded":
         return Decision(_failing(facts, status, current, verdict), wake=now)
     if facts.suspend:
         return _suspend(facts, observed, status, current, verdict, now)
@@ -118,9 +118,7 @@ def _verdict(
     """State of the current attempt; None if the first or the next attempt is due."""
     deadline = _active_deadline(facts, status)
     over = deadline is not None and now >= deadline
-    late = AttemptFailed(
-        FailureReason.DEADLINE_EXCEEDED, f"ran longer than spec.activeDeadlineSeconds ({_seconds(facts)})"
-    )
+    late = AttemptFailed("DeadlineExceeded", f"ran longer than spec.activeDeadlineSeconds ({_seconds(facts)})")
     if current == 0 or any(failure.attempt == current for failure in status.failures):
         return late if over and current else None
     rayjob = observed.rayjob(current)
@@ -170,12 +168,12 @@ def _failing(facts: JobFacts, status: Status, attempt: int, failed: AttemptFaile
     over_limit = action is Action.RETRY and status.failures_counted >= facts.backoff_limit
     endless = is_disruption(failed.reason, action) and status.disruptions_counted >= facts.disruption_limit
     # The job's deadline covers all attempts, so no other attempt can follow.
-    deadline = failed.reason is FailureReason.DEADLINE_EXCEEDED
+    deadline = failed.reason == "DeadlineExceeded"
     why = ""
     if deadline:
         why = "no retry: the deadline covers all attempts"
     elif action is Action.FAIL:
-        why = f"no retry: spec.failurePolicy says {Action.FAIL.value} for {failed.reason.value}"
+        why = f"no retry: spec.failurePolicy says {Action.FAIL.value} for {failed.reason}"
     elif over_limit:
         why = f"no retry: spec.backoffLimit is {facts.backoff_limit}"
     elif endless:
@@ -225,7 +223,8 @@ def _stopped_at(status: Status) -> datetime | None:
 
 def _was_stopped(status: Status) -> bool:
     """Whether the operator stopped the last attempt, which did not fail: it was suspended, or is being replaced."""
-    condition, admitted = status.condition("Suspended"), status.condition("Admitted")
+    condition = status.condition("Suspended")
+    admitted = status.condition("Admitted")
     suspended = condition is not None and (condition.status == "True" or condition.reason in SUSPENDING)
     return suspended or (admitted is not None and admitted.reason == "BetweenAttempts")
 

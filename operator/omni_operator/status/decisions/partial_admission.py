@@ -35,7 +35,8 @@ def find_request(
     Args:
         status: the last written status, which says since when the attempt waits.
     """
-    rayjob, admitted = observed.rayjob(attempt), status.condition("Admitted")
+    rayjob = observed.rayjob(attempt)
+    admitted = status.condition("Admitted")
     size = _adjustable(observed, attempt)
     if rayjob is None or size is None or not _waits(rayjob):
         return None, None

@@ -100,17 +100,18 @@ def find_steps(
     cluster = observed.cluster(attempt)
     if cluster is None or cluster.deleting:
         return (), None
-    found = [_find_step(cluster, policy, observed, now) for policy in facts.rolling]
+    steps = [_find_step(cluster, policy, observed, now) for policy in facts.rolling]
     # One that has passed is of a group that is paused, or of which new pods serve.
-    wake = min((late for _, deadlines in found for late in deadlines if late > now), default=None)
-    return tuple(step for step, _ in found if step), wake
+    wake = min((late for _, deadlines in steps for late in deadlines if late > now), default=None)
+    return tuple(step for step, _ in steps if step), wake
 
 
 def _find_step(
     cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation, now: datetime
 ) -> tuple[ReplacementStep | None, list[datetime]]:
     """The next step of a group, and times at which a deadline passes."""
-    group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
+    group = cluster.group(policy.group)
+    pods = observed.pods_of(cluster.attempt)
     if group is None or not group.template:
         return None, []
     known = _known_pods(observed, cluster.attempt, group)
@@ -145,16 +146,16 @@ def next_step(
         return None
     if policy.template not in (group.template, group.refused):
         return StartReplacement(cluster, group)
-    found = compare(group, pods)
-    late = found.waited_for and group.replacing and now >= group.replacing + policy.deadline
+    comparison = compare(group, pods)
+    late = comparison.waited_for and group.replacing and now >= group.replacing + policy.deadline
     # Where pods of the template serve, it is not the template's fault that a pod is missing or finds no node: a node
     # was lost, or more pods were asked for than there is room for.
-    if late and (not found.current or any(now >= deadline for deadline in _deadlines(group, pods, policy))):
+    if late and (not comparison.current or any(now >= deadline for deadline in _deadlines(group, pods, policy))):
         return GiveUpTemplate(cluster, group)
-    if not found.outdated:
-        return FinishReplacement(cluster, group) if group.replacing and not found.waited_for else None
+    if not comparison.outdated:
+        return FinishReplacement(cluster, group) if group.replacing and not comparison.waited_for else None
     # Those that do not serve come first, so pods that serve are replaced only as far as no more than these are missing.
-    chosen = found.outdated[: max(0, policy.most_unavailable - found.waited_for)]
+    chosen = comparison.outdated[: max(0, policy.most_unavailable - comparison.waited_for)]
     return ReplacePods(cluster, group, tuple(sorted(pod.name for pod in chosen))) if chosen else None
 
 
@@ -184,16 +185,17 @@ def review_rolling(facts: JobFacts, observed: Observation, attempt: int) -> Cond
     cluster = observed.cluster(attempt)
     if cluster is None:
         return None
-    found = [value for policy in facts.rolling if (value := _review_group(cluster, policy, observed))]
-    if not found:
+    reviews = [value for policy in facts.rolling if (value := _review_group(cluster, policy, observed))]
+    if not reviews:
         return None
-    reason = min((value.reason for value in found), key=ROLLING_REASONS.index)
-    return false_because(reason, evidence.shorten("; ".join(value.message for value in found)))
+    reason = min((value.reason for value in reviews), key=ROLLING_REASONS.index)
+    return false_because(reason, evidence.shorten("; ".join(value.message for value in reviews)))
 
 
 def _review_group(cluster: ObservedRayCluster, policy: RollingUpdate, observed: Observation) -> ConditionValue | None:
     """What `review_rolling` says of one group."""
-    group, pods = cluster.group(policy.group), observed.pods_of(cluster.attempt)
+    group = cluster.group(policy.group)
+    pods = observed.pods_of(cluster.attempt)
     if group is None or not group.template:
         return None
     if policy.template != group.template and policy.template == group.refused:
@@ -202,10 +204,11 @@ def _review_group(cluster: ObservedRayCluster, policy: RollingUpdate, observed: 
     outdated = _live(pods, group, outdated=True)
     if policy.template == group.template and not group.replacing and not outdated:
         return None
-    found = compare(group, known) if known is not None and policy.template == group.template else None
-    text = f"{found.current if found else 0} of {group.replicas} {group.name} pods have the current spec and serve"
-    if found and found.waited_for:
-        text += f", {found.waited_for} missing or not ready"
+    comparison = compare(group, known) if known is not None and policy.template == group.template else None
+    current = comparison.current if comparison else 0
+    text = f"{current} of {group.replicas} {group.name} pods have the current spec and serve"
+    if comparison and comparison.waited_for:
+        text += f", {comparison.waited_for} missing or not ready"
     if policy.paused:
         return false_because("RollingUpdatePaused", f"{text}; the annotation {policy.paused} pauses the others")
     if known is None:
@@ -262,8 +265,8 @@ def _known_at(
 
 def _live(pods: Iterable[ObservedPod], group: PodGroup, *, outdated: bool = False) -> list[ObservedPod]:
     """The pods of a group that stay, or those of them with another template than the group's."""
-    found = [pod for pod in pods if pod.group == group.name and not pod.deleting and pod.name not in group.removed]
-    return [pod for pod in found if pod.template != group.template] if outdated else found
+    live = [pod for pod in pods if pod.group == group.name and not pod.deleting and pod.name not in group.removed]
+    return [pod for pod in live if pod.template != group.template] if outdated else live
 
 
 def _why_not_ready(

@@ -75,7 +75,8 @@ def _scale_pool(
         size = rayjob.pool(pool.group) if rayjob else None
         fixed = size is not None and size.pods == group.replicas
         return _change(observed, cluster, group, group.replicas, (group.replicas, group.replicas)) if fixed else None
-    current, wanted = group.replicas, pool.pods
+    current = group.replicas
+    wanted = pool.pods
     if pool.autoscaling is not None:
         wanted = recommend(pool.autoscaling, _waiting(observed, cluster.attempt, pool), current, now)
         if wanted > current >= pool.autoscaling.least and find_limit(observed, cluster.attempt, pool.group) is not None:
@@ -167,7 +168,9 @@ def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: da
 
 
 def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: datetime) -> ConditionValue:
-    policy, queue, text = pool.autoscaling, _waiting(observed, attempt, pool), QUEUES[pool.group]
+    policy = pool.autoscaling
+    queue = _waiting(observed, attempt, pool)
+    text = QUEUES[pool.group]
     if policy is None:
         return unknown_because("NotAutoscaled", f"{text.field} is not given")
     if not pool.live:
@@ -177,8 +180,8 @@ def _review_pool(pool: PoolFacts, observed: Observation, attempt: int, now: date
     if queue is None:
         return unknown_because("NoReports", f"the trainer has not reported how many {text.things} {text.wait}")
     if queue.most(now - policy.window) > policy.share * policy.most:
-        found = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
-        return false_because("AtMaximum", f"{found}; {text.field}.maxReplicas is {policy.most}")
+        backlog = f"more than {policy.share} {text.things} for each of {policy.most} {pool.group} pods {text.wait}"
+        return false_because("AtMaximum", f"{backlog}; {text.field}.maxReplicas is {policy.most}")
     return true_because("WithinLimits", f"{pool.pods} {pool.group} pods")
 
 
@@ -188,9 +191,9 @@ def leaving_pods(pods: Iterable[ObservedPod], kept: int) -> tuple[str, ...]:
     Those without a node leave first, then those that are not ready, then the newest: they have done the least. KubeRay
     counts a pod that is being deleted as one that runs unless it is named, and would delete another one for it.
     """
-    found = list(pods)
+    candidates = list(pods)
     staying = sorted(
-        (pod for pod in found if not pod.deleting),
+        (pod for pod in candidates if not pod.deleting),
         key=lambda pod: (bool(pod.unschedulable), not pod.ready, pod.created, pod.name),
     )
-    return tuple(sorted([*(pod.name for pod in found if pod.deleting), *(pod.name for pod in staying[kept:])]))
+    return tuple(sorted([*(pod.name for pod in candidates if pod.deleting), *(pod.name for pod in staying[kept:])]))

@@ -59,12 +59,12 @@ class AttemptFailed:
 
 Verdict = InProgress | Succeeded | AttemptFailed
 _QUEUED = frozenset({"Suspending", "Suspended"})
-_OF_LOST_PODS = (FailureReason.HEAD_LOST, FailureReason.WORKER_LOST)
+_OF_LOST_PODS = ("HeadLost", "WorkerLost")
 _LOST = frozenset({"JobStatusCheckTimeoutExceeded", "JobDeploymentStatusTransitionGracePeriodExceeded"})
 
 
 # An attempt that never ran in its time failed by what it waited for, where that is known.
-_LATE = {"Unschedulable": FailureReason.UNSCHEDULABLE, "QuotaExceeded": FailureReason.QUOTA_EXCEEDED}
+_LATE: dict[str, FailureReason] = {"Unschedulable": "Unschedulable", "QuotaExceeded": "QuotaExceeded"}
 
 
 def classify_attempt(
@@ -77,13 +77,11 @@ def classify_attempt(
     """
     rayjob = observed.rayjob(attempt)
     if rayjob is None:
-        return AttemptFailed(
-            FailureReason.CHILD_DELETED, f"the RayJob of attempt {attempt} was deleted, not by the operator"
-        )
+        return AttemptFailed("ChildDeleted", f"the RayJob of attempt {attempt} was deleted, not by the operator")
     if rayjob.deployment == "Complete" and rayjob.job == "SUCCEEDED":
         return Succeeded(min(rayjob.ended or now, now))
     if rayjob.deleting:
-        return AttemptFailed(FailureReason.CHILD_DELETED, f"RayJob {rayjob.name} was deleted, not by the operator")
+        return AttemptFailed("ChildDeleted", f"RayJob {rayjob.name} was deleted, not by the operator")
     if rayjob.deployment in ("Failed", "Complete", "ValidationFailed"):
         return _ended(rayjob, observed, timeouts, now)
     queued = rayjob.suspended or rayjob.deployment in _QUEUED
@@ -96,9 +94,10 @@ def classify_attempt(
 
 def _ended(rayjob: ObservedRayJob, observed: Observation, timeouts: Timeouts, now: datetime) -> Verdict:
     """Reason why KubeRay ended the RayJob. Ray notices a lost node before Kubernetes does, which then says so."""
-    failed, late = _why_ended(rayjob, observed), (rayjob.ended or now) + timeouts.head
+    failed = _why_ended(rayjob, observed)
+    late = (rayjob.ended or now) + timeouts.head
     if failed.reason in _OF_LOST_PODS and now < late:
-        return InProgress(Stage.RUNNING, failed.reason.value, failed.text, late)
+        return InProgress(Stage.RUNNING, failed.reason, failed.text, late)
     return failed
 
 
@@ -106,25 +105,23 @@ def _why_ended(rayjob: ObservedRayJob, observed: Observation) -> AttemptFailed:
     message = evidence.shorten(rayjob.message or rayjob.reason or rayjob.job or "KubeRay gave no reason")
     report = observed.report_of(rayjob.attempt)
     if rayjob.deployment == "ValidationFailed":
-        return AttemptFailed(FailureReason.INVALID_CONFIG, f"KubeRay refused the RayJob: {message}")
+        return AttemptFailed("InvalidConfig", f"KubeRay refused the RayJob: {message}")
     if rayjob.reason == "DeadlineExceeded":
-        return AttemptFailed(FailureReason.DEADLINE_EXCEEDED, message)
+        return AttemptFailed("DeadlineExceeded", message)
     if rayjob.reason == "PreRunningDeadlineExceeded":
-        return AttemptFailed(FailureReason.PRE_RUNNING_DEADLINE_EXCEEDED, message)
+        return AttemptFailed("PreRunningDeadlineExceeded", message)
     if lost := _lost_pod(observed, rayjob.attempt):
         return lost
     if rayjob.reason in _LOST:
-        return AttemptFailed(FailureReason.HEAD_LOST, f"KubeRay lost contact to the Ray head: {message}")
+        return AttemptFailed("HeadLost", f"KubeRay lost contact to the Ray head: {message}")
     if report and report.error:
-        kind = report.error_kind or evidence.reason_from_text(report.error) or FailureReason.APPLICATION_ERROR
+        kind = report.error_kind or evidence.reason_from_text(report.error) or "ApplicationError"
         return AttemptFailed(kind, evidence.shorten(report.error))
     if killed := evidence.killed_program(rayjob.message):
-        return AttemptFailed(FailureReason.OUT_OF_MEMORY, killed)
+        return AttemptFailed("OutOfMemory", killed)
     if rayjob.job == "STOPPED":
-        return AttemptFailed(
-            FailureReason.APPLICATION_ERROR, f"the Ray job was stopped, not by the operator: {message}"
-        )
-    return AttemptFailed(evidence.reason_from_text(message) or FailureReason.APPLICATION_ERROR, message)
+        return AttemptFailed("ApplicationError", f"the Ray job was stopped, not by the operator: {message}")
+    return AttemptFailed(evidence.reason_from_text(message) or "ApplicationError", message)
 
 
 def _lost_pod(observed: Observation, attempt: int) -> AttemptFailed | None:
@@ -133,7 +130,7 @@ def _lost_pod(observed: Observation, attempt: int) -> AttemptFailed | None:
         return AttemptFailed(found.reason, found.text)
     for pod in observed.pods_of(attempt):
         if pod.unreachable and pod.group not in (ROLLOUT_GROUP, REWARD_GROUP):
-            return AttemptFailed(FailureReason.PREEMPTED, f"node {pod.node} of pod {pod.name} does not answer")
+            return AttemptFailed("Preempted", f"node {pod.node} of pod {pod.name} does not answer")
     return None
 
 
@@ -151,7 +148,7 @@ def _head_lost(
     ended = not heads or any(pod.phase in ("Failed", "Succeeded") or pod.deleting for pod in heads)
     since = cluster.head_since or now
     if cluster.head_reason == "HeadPodNotFound" or ended or now >= since + timeouts.head:
-        return _lost_pod(observed, rayjob.attempt) or AttemptFailed(FailureReason.HEAD_LOST, text)
+        return _lost_pod(observed, rayjob.attempt) or AttemptFailed("HeadLost", text)
     return text, since + timeouts.head
 
 
@@ -166,7 +163,7 @@ def _running(observed: Observation, attempt: int, timeouts: Timeouts) -> Verdict
         if pod.group == REWARD_GROUP and observed.ready_pods(attempt, REWARD_GROUP):
             continue
         if pod.group != ROLLOUT_GROUP and (text := evidence.crash_loop_error(pod, timeouts.restarts)):
-            return AttemptFailed(FailureReason.WORKER_LOST, text)
+            return AttemptFailed("WorkerLost", text)
     return InProgress(Stage.RUNNING)
 
 
@@ -186,21 +183,27 @@ def _starting(
         if text := evidence.image_pull_error(pod):
             hopeless = any(wait.reason in evidence.PERMANENT_PULL_ERRORS for wait in pod.waiting)
             if hopeless or now >= pod.created + timeouts.image:
-                return AttemptFailed(FailureReason.IMAGE_PULL_FAILED, text)
+                return AttemptFailed("ImagePullFailed", text)
             wakes.append(pod.created + timeouts.image)
-            kind, problem = "ImagePullBackOff", text
+            kind = "ImagePullBackOff"
+            problem = text
         elif text := evidence.crash_loop_error(pod, timeouts.restarts):
-            return AttemptFailed(FailureReason.START_FAILED, text)
+            return AttemptFailed("StartFailed", text)
         elif text := evidence.container_config_error(pod):
-            kind, problem = evidence.CONFIG_ERROR, text
+            kind = evidence.CONFIG_ERROR
+            problem = text
         elif text := evidence.missing_claim(pod):
-            kind, problem = "ClaimNotFound", text
+            kind = "ClaimNotFound"
+            problem = text
         elif text := evidence.unbound_claim(pod):
-            kind, problem = "ClaimNotBound", text
+            kind = "ClaimNotBound"
+            problem = text
         elif pod.unschedulable and not problem:
-            kind, problem = "Unschedulable", evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
+            kind = "Unschedulable"
+            problem = evidence.shorten(f"pod {pod.name}: {pod.unschedulable}")
         elif pod.sidecars and not problem:
-            kind, problem = evidence.SIDECAR, evidence.sidecar_problem((pod,))
+            kind = evidence.SIDECAR
+            problem = evidence.sidecar_problem((pod,))
         if pod.unschedulable:
             missing.append(pod.created)
     cluster = observed.cluster(rayjob.attempt)
@@ -215,7 +218,7 @@ def _starting(
         if now >= deadline:
             because = f": {problem}" if problem else ""
             text = f"not running after spec.preRunningDeadlineSeconds ({_seconds(facts.running_deadline)}){because}"
-            return AttemptFailed(_LATE.get(kind, FailureReason.PRE_RUNNING_DEADLINE_EXCEEDED), evidence.shorten(text))
+            return AttemptFailed(_LATE.get(kind, "PreRunningDeadlineExceeded"), evidence.shorten(text))
         wakes.append(deadline)
     return InProgress(Stage.STARTING, kind, problem, min(wakes, default=None))
 

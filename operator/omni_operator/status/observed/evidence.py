@@ -10,19 +10,31 @@ from omni_operator.status.reasons.names import FailureReason
 from .observation import Evidence, ObservedPod
 
 # Error messages of drivers and libraries, the most specific first.
-_SIGNS = (
-    (FailureReason.ACCELERATOR_FAULT, r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
-     r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)"),
-    (FailureReason.COLLECTIVE_TIMEOUT, r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
-     r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT"),
-    (FailureReason.WEIGHT_SYNC_FAILED, r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
+_SIGNS: tuple[tuple[FailureReason, str], ...] = (
+    (
+        "AcceleratorFault",
+        r"\bXid\b|uncorrectable ECC|CUDA error: (an illegal|unspecified|device)|"
+        r"cudaErrorECC|device lost|NPU (is )?lost|aclrt\w* .*50\d{4}|ACL_ERROR_RT_(DEV|AICORE)|HBM (UCE|error)",
+    ),
+    (
+        "CollectiveTimeout",
+        r"(NCCL|HCCL|Gloo|ProcessGroup\w*).{0,80}(time[d]? ?out|watchdog)|"
+        r"collective operation timeout|HCCL_(E|EXEC).*TIMEOUT",
+    ),
+    ("WeightSyncFailed", r"\bStaleSample\b|WeightSync\w*Error|weight (sync|update) failed"),
     # Ray names the kernel's OOM killer among the possible causes. The others are said by a rank of another one.
-    (FailureReason.WORKER_LOST, r"Job supervisor actor died|ncclRemoteError|"
-     r"gloo/transport/.{0,160}(closed by peer|reset by peer|Broken pipe)"),
-    (FailureReason.OUT_OF_MEMORY, r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
-    (FailureReason.INVALID_CONFIG, r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
-     r"Could not override|ValidationError"),
-)  # fmt: skip
+    (
+        "WorkerLost",
+        r"Job supervisor actor died|ncclRemoteError|"
+        r"gloo/transport/.{0,160}(closed by peer|reset by peer|Broken pipe)",
+    ),
+    ("OutOfMemory", r"OutOfMemory|out of memory|OOMKilled|\bOOM\b|ray\.exceptions\.OutOfMemoryError"),
+    (
+        "InvalidConfig",
+        r"\bexit (code|status) 2\b|InvalidConfig|ConfigCompositionException|"
+        r"Could not override|ValidationError",
+    ),
+)
 _COMPILED = tuple((reason, re.compile(pattern, re.IGNORECASE)) for reason, pattern in _SIGNS)
 # What Ray says of a training program that got SIGKILL (137), or of the shell that started it (-9).
 _KILLED = re.compile(r"entrypoint command failed with exit code (-9|137)\b")
@@ -83,19 +95,19 @@ def is_refused_by_quota(text: str) -> bool:
 def find_evidence(pod: ObservedPod) -> Evidence | None:
     """Reason of a failure in a pod's state, kept after the pod is gone; None if there is none."""
     if pod.disrupted:
-        return Evidence(pod=pod.name, reason=FailureReason.PREEMPTED, text=shorten(f"pod {pod.name}: {pod.disrupted}"))
+        return Evidence(pod=pod.name, reason="Preempted", text=shorten(f"pod {pod.name}: {pod.disrupted}"))
     for end in pod.ended:
         if not end.ray:
             continue
         if end.reason == "OOMKilled":
             return Evidence(
                 pod=pod.name,
-                reason=FailureReason.OUT_OF_MEMORY,
+                reason="OutOfMemory",
                 text=f"container {end.container} of pod {pod.name} was killed because it ran out of memory",
             )
-        found = reason_from_text(end.message) if end.exit_code else None
-        if found:
-            return Evidence(pod=pod.name, reason=found, text=shorten(f"pod {pod.name}: {end.message}"))
+        reason = reason_from_text(end.message) if end.exit_code else None
+        if reason:
+            return Evidence(pod=pod.name, reason=reason, text=shorten(f"pod {pod.name}: {end.message}"))
     return None
 
 
@@ -126,14 +138,14 @@ def unbound_claim(pod: ObservedPod) -> str:
 
 def missing_claim(pod: ObservedPod) -> str:
     """Which missing PersistentVolumeClaim the pod waits for; empty if none."""
-    found = _MISSING_CLAIM.search(pod.unschedulable)
-    return f"pod {pod.name}: {found[0]}; create it, or correct its name in the job" if found else ""
+    match = _MISSING_CLAIM.search(pod.unschedulable)
+    return f"pod {pod.name}: {match[0]}; create it, or correct its name in the job" if match else ""
 
 
 def sidecar_problem(pods: Iterable[ObservedPod]) -> str:
     """What is wrong with containers that are not Ray's, of the first pod with any; empty if nothing is."""
-    found = (pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.sidecars)
-    return next((shorten(f"pod {pod.name}, {pod.sidecars}") for pod in found), "")
+    troubled = (pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.sidecars)
+    return next((shorten(f"pod {pod.name}, {pod.sidecars}") for pod in troubled), "")
 
 
 def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
@@ -141,6 +153,6 @@ def crash_loop_error(pod: ObservedPod, restarts: int) -> str:
     for wait in pod.waiting:
         if wait.reason == "CrashLoopBackOff" and wait.restarts >= restarts:
             ends = (end for end in pod.ended if end.container == wait.container)
-            said = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
-            return shorten(f"container {wait.container} of pod {pod.name} restarted {wait.restarts} times{said}")
+            exits = "".join(f": exit code {end.exit_code} {end.message}".rstrip() for end in ends)
+            return shorten(f"container {wait.container} of pod {pod.name} restarted {wait.restarts} times{exits}")
     return ""

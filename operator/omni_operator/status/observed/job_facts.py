@@ -150,11 +150,11 @@ def action_for(facts: JobFacts, reason: FailureReason) -> Action:
 
     A disruption is no failure, nor is a RayJob that a user deleted, which no rule can name: neither is counted.
     """
-    uncounted = reason in (FailureReason.CHILD_DELETED, FailureReason.PREEMPTED)
+    uncounted = reason in ("ChildDeleted", "Preempted")
     default = Action.RETRY_IGNORE_LIMIT if uncounted else Action.RETRY
-    return next((rule.action for rule in facts.rules if reason.value in rule.reasons), default)
+    return next((rule.action for rule in facts.rules if reason in rule.reasons), default)
 
 
 def is_disruption(reason: FailureReason, action: Action) -> bool:
     """Whether a failure counts against `spec.disruptionLimit`."""
-    return reason is FailureReason.PREEMPTED and action is Action.RETRY_IGNORE_LIMIT
+    return reason == "Preempted" and action is Action.RETRY_IGNORE_LIMIT

@@ -330,11 +330,11 @@ class Observation:
 
     def cluster(self, attempt: int) -> ObservedRayCluster | None:
         """The attempt's RayCluster; of several, one that is not being deleted (KubeRay replaces deleted ones)."""
-        found = sorted(
+        clusters = sorted(
             (observed for observed in self.clusters if observed.attempt == attempt),
             key=lambda observed: observed.deleting,
         )
-        return found[0] if found else None
+        return clusters[0] if clusters else None
 
     def pods_of(self, attempt: int) -> tuple[ObservedPod, ...]:
         return tuple(observed for observed in self.pods if observed.attempt == attempt)
@@ -350,7 +350,8 @@ class Observation:
 
     def ready_workers(self, attempt: int) -> int:
         """Number of worker pods whose Ray container is ready; KubeRay does not count one with a failed sidecar."""
-        cluster, pods = self.cluster(attempt), self.pods_of(attempt)
+        cluster = self.cluster(attempt)
+        pods = self.pods_of(attempt)
         ready = sum(pod.ready and not pod.deleting and pod.group != HEAD for pod in pods)
         return max(ready, cluster.ready_workers) if cluster else 0
 

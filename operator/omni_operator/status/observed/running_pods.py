@@ -22,7 +22,8 @@ def as_admitted(facts: JobFacts, observed: Observation) -> JobFacts:
     Its pods are those that the queue has admitted, with the node selectors that it has added: none is added, removed or
     replaced, as in a queue that the job names.
     """
-    rayjob, cluster = observed.rayjob(observed.newest), observed.cluster(observed.newest)
+    rayjob = observed.rayjob(observed.newest)
+    cluster = observed.cluster(observed.newest)
     if rayjob is None or not rayjob.in_queue or not any(pool.live for pool in facts.pools):
         return facts
     sizes = {size.group: size.pods for size in rayjob.pools}
@@ -39,7 +40,8 @@ def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts
     Where the attempt follows `replicas`, their number is that of the spec, which the status calls desired. Without a
     RayJob, or with one of an earlier version of the operator, all is as in the spec but what autoscaling has changed.
     """
-    rayjob, cluster = observed.rayjob(attempt), observed.cluster(attempt)
+    rayjob = observed.rayjob(attempt)
+    cluster = observed.cluster(attempt)
     sizes = {size.group: size for size in rayjob.pools} if rayjob else {}
     if not sizes:
         rollouts, judges = (_as_scaled(pool, cluster) for pool in facts.pools)

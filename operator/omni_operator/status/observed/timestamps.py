@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 # Clamped to years in which adding and subtracting any duration of a spec gives a valid time.
-EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 
 
 def parse_timestamp(text: object) -> datetime | None:

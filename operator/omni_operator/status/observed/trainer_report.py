@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from omni_operator.api.status import COUNT_LIMIT, WARNINGS_KEPT, TrainerWarning
 from omni_operator.status.reasons.names import FailureReason
+from omni_operator.status.reasons.table import reasons_shown
 
 from . import evidence
 from .observation import TrainerReport
@@ -31,20 +32,21 @@ Line = Annotated[str, StringConstraints(max_length=1024)]
 Host = Annotated[str, StringConstraints(max_length=64)]
 REPLICAS_LIMIT = 1024
 # The only reasons of failures that a trainer may name; the operator itself observes the others.
-TRAINER_REASONS = frozenset({
-    FailureReason.OUT_OF_MEMORY, FailureReason.ACCELERATOR_FAULT, FailureReason.COLLECTIVE_TIMEOUT,
-    FailureReason.WEIGHT_SYNC_FAILED, FailureReason.INVALID_CONFIG, FailureReason.APPLICATION_ERROR,
-    FailureReason.WORKER_LOST, FailureReason.OUTPUT_NOT_SENT,
-})  # fmt: skip
-_KINDS = {reason.value: reason for reason in TRAINER_REASONS}
-OUTPUT_NOT_SENT = FailureReason.OUTPUT_NOT_SENT.value
-# Each reason of a warning is an entry in the status and an event.
-WARNING_REASONS = frozenset({
-    "SamplesCollapsed", "PolicyDiverged", "RewardConstant", "SamplesNotScored", "MetricNotFinite",
-    "CheckpointsSetAside", "ResumedWithChanges",
-    "CheckpointDropped", "ReplicaRemoved", "OlderSamplesNotLimited", "ReplicaNotStarted", "SettingsWithoutEffect",
-    "PromptsTruncated", "ReportNotWritten", "ClippingOneSided", OUTPUT_NOT_SENT,
-})  # fmt: skip
+TRAINER_REASONS: frozenset[FailureReason] = frozenset(
+    {
+        "OutOfMemory",
+        "AcceleratorFault",
+        "CollectiveTimeout",
+        "WeightSyncFailed",
+        "InvalidConfig",
+        "ApplicationError",
+        "WorkerLost",
+        "OutputNotSent",
+    }
+)
+_FAILURES = {str(reason): reason for reason in TRAINER_REASONS}
+OUTPUT_NOT_SENT = "OutputNotSent"
+WARNING_REASONS = reasons_shown("warning")
 OTHER_WARNING = "Warning"
 NAME_LIMIT = 255
 
@@ -117,11 +119,21 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
     values: dict[str, Any] = {
         name: value
         for name in (
-            "step", "total_steps", "reward_mean", "validation_reward", "version", "min_version", "max_version",
-            "images_per_second", "sync_seconds", "step_seconds", "samples", "unscored",
+            "step",
+            "total_steps",
+            "reward_mean",
+            "validation_reward",
+            "version",
+            "min_version",
+            "max_version",
+            "images_per_second",
+            "sync_seconds",
+            "step_seconds",
+            "samples",
+            "unscored",
         )
         if (value := getattr(event, name)) is not None
-    }  # fmt: skip
+    }
     if event.event == "start":
         # A queue may stop an attempt and start it again: what the trainer said before is no reason of a later failure.
         values.update(samples=0, unscored=0, error=None, error_kind=None)
@@ -151,7 +163,7 @@ def merge_event(previous: TrainerReport | None, event: ReportEvent, attempt: int
         values["eta_seconds"] = 0.0
     if event.event == "error":
         values["error"] = evidence.shorten(event.message or "the trainer reported no message")
-        values["error_kind"] = _KINDS.get(event.reason or "")
+        values["error_kind"] = _FAILURES.get(event.reason or "")
     if event.event == "warning":
         values["warnings"] = _add_warning(base.warnings, event, attempt, now)
     if event.event in ("warning", "error") and event.reason == OUTPUT_NOT_SENT:
@@ -171,9 +183,11 @@ def _add_warning(
     known = event.reason in WARNING_REASONS
     text = event.message or "" if known or not event.reason else f"{event.reason}: {event.message or ''}"
     warning = TrainerWarning(
-        attempt=attempt, reason=event.reason if known and event.reason else OTHER_WARNING,
-        message=evidence.shorten(text), time=format_timestamp(now),
-    )  # fmt: skip
+        attempt=attempt,
+        reason=event.reason if known and event.reason else OTHER_WARNING,
+        message=evidence.shorten(text),
+        time=format_timestamp(now),
+    )
     return add_warning(kept, warning)
 
 

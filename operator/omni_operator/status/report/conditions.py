@@ -111,9 +111,9 @@ def derive_conditions(
         case Failing(attempt=attempt, reason=reason, text=text, final=final, why=why):
             message = f"attempt {attempt}: {text}"
             if not final:
-                over = false_because(reason.value, message)
+                over = false_because(reason, message)
                 return _table(over, over, unknown_because("BetweenAttempts", message), updated=updated)
-            end = reason.value, f"{message}; {why}"
+            end = reason, f"{message}; {why}"
             over = false_because(*end)
             return _table(over, over, over, updated=updated, failed=true_because(*end))
 
@@ -137,9 +137,16 @@ def _table(
     # kstatus reads `Ready` and `Stalled`: True if nothing happens before a user acts.
     hopeless = true_because(admitted.reason, admitted.message) if admitted.reason == "InvalidSpec" else failed
     return {
-        "Admitted": admitted, "Ready": ready, "WeightsInSync": weights, "Updated": updated, "ProgressStalled": stalled,
-        "Suspended": suspended, "Succeeded": succeeded, "Failed": failed, "Stalled": hopeless,
-    }  # fmt: skip
+        "Admitted": admitted,
+        "Ready": ready,
+        "WeightsInSync": weights,
+        "Updated": updated,
+        "ProgressStalled": stalled,
+        "Suspended": suspended,
+        "Succeeded": succeeded,
+        "Failed": failed,
+        "Stalled": hopeless,
+    }
 
 
 def review_spec(facts: JobFacts | None) -> Table:
@@ -195,8 +202,8 @@ def _refused(refusal: Refusal | None) -> ConditionValue | None:
 def _creating(attempt: int, refusal: Refusal | None, updated: ConditionValue) -> Table:
     if refused := _refused(refusal):
         return _table(refused, refused, unknown_because(refused.reason), updated=updated)
-    made = unknown_because("AttemptCreated", f"attempt {attempt}")
-    return _table(made, false_because("Starting"), made, updated=updated)
+    creating = unknown_because("AttemptCreated", f"attempt {attempt}")
+    return _table(creating, false_because("Starting"), creating, updated=updated)
 
 
 def _active(
@@ -239,7 +246,9 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
         return false_because("PodsNotReady", "KubeRay has not created the RayCluster yet")
     if facts.rollouts.pods or facts.judges.pods:
         return _serving_apart(facts, observed, cluster)
-    ready, desired, head_ready = observed.ready_workers(attempt), cluster.desired_workers, observed.head_ready(attempt)
+    ready = observed.ready_workers(attempt)
+    desired = cluster.desired_workers
+    head_ready = observed.head_ready(attempt)
     if head_ready and ready >= desired:
         return true_because("TrainerAndRolloutsServing")
     head = "ready" if head_ready else "not ready"
@@ -248,9 +257,13 @@ def _serving(facts: JobFacts, observed: Observation, attempt: int) -> ConditionV
 
 def _serving_apart(facts: JobFacts, observed: Observation, cluster: ObservedRayCluster) -> ConditionValue:
     """Rollout and reward pods come and go: the job is ready as long as the trainer need not wait for them."""
-    attempt, ready, desired = cluster.attempt, observed.ready_pods(cluster.attempt, ROLLOUT_GROUP), facts.rollouts.pods
-    trainers, all_trainers = observed.ready_pods(attempt, TRAINER_GROUP), facts.trainer.pods
-    judges, all_judges = observed.ready_pods(attempt, REWARD_GROUP), facts.judges.pods
+    attempt = cluster.attempt
+    ready = observed.ready_pods(cluster.attempt, ROLLOUT_GROUP)
+    desired = facts.rollouts.pods
+    trainers = observed.ready_pods(attempt, TRAINER_GROUP)
+    all_trainers = facts.trainer.pods
+    judges = observed.ready_pods(attempt, REWARD_GROUP)
+    all_judges = facts.judges.pods
     head_ready = observed.head_ready(attempt)
     if not head_ready or trainers < all_trainers or (all_judges and not judges):
         head = "ready" if head_ready else "not ready"
@@ -293,14 +306,15 @@ def _stalled(heartbeat: Heartbeat, now: datetime) -> ConditionValue:
 
 def update_conditions(previous: Status, table: Table, generation: int, now: datetime) -> tuple[Condition, ...]:
     """Conditions with times; lastTransitionTime changes only when the status changes. Others than in `table` stay."""
-    made = []
+    conditions = []
     for kind in CONDITION_TYPES:
-        new, old = table.get(kind), previous.condition(kind)
+        new = table.get(kind)
+        old = previous.condition(kind)
         if new is None:
-            made.extend([old] if old else [])
+            conditions.extend([old] if old else [])
             continue
         flipped = old is None or old.status != new.status or parse_timestamp(old.last_transition_time) is None
-        made.append(
+        conditions.append(
             Condition(
                 type=kind,
                 status=new.status,
@@ -310,4 +324,4 @@ def update_conditions(previous: Status, table: Table, generation: int, now: date
                 last_transition_time=format_timestamp(now) if flipped or old is None else old.last_transition_time,
             )
         )
-    return tuple(made)
+    return tuple(conditions)

@@ -90,7 +90,8 @@ def derive_status(
         return previous
     if isinstance(situation, Finished):
         return _finished(facts, observed, previous, context)
-    now, attempt = context.now, max(previous.attempts, observed.newest)
+    now = context.now
+    attempt = max(previous.attempts, observed.newest)
     facts = as_running(facts, observed, attempt)
     updated = _updated(facts, observed, attempt, situation, context)
     if isinstance(situation, Creating) and observed.rayjob(situation.attempt):
@@ -119,7 +120,7 @@ def derive_status(
     running = _running_since(base, observed, attempt, situation, now)
     accelerators = count_accelerators(facts, observed.cluster(attempt))
     counting = _counting(base, situation, report, running, accelerators, now)
-    made = base.model_copy(
+    derived = base.model_copy(
         update={
             "observed_generation": facts.generation,
             "conditions": update_conditions(previous, table, facts.generation, now),
@@ -136,20 +137,21 @@ def derive_status(
             **_times(base, observed, attempt, situation, now),
         }
     )
-    return with_state(_with_failure(made, situation, now) if isinstance(situation, Failing) else made)
+    return with_state(_with_failure(derived, situation, now) if isinstance(situation, Failing) else derived)
 
 
 def _keep(previous: Status, table: Table) -> Table:
     """Conditions as they were, or as in `table` where there were none."""
-    found = {kind: previous.condition(kind) for kind in table}
+    kept = {kind: previous.condition(kind) for kind in table}
     return {
-        kind: ConditionValue(old.status, old.reason, old.message) if old else table[kind] for kind, old in found.items()
+        kind: ConditionValue(old.status, old.reason, old.message) if old else table[kind] for kind, old in kept.items()
     }
 
 
 def find_heartbeat(facts: JobFacts, status: Status, observed: Observation, attempt: int, context: Context) -> Heartbeat:
     """Last report of the running attempt's trainer, to this process or an earlier one."""
-    report, rayjob = observed.report_of(attempt), observed.rayjob(attempt)
+    report = observed.report_of(attempt)
+    rayjob = observed.rayjob(attempt)
     step = (report.step_seconds or 0.0) if report else 0.0
     silence = max(context.timeouts.stall, timedelta(seconds=STEPS_OF_SILENCE * step))
     at = report.at if report else parse_timestamp(status.progress.heartbeat_time)
@@ -181,8 +183,9 @@ def derive_unknown_status(
 
 def _finished(facts: JobFacts, observed: Observation, previous: Status, context: Context) -> Status:
     """Status after the end: only the last report, remaining pods, refusals and the observed generation still change."""
-    report, facts = observed.report_of(previous.attempts), as_running(facts, observed, previous.attempts)
-    made = previous.model_copy(
+    report = observed.report_of(previous.attempts)
+    facts = as_running(facts, observed, previous.attempts)
+    finished = previous.model_copy(
         update={
             "observed_generation": facts.generation,
             "conditions": review_end(previous, context.refusal, facts.generation, context.now),
@@ -194,7 +197,7 @@ def _finished(facts: JobFacts, observed: Observation, previous: Status, context:
             "reward": _reward(observed, previous.attempts, facts),
         }
     )
-    return with_state(made)
+    return with_state(finished)
 
 
 def _new_attempt(previous: Status) -> Status:
@@ -235,7 +238,8 @@ def _counting(
     now: datetime,
 ) -> Counting:
     """Which seconds of the attempt a pass counts; `running` is the start of its trainer, as far as it is known."""
-    kept, runs = status.usage.accelerators, running is not None and _is_running(situation)
+    kept = status.usage.accelerators
+    runs = running is not None and _is_running(situation)
     if not runs:
         until = situation.at if isinstance(situation, Succeeding) else now if status.running_time else None
     elif kept not in (None, accelerators):
@@ -296,7 +300,7 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
         return status
     failure = Failure(
         attempt=failing.attempt,
-        reason=failing.reason.value,
+        reason=failing.reason,
         message=failing.text,
         at=format_timestamp(now),
         checkpoint=status.checkpoint.last,
@@ -315,7 +319,8 @@ def _with_failure(status: Status, failing: Failing, now: datetime) -> Status:
 
 def _children(observed: Observation, attempt: int, before: Children) -> Children:
     """Objects of the attempt. Uids stay after a deletion: they tell which pods are left of the attempt."""
-    rayjob, cluster = observed.rayjob(attempt), observed.cluster(attempt)
+    rayjob = observed.rayjob(attempt)
+    cluster = observed.cluster(attempt)
     uids = Children(
         ray_job_uid=rayjob.uid if rayjob else before.ray_job_uid,
         ray_cluster_uid=cluster.uid if cluster else before.ray_cluster_uid,
@@ -333,7 +338,8 @@ def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutSta
     cluster = observed.cluster(attempt)
     if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)
-    desired, ready = facts.trainer.pods, observed.ready_workers(attempt)
+    desired = facts.trainer.pods
+    ready = observed.ready_workers(attempt)
     if facts.judges.pods:
         ready = observed.ready_pods(attempt, TRAINER_GROUP)
     ready = min(ready, desired)
@@ -410,5 +416,5 @@ def derive_invalid_status(
     if observed.rayjobs and previous.conditions:
         kept = {found.type: ConditionValue(found.status, found.reason, found.message) for found in previous.conditions}
         table = {kind: table[kind] if kind == "Updated" else kept.get(kind, table[kind]) for kind in table}
-    made = update_conditions(previous, table, facts.generation, context.now)
-    return with_state(previous.model_copy(update={"observed_generation": facts.generation, "conditions": made}))
+    conditions = update_conditions(previous, table, facts.generation, context.now)
+    return with_state(previous.model_copy(update={"observed_generation": facts.generation, "conditions": conditions}))

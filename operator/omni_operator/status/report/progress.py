@@ -98,7 +98,9 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
     Args:
         previous: the last written status.
     """
-    usage, until, counted = previous.usage, counting.until, _counted(previous)
+    usage = previous.usage
+    until = counting.until
+    counted = _counted(previous)
     seconds = usage.accelerator_seconds
     if counting.running is not None and until is not None:
         since = max(counting.running, counted) if counted else counting.running
@@ -106,7 +108,8 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
             since = until
         until = max(since, until)
         seconds += counting.held * (int(until.timestamp()) - int(since.timestamp()))
-        seconds, counted = min(seconds, SECONDS_LIMIT), until
+        seconds = min(seconds, SECONDS_LIMIT)
+        counted = until
     samples = usage.samples
     if report and report.samples is not None:
         before = previous.progress.samples or 0

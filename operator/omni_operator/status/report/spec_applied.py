@@ -28,7 +28,8 @@ def is_outdated(
     Args:
         makes: whether the spec makes an attempt, but for what may change while it runs.
     """
-    rayjob, updated = observed.rayjob(observed.newest), status.condition("Updated")
+    rayjob = observed.rayjob(observed.newest)
+    updated = status.condition("Updated")
     if rayjob is None or (rayjob.runs and rayjob.attempt == status.attempts and not needs_comparison(status, facts)):
         return updated is not None and updated.reason == NEXT_ATTEMPT.reason
     waits = not rayjob.runs and (facts.held or has_other_templates(facts, observed))

@@ -7,15 +7,17 @@ from omni_operator.api.status import Condition, JobState, Status
 
 def with_state(status: Status) -> Status:
     """The status with `state` and `reason` that its conditions say; without conditions, unchanged."""
-    found = {condition.type: condition for condition in status.conditions}
-    if not {"Admitted", "Ready", "Suspended", "Succeeded", "Failed"} <= found.keys():
+    conditions = {condition.type: condition for condition in status.conditions}
+    if not {"Admitted", "Ready", "Suspended", "Succeeded", "Failed"} <= conditions.keys():
         return status
-    state, reason = _state(found, status)
+    state, reason = _state(conditions, status)
     return status.model_copy(update={"state": state, "reason": reason})
 
 
 def _state(found: dict[str, Condition], status: Status) -> tuple[JobState, str]:
-    admitted, succeeded, suspended = found["Admitted"], found["Succeeded"], found["Suspended"]
+    admitted = found["Admitted"]
+    succeeded = found["Succeeded"]
+    suspended = found["Suspended"]
     if succeeded.status == "True":
         return "Succeeded", succeeded.reason
     if found["Failed"].status == "True":

@@ -39,8 +39,17 @@ def _urgent_part(status: Status) -> object:
     children = status.children
     warned = tuple((warning.attempt, warning.reason) for warning in status.warnings)
     return (
-        status.observed_generation, conditions, warned, status.attempts, status.failures, status.failures_counted,
+        status.observed_generation,
+        conditions,
+        warned,
+        status.attempts,
+        status.failures,
+        status.failures_counted,
         status.disruptions_counted,
         status.usage.accelerators,  # seconds count at the number that the status has
-        children.ray_job, children.ray_cluster, status.start_time, status.completion_time, status.checkpoint.last,
-    )  # fmt: skip
+        children.ray_job,
+        children.ray_cluster,
+        status.start_time,
+        status.completion_time,
+        status.checkpoint.last,
+    )
