@@ -35,7 +35,7 @@ SETTING = re.compile(r"(?:^| )(?:\+{0,2})([a-z_]\w*(?:\.\w+)+)=")
 # Names of other programs.
 OTHERS = {
     "AsyncOmni.generate", "DataProto.concat", "batchScheduler.name", "capabilities.drop", "deployments.apps",
-    "diffusionrljob.spec", "functools.cache", "glibc.malloc.tcache_count", "package.module", "pipe.transformer",
+    "diffusionrljob.spec", "functools.cache", "package.module", "pipe.transformer",
     "replica.server_address", "server_manager.generate", "size.longest_edge", "sys.exit", "torch.Tensor.copy_",
     "torch.compile", "torch.distributed", "torch.distributed.checkpoint", "torch.nn.Module", "torch.optim.AdamW",
 }  # fmt: skip

@@ -33,7 +33,7 @@ class CachedJob:
     """Cache entry of one job; `body` and `summary` are None while only its children are known.
 
     Attributes:
-        body: the fields of the job that passes read. Nobody changes it: an event replaces it.
+        body: the fields of the job that passes read. It is never changed: an event replaces it.
         shared: changes with each object that all attempts share; no two entries ever have the same number.
         lineage: uids of the job's RayJobs and RayClusters, also of deleted ones, with the number of the attempt.
     """
