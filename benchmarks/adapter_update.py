@@ -37,12 +37,16 @@ FILES = ("tmpfs", "disk", "forced")
 RANKS = (4, 8, 16, 32, 64)
 PARTS = (1, 4, 16)
 PARTS_RANK = 16
-BLOCKS, HEADS, HEAD = 12, 12, 64
+BLOCKS = 12
+HEADS = 12
+HEAD = 64
 WIDTH = HEADS * HEAD
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 BUCKET = 512 << 20
 DEADLINE = 60.0  # seconds
-TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"  # peft's names
+# peft's names
+TENSORS = "adapter_model.safetensors"
+SETTINGS = "adapter_config.json"
 Adapter = dict[str, Any]
 
 
@@ -55,8 +59,11 @@ def make_model(path: Path) -> None:
     make_tiny_sd3(path)
     small = SD3Transformer2DModel.load_config(path / "transformer")
     sizes = {
-        "num_layers": BLOCKS, "num_attention_heads": HEADS, "attention_head_dim": HEAD, "caption_projection_dim": WIDTH,
-    }  # fmt: skip
+        "num_layers": BLOCKS,
+        "num_attention_heads": HEADS,
+        "attention_head_dim": HEAD,
+        "caption_projection_dim": WIDTH,
+    }
     SD3Transformer2DModel.from_config({**small, **sizes}).save_pretrained(path / "transformer")
 
 
@@ -103,9 +110,12 @@ def add_worker_methods(_server: Any) -> None:
 
         settings = json.loads((Path(folder) / SETTINGS).read_text())
         request = OmniTensorLoRARequest(
-            VLLM_LORA_NAME, VLLM_LORA_INT_ID, folder,
-            peft_config=settings, lora_tensors=load_file(Path(folder) / TENSORS),
-        )  # fmt: skip
+            VLLM_LORA_NAME,
+            VLLM_LORA_INT_ID,
+            folder,
+            peft_config=settings,
+            lora_tensors=load_file(Path(folder) / TENSORS),
+        )
         began = time.perf_counter()
         take_request(self, request)
         return time.perf_counter() - began
@@ -118,7 +128,8 @@ class Trainer:
     """The trainer's side of all variants; each method returns the seconds it took."""
 
     def __init__(self, server: Any) -> None:
-        self.server, self.versions = server, itertools.count(1)
+        self.server = server
+        self.versions = itertools.count(1)
 
     def in_memory(self, tensors: Adapter, rank: int) -> float:
         """Update the adapter as training does."""
@@ -132,10 +143,14 @@ class Trainer:
         answer = self.server.collective_rpc.remote(
             "update_weights_from_ipc",
             kwargs={
-                "peft_config": peft_settings(rank), "base_sync_done": True, "use_shm": True, "zmq_update_id": update,
-                "deadline": DEADLINE, "global_steps": version,
+                "peft_config": peft_settings(rank),
+                "base_sync_done": True,
+                "use_shm": True,
+                "zmq_update_id": update,
+                "deadline": DEADLINE,
+                "global_steps": version,
             },
-        )  # fmt: skip
+        )
         job = ray.get_runtime_context().get_job_id()
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         transfer.send(tensors.items(), handle=handle, bucket_bytes=BUCKET, device=None, deadline=DEADLINE)
@@ -174,8 +189,15 @@ class Trainer:
         """An image from the same noise each time."""
         import ray
 
-        params = {"height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "seed": 5,
-                  "max_sequence_length": 16, "logprobs": False}  # fmt: skip
+        params = {
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": 4,
+            "guidance_scale": 1.0,
+            "seed": 5,
+            "max_sequence_length": 16,
+            "logprobs": False,
+        }
         reply = self.server.generate.remote(
             prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"draw-{next(self.versions)}"
         )
@@ -215,7 +237,8 @@ def by_parts(trainer: Trainer, repeats: int) -> list[dict[str, Any]]:
     expected = trainer.picture()
     rows = []
     for number in PARTS:
-        pieces, ratios = split(whole, number), []
+        pieces = split(whole, number)
+        ratios = []
         for _ in range(repeats + 1):
             once = trainer.in_memory(whole, PARTS_RANK)
             ratios.append(sum(trainer.in_memory(part, PARTS_RANK) for part in pieces) / once)

@@ -37,10 +37,13 @@ class InstantEngine:
             log_probs=torch.zeros(9),
             stop_reason="completed",
             extra_fields={
-                "all_latents": torch.zeros(10, 4, 8, 8), "all_timesteps": torch.zeros(9),
-                "prompt_embeds": torch.zeros(24, 64), "pooled_prompt_embeds": torch.zeros(64), "global_steps": 0,
+                "all_latents": torch.zeros(10, 4, 8, 8),
+                "all_timesteps": torch.zeros(9),
+                "prompt_embeds": torch.zeros(24, 64),
+                "pooled_prompt_embeds": torch.zeros(64),
+                "global_steps": 0,
             },
-        )  # fmt: skip
+        )
 
     async def generate(self, **_request: Any) -> Any:
         """A sample with its own `extra_fields`, like one that came through Ray."""
@@ -62,11 +65,15 @@ def worker(folder: Path) -> Any:
     prompts.write_text('{"prompt": "a red circle"}\n')
     config = configuration.load(
         [
-            f"data.train_files='{prompts}'", "data.max_prompt_length=24", "trainer.total_training_steps=1",
-            f"actor_rollout_ref.model.path='{MODEL}'", "actor_rollout_ref.rollout.max_prompt_embed_length=24",
-            "actor_rollout_ref.rollout.agent.num_workers=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
+            f"data.train_files='{prompts}'",
+            "data.max_prompt_length=24",
+            "trainer.total_training_steps=1",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "actor_rollout_ref.rollout.max_prompt_embed_length=24",
+            "actor_rollout_ref.rollout.agent.num_workers=1",
+            "actor_rollout_ref.rollout.max_concurrent_requests=256",
         ]
-    )  # fmt: skip
+    )
     engine = InstantEngine()
     return DiffusionAgentLoopWorker(config, engine, None, [engine])
 

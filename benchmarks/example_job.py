@@ -49,9 +49,16 @@ def write_variant(job: Path, to: Path, *, control: bool, ahead: int | None = Non
 
 
 def measure(
-    example: Path, seed: int, steps: int | None, runs: Path, *, control: bool, ahead: int | None = None,
-    variant: str = "", changes: Sequence[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+    example: Path,
+    seed: int,
+    steps: int | None,
+    runs: Path,
+    *,
+    control: bool,
+    ahead: int | None = None,
+    variant: str = "",
+    changes: Sequence[str] = (),
+) -> dict[str, Any]:
     """Run the job once.
 
     Args:
@@ -106,7 +113,8 @@ def gain(run: dict[str, Any], metric: str) -> tuple[float, float]:
     Both evaluations have the same prompts and seeds, so this error, which assumes independent samples, is an upper
     bound.
     """
-    first, last = run["held_out"][0], run["held_out"][-1]
+    first = run["held_out"][0]
+    last = run["held_out"][-1]
     error = math.hypot(*(each.get(f"{metric}/stderr", 0.0) for each in (first, last)))
     return last[f"{metric}/mean"] - first[f"{metric}/mean"], error
 
@@ -132,7 +140,8 @@ def main() -> int:
     for each in found:
         said = []
         for metric in metrics:
-            first, last = each["held_out"][0], each["held_out"][-1]
+            first = each["held_out"][0]
+            last = each["held_out"][-1]
             rise, error = gain(each, metric)
             errors = f", {rise / error:.1f} standard errors" if error else ""
             said.append(f"{metric} {first[f'{metric}/mean']:.3f} -> {last[f'{metric}/mean']:.3f} ({rise:+.3f}{errors})")
@@ -145,7 +154,8 @@ def main() -> int:
     if len(trained) > 1:
         for metric in metrics:
             rises = [gain(each, metric)[0] for each in trained]
-            mean, error = statistics.mean(rises), statistics.stdev(rises) / math.sqrt(len(rises))
+            mean = statistics.mean(rises)
+            error = statistics.stdev(rises) / math.sqrt(len(rises))
             print(f"{metric} over {len(rises)} seeds: {mean:+.3f} ± {error:.3f}")
     return 0
 

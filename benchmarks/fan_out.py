@@ -32,10 +32,13 @@ from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
 from verl_omni.weight_sync.network.receiver import WeightReceiver
 from verl_omni.weight_sync.network.sender import WeightStream
 
-HOST, KEY = "127.0.0.1", b"a token"
+HOST = "127.0.0.1"
+KEY = b"a token"
 RECEIVERS = (1, 2, 4, 8)
 SOURCE = 128  # MiB of distinct weights, which an update sends `ROUNDS` times
-TENSOR, BUCKET = 4 * MIB, 64 * MIB  # bytes; the limit of a bucket is the default of the trainer
+# bytes; the limit of a bucket is the default of the trainer
+TENSOR = 4 * MIB
+BUCKET = 64 * MIB
 BUFFER = PREFERRED_BYTES  # of the baseline, as large as a bucket: one that leaves the CPU's cache is slower
 DEADLINE = 120.0
 
@@ -95,7 +98,8 @@ def send_raw(content: memoryview, receiver: Connection) -> Transfer:
 
 def send_update(weights: list[Tensor], receivers: list[Connection]) -> Transfer:
     """Send an update to all receivers."""
-    stream, used = WeightStream(HOST, KEY, DEADLINE), time.process_time()
+    stream = WeightStream(HOST, KEY, DEADLINE)
+    used = time.process_time()
     began = time.monotonic()
     for number, receiver in enumerate(receivers):
         receiver.send((stream.address, number))
@@ -136,7 +140,8 @@ def main() -> int:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     start = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
+    pipes = []
+    processes = []
     for _ in range(max(RECEIVERS)):
         ours, theirs = multiprocessing.Pipe()
         processes.append(start.Process(target=work, args=(theirs,), daemon=True))

@@ -18,8 +18,10 @@ from results import arguments, results_file, table, write
 
 from verl_omni.trainer.device_checks.measured_update import TRANSFORMERS, compare
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LORA, FULL = ("LoRA", "actor_rollout_ref.model.lora_rank=4"), ("all weights", "actor_rollout_ref.model.lora_rank=0")
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LORA = ("LoRA", "actor_rollout_ref.model.lora_rank=4")
+FULL = ("all weights", "actor_rollout_ref.model.lora_rank=0")
 GUIDANCE = ("guidance", f"{ROLLOUT}.pipeline.guidance_scale=4.5")
 ALGORITHMS = [
     (name, f"{ACTOR}.diffusion_loss.loss_mode={mode}")

@@ -16,19 +16,30 @@ import fit_page
 import page_tables
 from results import arguments, table, write
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 # A usual job: LoRA, guidance, 16 prompts of 8 samples, each sample trained for itself.
 USUAL = (
-    "data.train_files=none", "data.train_batch_size=16", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=32",
-    f"{ROLLOUT}.n=8", f"{ROLLOUT}.max_num_seqs=4", f"{ROLLOUT}.algo.sde_window_size=4",
-    f"{ROLLOUT}.pipeline.guidance_scale=4.0", f"{ACTOR}.ppo_mini_batch_size=16",
+    "data.train_files=none",
+    "data.train_batch_size=16",
+    "trainer.total_training_steps=1",
+    f"{MODEL}.lora_rank=32",
+    f"{ROLLOUT}.n=8",
+    f"{ROLLOUT}.max_num_seqs=4",
+    f"{ROLLOUT}.algo.sde_window_size=4",
+    f"{ROLLOUT}.pipeline.guidance_scale=4.0",
+    f"{ACTOR}.ppo_mini_batch_size=16",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",
-)  # fmt: skip
+)
 IMAGE = (f"{ROLLOUT}.pipeline.height=1024", f"{ROLLOUT}.pipeline.width=1024")
 VIDEO = (
-    f"{ROLLOUT}.pipeline.height=480", f"{ROLLOUT}.pipeline.width=832", f"{ROLLOUT}.pipeline.num_frames=81",
-    f"{ROLLOUT}.pipeline.max_sequence_length=512", f"{ROLLOUT}.max_num_seqs=1",
-)  # fmt: skip
+    f"{ROLLOUT}.pipeline.height=480",
+    f"{ROLLOUT}.pipeline.width=832",
+    f"{ROLLOUT}.pipeline.num_frames=81",
+    f"{ROLLOUT}.pipeline.max_sequence_length=512",
+    f"{ROLLOUT}.max_num_seqs=1",
+)
 DEVICES = (1, 8)
 
 
@@ -46,11 +57,18 @@ def estimates() -> list[dict[str, Any]]:
                 config = program.load_settings(overrides, Path(folder), accelerator=True)
                 found = program.describe(config, None, accelerator=True)
             phases = {phase["name"]: phase["bytes"] for phase in found["device"]}
-            rows.append({
-                "model": model, "devices": devices, "parameters": found["parameters"], "peak": found["peak"],
-                "generation": phases["generation"], "update": phases["update"],
-                "host": max(phase["bytes"] for phase in found["host"]), "sample": found["sample_bytes"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "model": model,
+                    "devices": devices,
+                    "parameters": found["parameters"],
+                    "peak": found["peak"],
+                    "generation": phases["generation"],
+                    "update": phases["update"],
+                    "host": max(phase["bytes"] for phase in found["host"]),
+                    "sample": found["sample_bytes"],
+                }
+            )
             print(f"{model} on {devices}: {found['peak'] / 2**30:.1f} GiB", flush=True)
     return rows
 

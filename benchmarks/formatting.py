@@ -46,13 +46,13 @@ def percent(value: float) -> str:
 
 
 def with_range(row: dict[str, Any], name: str) -> str:
-    """Median (lowest to highest), as `results.spread` names them."""
-    return f"{number(row[name])} ({number(row[f'{name}_lowest'])} to {number(row[f'{name}_highest'])})"
+    """Median (lowest-highest), as `results.spread` names them."""
+    return f"{number(row[name])} ({number(row[f'{name}_lowest'])}-{number(row[f'{name}_highest'])})"
 
 
 def share_with_range(row: dict[str, Any], name: str) -> str:
     """As `with_range`, in whole percent."""
-    return f"{percent(row[name])} ({percent(row[f'{name}_lowest'])} to {percent(row[f'{name}_highest'])})"
+    return f"{percent(row[name])} ({percent(row[f'{name}_lowest'])}-{percent(row[f'{name}_highest'])})"
 
 
 def milliseconds(row: dict[str, Any], name: str) -> str:

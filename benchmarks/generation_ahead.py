@@ -19,16 +19,16 @@ from results import arguments, spread, table, write
 
 STEPS = 12  # the first of an asynchronous run has nothing to overlap with
 SECONDS = ((0.3, 0.3), (0.3, 0.1), (0.1, 0.3))  # of generation and of the update
-ASYNC = (
-    "trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1",
-)  # fmt: skip
+ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
 
 
 class Sleeping:
     """Replicas that generate, and ranks that update, in a given time."""
 
     def __init__(self, generation_s: float, update_s: float) -> None:
-        self.generation_s, self.update_s, self.version = generation_s, update_s, 0
+        self.generation_s = generation_s
+        self.update_s = update_s
+        self.version = 0
 
     def generate_sequences(self, prompts: Any) -> Any:
         import numpy as np
@@ -58,31 +58,47 @@ class Sleeping:
 
 def seconds_per_step(generation_s: float, update_s: float, *overrides: str) -> float:
     """Mean of the steps of one run, without its start and its checkpoint."""
-    from verl_omni.trainer.loop import DiffusionTrainer
+    from verl_omni.trainer.main_diffusion import build_loop
     from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.trainer.settings import configuration, process_counts
 
     config = configuration.load(
         [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={STEPS}",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=0",
-            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            f"trainer.total_training_steps={STEPS}",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            "trainer.save_freq=0",
+            "actor_rollout_ref.actor.checkpoint.async_save=false",
+            "data.val_files=null",
             "actor_rollout_ref.rollout.dtype=float32",
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *overrides,
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     process_counts.fill_in(config, cpus=2)
-    row = {"raw_prompt": [{"role": "user", "content": "p"}], "data_source": "d", "reward_model": {"ground_truth": ""},
-           "extra_info": {"prompt": "p"}}  # fmt: skip
+    row = {
+        "raw_prompt": [{"role": "user", "content": "p"}],
+        "data_source": "d",
+        "reward_model": {"ground_truth": ""},
+        "extra_info": {"prompt": "p"},
+    }
     parts = Sleeping(generation_s, update_s)
-    stack = SimpleNamespace(
-        agent_loop=parts, workers=parts, versions=lambda: [parts.version], pool=None,
+    stack: Any = SimpleNamespace(
+        agent_loop=parts,
+        workers=parts,
+        versions=lambda: [parts.version],
+        pool=None,
+        judges=None,
         weights=SimpleNamespace(update_weights=parts.update_weights, sleep_replicas=lambda: None),
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
-        DiffusionTrainer(config, stack, run, [row] * 4, None, stop_requested=lambda: False).fit(None)
+        build_loop(config, stack, run, [row] * 4, None, RunRequests(lambda: False)).fit(None)
         return sum(float(line["timing_s/step"] or 0.0) for line in run.metrics()) / STEPS
 
 
@@ -101,8 +117,14 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             seconds_per_step(generation_s, update_s, *ASYNC) / seconds_per_step(generation_s, update_s)
             for _ in range(repeats + 1)
         ]
-        rows.append({"generation_s": generation_s, "update_s": update_s, "ideal": ideal(generation_s, update_s),
-                     **spread("ratio", ratios[1:])})  # fmt: skip
+        rows.append(
+            {
+                "generation_s": generation_s,
+                "update_s": update_s,
+                "ideal": ideal(generation_s, update_s),
+                **spread("ratio", ratios[1:]),
+            }
+        )
     return rows
 
 

@@ -62,7 +62,9 @@ VARIANTS = {
         "scorers `color` and `jpeg`, weighted mean", assignments=TWO_SCORERS, score="reward/color", learns=False
     ),
     "normalized-sum": Variant(
-        "the same, `reward.aggregation=normalized_sum`", ("reward.aggregation=normalized_sum",), TWO_SCORERS,
+        "the same, `reward.aggregation=normalized_sum`",
+        ("reward.aggregation=normalized_sum",),
+        TWO_SCORERS,
         score="reward/color",
     ),
     "attention": Variant(
@@ -88,7 +90,7 @@ VARIANTS = {
     "nft-clip-1": Variant(
         "the same, `diffusion_loss.adv_clip_max=1`", (f"{ACTOR}.diffusion_loss.adv_clip_max=1",), NFT
     ),
-}  # fmt: skip
+}
 
 
 def changes(variant: Variant) -> list[str]:

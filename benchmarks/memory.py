@@ -11,7 +11,9 @@ from typing import Self
 
 import psutil
 
-SECONDS, DEVICE_SECONDS = 0.5, 0.02  # between two samples
+# between two samples
+SECONDS = 0.5
+DEVICE_SECONDS = 0.02
 FILES = "Pss_File"  # pages of mapped files, which the kernel may drop
 
 
@@ -62,12 +64,15 @@ class PeakMemory(_Sampled):
 
     def __init__(self, pid: int) -> None:
         super().__init__(SECONDS)
-        self.root, self.bytes, self.without_files = psutil.Process(pid), 0, 0
+        self.root = psutil.Process(pid)
+        self.bytes = 0
+        self.without_files = 0
 
     def measure(self) -> int:
         """Bytes without mapped files."""
         whole, files = _proportional_set_size(self.root)
-        self.bytes, self.without_files = max(self.bytes, whole), max(self.without_files, whole - files)
+        self.bytes = max(self.bytes, whole)
+        self.without_files = max(self.without_files, whole - files)
         return whole - files
 
     def highest(self) -> dict[str, int]:
@@ -80,7 +85,8 @@ class PeakDeviceMemory(_Sampled):
 
     def __init__(self) -> None:
         super().__init__(DEVICE_SECONDS)
-        self._before, self.bytes = _device_memory_used(), 0
+        self._before = _device_memory_used()
+        self.bytes = 0
 
     def measure(self) -> int:
         """Bytes beyond those at the start."""
@@ -115,5 +121,6 @@ def _proportional_set_size(root: psutil.Process) -> tuple[int, int]:
         except (OSError, psutil.NoSuchProcess):
             continue
         sizes = {name: int(size.split()[0]) << 10 for name, size in (line.split(":") for line in lines)}
-        total, files = total + sizes["Pss"], files + sizes[FILES]
+        total = total + sizes["Pss"]
+        files = files + sizes[FILES]
     return total, files

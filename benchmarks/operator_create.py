@@ -53,7 +53,10 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.cluster.kinds import kind_of
 
-PATIENCE, SETTLED, IDLE, PROFILE_SECONDS = 600.0, 4.0, 20.0, 30
+PATIENCE = 600.0
+SETTLED = 4.0
+IDLE = 20.0
+PROFILE_SECONDS = 30
 WRITES = ("create", "patch", "update", "delete")
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 
@@ -67,7 +70,8 @@ def profiled(plane: ControlPlane, file: Path | None) -> Iterator[None]:
 
     def fetch(target: Path) -> None:
         with http(plane) as client:
-            path, query = "/debug/pprof/profile", {"seconds": PROFILE_SECONDS}
+            path = "/debug/pprof/profile"
+            query = {"seconds": PROFILE_SECONDS}
             answer = client.get(path, params=query, timeout=2 * PROFILE_SECONDS)
             target.write_bytes(answer.raise_for_status().content)
 
@@ -112,12 +116,17 @@ class ServerUse:
     """CPU time and allocations of the API server from now on, without what it takes when nothing happens."""
 
     def __init__(self, plane: ControlPlane, client: httpx.Client, idle: Idle) -> None:
-        self._plane, self._client, self._idle = plane, client, idle
-        self._mib, self._cpu, self._began = allocated_mib(client), server_seconds(plane), time.monotonic()
+        self._plane = plane
+        self._client = client
+        self._idle = idle
+        self._mib = allocated_mib(client)
+        self._cpu = server_seconds(plane)
+        self._began = time.monotonic()
 
     def figures(self, jobs: int) -> dict[str, float]:
         """Milliseconds and MiB for each of the jobs."""
-        cpu, seconds = server_seconds(self._plane) - self._cpu, time.monotonic() - self._began
+        cpu = server_seconds(self._plane) - self._cpu
+        seconds = time.monotonic() - self._began
         mib = allocated_mib(self._client) - self._mib
         return {
             "server_cpu_ms": 1000 * (cpu - self._idle.cpu_s * seconds) / jobs,
@@ -128,7 +137,8 @@ class ServerUse:
 def idle_use(plane: ControlPlane, client: httpx.Client) -> Idle:
     """What the API server takes when nothing happens."""
     time.sleep(SETTLED)
-    cpu, mib = server_seconds(plane), allocated_mib(client)
+    cpu = server_seconds(plane)
+    mib = allocated_mib(client)
     time.sleep(IDLE)
     return Idle((server_seconds(plane) - cpu) / IDLE, (allocated_mib(client) - mib) / IDLE)
 
@@ -138,7 +148,9 @@ def create(
 ) -> dict[str, float]:
     """Submit the jobs; figures until each has RayJob and status."""
     settled(running)
-    mark, cpu, server = plane.audit.mark(), processor_seconds(running), ServerUse(plane, client, idle)
+    mark = plane.audit.mark()
+    cpu = processor_seconds(running)
+    server = ServerUse(plane, client, idle)
     began = time.monotonic()
     submit(client, names)
     wait_for("the RayJobs", lambda: written(plane, mark, "rayjobs") == len(names), PATIENCE, pause=0.1)

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 OTHERS = JOBS.replace("/default/", "/other/")
 PATIENCE = 600.0
-OTHER_JOBS, APART_SECONDS = 150, 1.0  # jobs of the other namespace, and between two suspensions
+# jobs of the other namespace, and between two suspensions
+OTHER_JOBS = 150
+APART_SECONDS = 1.0
 REQUEST_SECONDS = 0.05  # of each request to the API server in memory
 PAUSE = 0.1  # seconds between two looks at the status: the operator is to be the load
 
@@ -60,9 +62,11 @@ class Suspension:
 def suspend(client: httpx.Client, name: str) -> Suspension:
     """Suspend a job of the other namespace."""
     began = time.monotonic()
-    headers, path = {"Content-Type": "application/merge-patch+json"}, f"{OTHERS}/{name}"
+    headers = {"Content-Type": "application/merge-patch+json"}
+    path = f"{OTHERS}/{name}"
     answer = client.patch(path, headers=headers, json={"spec": {"suspend": True}}).raise_for_status()
-    generation, request = answer.json()["metadata"]["generation"], time.monotonic() - began
+    generation = answer.json()["metadata"]["generation"]
+    request = time.monotonic() - began
     status: dict[str, Any] = {}
 
     def read(good: Callable[[], bool]) -> bool:
@@ -96,7 +100,8 @@ def measure(jobs: int, seconds: int) -> dict[str, Any]:
             settled(running)
             quiet = [suspend(client, names.pop()) for _ in range(5)]
             thread = threading.Thread(target=burst, args=(client, jobs, seconds))
-            began, during = time.monotonic(), list[Suspension]()
+            began = time.monotonic()
+            during = list[Suspension]()
             thread.start()
             while names and (thread.is_alive() or count(client, RAYJOBS) < jobs):
                 during.append(suspend(client, names.pop()))
@@ -105,9 +110,13 @@ def measure(jobs: int, seconds: int) -> dict[str, Any]:
             wait_for("all RayJobs", lambda: count(client, RAYJOBS) >= jobs, PATIENCE)
             taken = time.monotonic() - began
     return {
-        "jobs": jobs, "seconds": seconds, "taken_s": taken, "suspensions": len(during),
-        **medians("quiet", quiet), **medians("during", during),
-    }  # fmt: skip
+        "jobs": jobs,
+        "seconds": seconds,
+        "taken_s": taken,
+        "suspensions": len(during),
+        **medians("quiet", quiet),
+        **medians("during", during),
+    }
 
 
 def medians(name: str, found: list[Suspension]) -> dict[str, float]:
@@ -135,16 +144,25 @@ class SlowCluster:
 
 async def measure_queue(jobs: int) -> dict[str, float]:
     """Seconds that the operator alone takes for an event of one namespace while another one gets jobs, all at once."""
-    cluster, cache = FakeCluster(utc_now), ObjectCache()
+    cluster = FakeCluster(utc_now)
+    cache = ObjectCache()
     reconciler = Reconciler(
-        cluster=cast("Cluster", SlowCluster(cluster)), cache=cache, reports=ReportStore(), clock=utc_now,
-        settings=ClusterSettings(image="rollout:1"), instance="benchmark",
-    )  # fmt: skip
+        cluster=cast("Cluster", SlowCluster(cluster)),
+        cache=cache,
+        reports=ReportStore(),
+        clock=utc_now,
+        settings=ClusterSettings(image="rollout:1"),
+        instance="benchmark",
+    )
     workers = JobWorkers(
-        reconciler.reconcile, rank=lambda key: found.rank if (found := cache.summary(key)) else 1,
-        revision=lambda key: found.revision if (found := cache.summary(key)) else None, resync=lambda: 3600.0,
-        measured=lambda result, seconds: None, clock=utc_now, passes=16,
-    )  # fmt: skip
+        reconciler.reconcile,
+        rank=lambda key: found.rank if (found := cache.summary(key)) else 1,
+        revision=lambda key: found.revision if (found := cache.summary(key)) else None,
+        resync=lambda: 3600.0,
+        measured=lambda result, seconds: None,
+        clock=utc_now,
+        passes=16,
+    )
     seen = 0
 
     async def until(good: Callable[[], object], pause: float = 0.01) -> float:
@@ -153,7 +171,8 @@ async def measure_queue(jobs: int) -> dict[str, float]:
         began = time.monotonic()
         while not good():
             await asyncio.sleep(pause)
-            events, seen = cluster.events[seen:], len(cluster.events)
+            events = cluster.events[seen:]
+            seen = len(cluster.events)
             for change, kind, body in events:
                 if kind in (KINDS_JOBS, KINDS_RAYJOBS, NETWORK_POLICIES):
                     key = cache.remove(kind, body) if change == "DELETED" else cache.put(kind, body)
@@ -175,7 +194,8 @@ async def measure_queue(jobs: int) -> dict[str, float]:
     found = []
     for number in range(20):
         body = cluster.change(KINDS_JOBS, "other", f"job-{number}", spec={"suspend": True})
-        generation, place = body["metadata"]["generation"], ("other", f"job-{number}")
+        generation = body["metadata"]["generation"]
+        place = ("other", f"job-{number}")
 
         def served() -> bool:
             job = cluster.get(KINDS_JOBS, *place)  # noqa: B023 - called before the next one
@@ -195,7 +215,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = [
         {**measure(given.jobs, given.seconds), **asyncio.run(measure_queue(given.jobs))} for _ in range(given.repeats)
-    ]  # fmt: skip
+    ]
     columns = ["queue_served_max_s", "queue_left", "taken_s", "during_request_s", "during_served_s"]
     write(given.out, runs)
     table(runs, columns)

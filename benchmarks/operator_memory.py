@@ -24,7 +24,8 @@ from results import FIGURES, table, write
 if TYPE_CHECKING:
     from omni_operator.cluster.kinds import Body, Kind
 
-NAME, UID = "one-of-many", "uid-"
+NAME = "one-of-many"
+UID = "uid-"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -43,13 +44,18 @@ def objects() -> list[tuple[Kind, str]]:
     from omni_operator.reconcile.reconciler import Reconciler
     from omni_operator.reports.endpoint import ReportStore
 
-    cluster, cache = FakeCluster(lambda: NOW), ObjectCache()
+    cluster = FakeCluster(lambda: NOW)
+    cache = ObjectCache()
     meta = {"name": NAME, "namespace": "default"}
     cache.put(JOBS, cluster.make({"apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": meta, "spec": SPEC}))
     reconciler = Reconciler(
-        cluster=cluster, cache=cache, reports=ReportStore(), settings=plan.ClusterSettings(image="rollout:1"),
-        clock=lambda: NOW, instance="benchmark",
-    )  # fmt: skip
+        cluster=cluster,
+        cache=cache,
+        reports=ReportStore(),
+        settings=plan.ClusterSettings(image="rollout:1"),
+        clock=lambda: NOW,
+        instance="benchmark",
+    )
     asyncio.run(reconciler.reconcile(("default", NAME)))
     return [(kind, json.dumps(body)) for kind in (JOBS, RAYJOBS, NETWORK_POLICIES) for body in cluster.all(kind)]
 
@@ -73,7 +79,8 @@ def measure(jobs: int) -> dict[str, float]:
     from omni_operator import operation  # noqa: F401 - imports all that the operator's process does
     from omni_operator.cluster.cache.object_cache import ObjectCache
 
-    cache, texts = ObjectCache(), objects()
+    cache = ObjectCache()
+    texts = objects()
     found = {"jobs": float(jobs), "empty_mib": resident()}
     for kind, body in copies(texts, jobs):
         cache.put(kind, body)

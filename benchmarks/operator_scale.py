@@ -37,7 +37,8 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.operator_process import RunningOperator, operator
 
 PATIENCE = 1800.0
-RATE, STREAM_SECONDS = 5.0, 30.0
+RATE = 5.0
+STREAM_SECONDS = 30.0
 
 
 def idle_memory(running: RunningOperator) -> float:
@@ -102,7 +103,9 @@ def served(plane: ControlPlane, client: httpx.Client, name: str) -> float:
 def fill(plane: ControlPlane, client: httpx.Client, jobs: int, folder: Path) -> dict[str, float]:
     """Figures of one operator from no job to all of them, then of a scrape and of a stream of new jobs."""
     with operator(plane, folder, **QUIET) as running:
-        empty, used, began = idle_memory(running), processor_seconds(running), time.monotonic()
+        empty = idle_memory(running)
+        used = processor_seconds(running)
+        began = time.monotonic()
         submit(client, [f"job-{number}" for number in range(jobs)])
         wait_for("all RayJobs", lambda: count(client, RAYJOBS) >= jobs, PATIENCE)
         minutes = (time.monotonic() - began) / 60
@@ -120,22 +123,23 @@ def restart(plane: ControlPlane, client: httpx.Client, deleted: int, empty: floa
     """Figures of a second operator over the same jobs: start, a new job, memory against `empty`, deletion."""
     began = time.monotonic()
     with operator(plane, folder, **QUIET) as running:
-        ready, used = time.monotonic() - began, processor_seconds(running)
+        ready = time.monotonic() - began
+        used = processor_seconds(running)
         found = {"ready_s": ready, "ready_cpu_s": used, "new_job_s": served(plane, client, "after-restart")}
         settled(running)
         found["passes_cpu_s"] = processor_seconds(running) - used
-        before, jobs = idle_memory(running), count(client, JOBS)
-        found |= {
-            "memory_restarted_mib": before,
-            "memory_per_job_kib": (before - empty) * 1024 / jobs,
-        }
-        began, used = time.monotonic(), processor_seconds(running)
+        before = idle_memory(running)
+        jobs = count(client, JOBS)
+        found |= {"memory_restarted_mib": before, "memory_per_job_kib": (before - empty) * 1024 / jobs}
+        began = time.monotonic()
+        used = processor_seconds(running)
         delete(client, [f"job-{number}" for number in range(deleted)])
         found["deletion_requests_s"] = time.monotonic() - began
         wait_for(
             "deleted jobs and their RayJobs to be gone",
-            lambda: max(count(client, JOBS), count(client, RAYJOBS)) <= jobs - deleted, PATIENCE,
-        )  # fmt: skip
+            lambda: max(count(client, JOBS), count(client, RAYJOBS)) <= jobs - deleted,
+            PATIENCE,
+        )
         found["deletion_s"] = time.monotonic() - began
         settled(running)
         found["cpu_per_deleted_job_ms"] = (processor_seconds(running) - used) * 1000 / deleted

@@ -49,15 +49,21 @@ def take(running: RunningOperator, began: float, made: int) -> Sample:
     text = running.page("/metrics").text
     tasks = next(line for line in text.splitlines() if line.startswith("diffusionrl_operator_tasks "))
     return Sample(
-        time.monotonic() - began, made, resident(running), float(tasks.split()[1]), len(process.net_connections()),
+        time.monotonic() - began,
+        made,
+        resident(running),
+        float(tasks.split()[1]),
+        len(process.net_connections()),
         process.num_threads(),
-    )  # fmt: skip
+    )
 
 
 def churn(client: httpx.Client, number: int, jobs: int) -> None:
     """Create a job, edit one, finish one, delete the oldest."""
     submit(client, [f"job-{number}"])
-    edited, finished, oldest = number - jobs // 4, number - jobs // 2, number - jobs
+    edited = number - jobs // 4
+    finished = number - jobs // 2
+    oldest = number - jobs
     if edited >= 0:
         change = json.dumps(
             {"metadata": {"annotations": {"example.com/edited": str(number)}}, "spec": {"seed": number}}
@@ -90,7 +96,8 @@ def samples(running: RunningOperator, client: httpx.Client, minutes: float, jobs
 def grown(found: list[Sample]) -> list[str]:
     """What the last third of the samples uses more of than the second third."""
     third = len(found) // 3
-    middle, last = found[third : 2 * third], found[2 * third :]
+    middle = found[third : 2 * third]
+    last = found[2 * third :]
     messages = []
     for name, slack in SLACK.items():
         before, after = (statistics.median(getattr(sample, name) for sample in part) for part in (middle, last))

@@ -46,11 +46,14 @@ def raw_seconds(server: Any, requests: list[dict[str, Any]]) -> float:
 
     ready = [
         server._mode.engine_request(
-            RolloutRequest(prompt_ids=request["prompt_ids"]), request["sampling_params"], None, server.config,
+            RolloutRequest(prompt_ids=request["prompt_ids"]),
+            request["sampling_params"],
+            None,
+            server.config,
             server.engine.default_sampling_params_list,
         )
         for request in requests
-    ]  # fmt: skip
+    ]
 
     async def draw() -> float:
         began = time.perf_counter()
@@ -97,7 +100,7 @@ def measure(on: Running, repeats: int) -> dict[str, Any]:
 
     turns = [
         (measure_turn(by_engine, actors), measure_turn(lambda: loop_seconds(loop), actors)) for _ in range(repeats + 1)
-    ][1:]  # fmt: skip
+    ][1:]
     return {
         **spread("added_ms_a_picture", [way[0] - raw[0] for raw, way in turns]),
         **spread("added_share", [way[0] / raw[0] - 1 for raw, way in turns]),

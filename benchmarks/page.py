@@ -21,21 +21,22 @@ from results import FIGURES, ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 INTRODUCTION = (
-    "Speed, memory and learning on a CPU, measured by the programs in `benchmarks/`. `make bench` runs all of them and "
-    "writes this page from the raw data in `docs/figures/`. What was run on a GPU is in [gpu.md](gpu.md). `python` is "
-    "that of `.venv/bin`."
+    "Speed, memory and learning on a CPU. `make bench` runs the programs in `benchmarks/` with the Python of "
+    "`.venv/bin`, and writes this page from the raw data in `docs/figures/`. [gpu.md](gpu.md) has runs on a GPU."
 )
 METHOD = (
-    "Each value is a ratio within one run whose variants take turns: the median of the turns, with the lowest and the "
-    "highest in parentheses. The first turn warms up and is not counted."
+    "The variants of a run take turns; the first turn is not counted. Values are medians, with the lowest and the "
+    "highest in parentheses."
 )
+UPPER_BOUNDS = "Other work ran on the machine unless a section says otherwise, so times are upper bounds."
 # Title, text, and the command that measures, by the name of the data file.
 Entry = tuple[str, Callable[[Data], Section], str]
 TRAINING: dict[str, Entry] = {
     "colors-grpo": ("The main example", training.main_example, "example_job.py"),
     "red-grpo": ("The smallest example", training.smallest_example, "example_job.py --job examples/red-grpo.yaml"),
     "shapes-grpo": (
-        "The compositional reward", training.compositional_reward,
+        "The compositional reward",
+        training.compositional_reward,
         "example_job.py --job examples/shapes-grpo.yaml --seeds 0 --steps 60 --no-control",
     ),
     "start_up": ("Start-up", training.start_up, "start_up.py --repeats 1"),
@@ -46,11 +47,12 @@ TRAINING: dict[str, Entry] = {
     "sde_window": ("Placement of the SDE window", training.sde_window, "sde_window.py"),
     "staleness": ("Learning from older samples", training.staleness, "staleness.py"),
     "staleness_colors": (
-        "Older samples with a limit on the ratio", training.staleness_with_limit,
+        "Older samples with a limit on the ratio",
+        training.staleness_with_limit,
         "staleness.py --job examples/colors-grpo.yaml --out docs/figures/staleness_colors.json --override "
         "algorithm.rollout_correction.bypass_mode=true actor_rollout_ref.actor.diffusion_loss.clip_ratio=0.0003",
     ),
-}  # fmt: skip
+}
 ROLLOUT: dict[str, Entry] = {
     "batching": ("Request batching", rollout.batching, "batching.py"),
     "reward_overlap": ("Reward computation during generation", rollout.reward_overlap, "reward_overlap.py"),
@@ -65,10 +67,10 @@ ROLLOUT: dict[str, Entry] = {
     "adapter_update": ("Adapter update through memory and through files", rollout.adapter_update, "adapter_update.py"),
 }
 NOT_MEASURED = (
-    "- The compositional reward over all of its 120 steps and three seeds.\n"
-    "- Start-up over several pairs of runs, and in pods, where Ray's workers are not forked.\n"
-    "- The replacement of a replica on a Kubernetes cluster, where a pod must be scheduled and may pull an image.\n"
-    "- On a GPU or NPU, the memory and speed of anything but one short run ([gpu.md](gpu.md))."
+    "- The compositional reward over 120 steps and three seeds.\n"
+    "- Start-up over several pairs of runs, and in pods.\n"
+    "- The replacement of a replica on a Kubernetes cluster.\n"
+    "- Memory and speed on a GPU or NPU, except for one short run ([gpu.md](gpu.md))."
 )
 
 
@@ -77,28 +79,38 @@ def generated(figures: Path) -> dict[str, str]:
     files: dict[str, str] = {}
     missed: list[str] = []
     groups: list[str] = []
-    for title, method, entries in (("Training", "", TRAINING), ("Rollout", METHOD, ROLLOUT)):
-        groups += [f"## {title}", *([wrapped(method)] if method else [])]
+    usual = _usual_machine(figures)
+    for title, method, entries in (("Training", UPPER_BOUNDS, TRAINING), ("Rollout", METHOD, ROLLOUT)):
+        groups += [f"## {title}", wrapped(method)]
         for name, entry in entries.items():
-            section = _section(figures / f"{name}.json", entry)
+            section = _section(figures / f"{name}.json", entry, usual)
             groups += section.blocks
             missed += section.missed
             files |= {f"figures/{plot}.svg": text for plot, text in section.plots.items()}
-    parts = ["# Benchmarks", wrapped(INTRODUCTION)]
+    introduction = f"{INTRODUCTION} Unless a section names another machine: {usual}." if usual else INTRODUCTION
+    parts = ["# Benchmarks", wrapped(introduction)]
     if missed:
         parts += ["## Missed targets", "\n".join(wrapped(f"- {sentence}") for sentence in missed)]
     parts += [*groups, "## Not measured yet", wrapped(NOT_MEASURED)]
     return {PAGE.name: "\n\n".join(parts) + "\n", **files}
 
 
-def _section(file: Path, entry: Entry) -> Section:
-    """A section with its heading, the command that measures it, its text and its plots."""
+def _usual_machine(figures: Path) -> str:
+    """The machine of most measurements; empty without any."""
+    files = [file for name in TRAINING | ROLLOUT if (file := figures / f"{name}.json").is_file()]
+    machines = [json.loads(file.read_text(encoding="utf-8"))["machine"] for file in files]
+    return max(machines, key=machines.count, default="")
+
+
+def _section(file: Path, entry: Entry, usual: str) -> Section:
+    """A section with its heading, the command that measures it, its machine unless usual, its text and its plots."""
     title, write, command = entry
     if not file.is_file():
         return Section([f"### {title}", f"Not measured yet (`python benchmarks/{command}`)."])
     data = json.loads(file.read_text(encoding="utf-8"))
     found = write(data)
-    blocks = [f"### {title}", f"`python benchmarks/{command}`, on {data['machine']}."]
+    machine = "" if data["machine"] == usual else f", on {data['machine']}"
+    blocks = [f"### {title}", f"`python benchmarks/{command}`{machine}"]
     blocks += [wrapped(block) for block in found.blocks]
     blocks += [f"![{title}](figures/{name}.svg)" for name in found.plots]
     return Section(blocks, found.plots, found.missed)

@@ -64,12 +64,13 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             counted = list(zip(seconds[variant][1:], seconds["float32"][1:], strict=True))
             rows.append(
                 {
-                    "pictures": pictures, "variant": variant,
+                    "pictures": pictures,
+                    "variant": variant,
                     "megabytes": sum(len(cloudpickle.dumps(part)) for part in parts) / 1e6,
                     **spread("relative", [one / full for one, full in counted]),
                     **spread("seconds", seconds[variant][1:]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

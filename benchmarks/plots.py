@@ -13,10 +13,21 @@ from matplotlib.ticker import NullLocator
 COLORS = ("#4c8fd0", "#e5683c", "#49a86c", "#e0a030")
 INK = "#808890"  # readable in light and dark mode
 STYLE = {
-    "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False, "svg.fonttype": "none",
-    "svg.hashsalt": "figures", "font.size": 10.0, "axes.grid": True, "grid.alpha": 0.25, "grid.color": INK,
-}  # fmt: skip
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "figures",
+    "font.size": 10.0,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.color": INK,
+}
 
 
 @dataclass(frozen=True, slots=True)

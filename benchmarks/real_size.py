@@ -41,7 +41,8 @@ TARGETS = (
     *(f"{part}.{layer}" for part in ("ff", "ff_context") for layer in ("net.0.proj", "net.2")),
 )
 GUIDANCE = 4.5
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 # Phases of `drl fit`, by the call of the training loop that they are.
 PHASES = {"generate_sequences": "generation", "update_actor": "update", "update_weights": "weight sync"}
 
@@ -70,33 +71,59 @@ class Scale:
 
 
 CPU = Scale(
-    training_steps=1, prompts=1, samples=2, size=256, denoising_steps=4, rank=16, micro=1, batch=2,
-    text_length=77, complete=False, environment={"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())},
-)  # fmt: skip
+    training_steps=1,
+    prompts=1,
+    samples=2,
+    size=256,
+    denoising_steps=4,
+    rank=16,
+    micro=1,
+    batch=2,
+    text_length=77,
+    complete=False,
+    environment={"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())},
+)
 # As in examples/sd35-ocr-grpo.yaml, with fewer prompts.
 GPU = Scale(
-    training_steps=2, prompts=2, samples=16, size=512, denoising_steps=10, rank=32, micro=8, batch=16,
-    text_length=256, complete=True, environment={},
-)  # fmt: skip
+    training_steps=2,
+    prompts=2,
+    samples=16,
+    size=512,
+    denoising_steps=10,
+    rank=32,
+    micro=8,
+    batch=16,
+    text_length=256,
+    complete=True,
+    environment={},
+)
 WINDOW = 2
 
 
 def overrides(model: Path, scale: Scale) -> list[str]:
     """Settings of the run."""
     return [
-        f"actor_rollout_ref.model.path='{model}'", f"actor_rollout_ref.model.lora_rank={scale.rank}",
+        f"actor_rollout_ref.model.path='{model}'",
+        f"actor_rollout_ref.model.lora_rank={scale.rank}",
         f"actor_rollout_ref.model.target_modules=[{','.join(TARGETS)}]",
         "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-        f"{ROLLOUT}.dtype=bfloat16", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16",
-        f"{ROLLOUT}.pipeline.height={scale.size}", f"{ROLLOUT}.pipeline.width={scale.size}",
+        f"{ROLLOUT}.dtype=bfloat16",
+        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bfloat16",
+        f"{ROLLOUT}.pipeline.height={scale.size}",
+        f"{ROLLOUT}.pipeline.width={scale.size}",
         f"{ROLLOUT}.pipeline.num_inference_steps={scale.denoising_steps}",
-        f"{ROLLOUT}.pipeline.guidance_scale={GUIDANCE}", f"{ROLLOUT}.max_num_seqs={scale.batch}",
-        f"{ROLLOUT}.pipeline.max_sequence_length={scale.text_length}", f"{ROLLOUT}.n={scale.samples}",
-        f"{ROLLOUT}.algo.sde_window_size={WINDOW}", f"{ROLLOUT}.algo.sde_window_range=[0,{scale.denoising_steps}]",
-        f"data.train_batch_size={scale.prompts}", f"{ACTOR}.ppo_mini_batch_size={scale.prompts}",
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu={scale.micro}", f"trainer.total_training_steps={scale.training_steps}",
+        f"{ROLLOUT}.pipeline.guidance_scale={GUIDANCE}",
+        f"{ROLLOUT}.max_num_seqs={scale.batch}",
+        f"{ROLLOUT}.pipeline.max_sequence_length={scale.text_length}",
+        f"{ROLLOUT}.n={scale.samples}",
+        f"{ROLLOUT}.algo.sde_window_size={WINDOW}",
+        f"{ROLLOUT}.algo.sde_window_range=[0,{scale.denoising_steps}]",
+        f"data.train_batch_size={scale.prompts}",
+        f"{ACTOR}.ppo_mini_batch_size={scale.prompts}",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu={scale.micro}",
+        f"trainer.total_training_steps={scale.training_steps}",
         f"data.train_files='{ROOT / 'examples' / 'prompts' / 'shapes_train.jsonl'}'",
-    ]  # fmt: skip
+    ]
 
 
 def make_model(folder: Path, layers: int, *, complete: bool) -> None:
@@ -110,7 +137,8 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
     _, components, _ = MODELS[MODEL]
     config = {**components["transformer"][1], "num_layers": layers}
     config["dual_attention_layers"] = [layer for layer in config["dual_attention_layers"] if layer < layers]
-    joint, pooled = config["joint_attention_dim"], config["pooled_projection_dim"]
+    joint = config["joint_attention_dim"]
+    pooled = config["pooled_projection_dim"]
     torch.manual_seed(0)
     partial = folder.with_suffix(".partial")
     torch.set_default_dtype(torch.bfloat16)
@@ -124,7 +152,8 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
         AutoencoderKL.from_config(vae).save_pretrained(partial / "vae")
         encoders = [_encoder(*components[name]) for name in ENCODERS] if complete else []
     torch.set_default_dtype(torch.float32)
-    clip, t5 = text.clip_tokenizer(tiny.WORDS, TEXT_LENGTH), text.t5_tokenizer(tiny.WORDS, TEXT_LENGTH)
+    clip = text.clip_tokenizer(tiny.WORDS, TEXT_LENGTH)
+    t5 = text.t5_tokenizer(tiny.WORDS, TEXT_LENGTH)
     first = pooled // 16 * 6  # as CLIP-L and CLIP-bigG share the pooled width
     encoders = encoders or [
         text.clip_encoder(clip, first, TEXT_LENGTH, seed=1),
@@ -133,9 +162,11 @@ def make_model(folder: Path, layers: int, *, complete: bool) -> None:
     ]
     parts = {
         **dict(zip(ENCODERS, encoders, strict=True)),
-        "tokenizer": clip, "tokenizer_2": clip, "tokenizer_3": t5,
+        "tokenizer": clip,
+        "tokenizer_2": clip,
+        "tokenizer_3": t5,
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-    }  # fmt: skip
+    }
     index: dict[str, Any] = {"_class_name": "StableDiffusion3Pipeline"}
     for name, part in parts.items():
         (part.bfloat16() if name.startswith("text_encoder") else part).save_pretrained(partial / name)
@@ -159,7 +190,8 @@ class Timed:
     """An object that records when each call of some of its methods began and ended."""
 
     def __init__(self, target: Any, calls: list[tuple[str, float, float]]) -> None:
-        self._target, self._calls = target, calls
+        self._target = target
+        self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
@@ -199,18 +231,17 @@ def train(model: Path, out: Path, scale: Scale) -> None:
         import ray
 
         from verl_omni.trainer import main_diffusion
-        from verl_omni.trainer.loop import DiffusionTrainer
         from verl_omni.trainer.run.event_text import format_event
         from verl_omni.trainer.run.run_folder import RunFolder
+        from verl_omni.trainer.run.step_checkpoints import RunRequests
 
         parts = {name: Timed(getattr(run.stack, name), calls) for name in ("workers", "agent_loop", "weights")}
         made = RunFolder(Path(folder), lambda event: print(format_event(event), flush=True))
         made.start(run.config, resumed_from=None)
         prompts, _ = main_diffusion._prompts(run.config)
-        trainer = DiffusionTrainer(
-            run.config, dataclasses.replace(run.stack, **parts), made, prompts, None, stop_requested=lambda: False
-        )
-        trainer.fit(None)
+        stack = dataclasses.replace(run.stack, **parts)
+        requests = RunRequests(lambda: False)
+        main_diffusion.build_loop(run.config, stack, made, prompts, None, requests).fit(None)
         bound = None
         if scale is CPU:  # elsewhere, the worker has a process of its own
             (server,) = run.stack.servers.server_handles
@@ -258,17 +289,27 @@ def measure(layers: int, cache: Path, scale: Scale) -> dict[str, Any]:
     expected = estimated(model, scale)
     rows = [
         {
-            "phase": phase["name"], "estimated": phase["bytes"], "parts": phase["parts"],
+            "phase": phase["name"],
+            "estimated": phase["bytes"],
+            "parts": phase["parts"],
             "measured": (found := peak.between(spans := _spans(run["calls"], phase["name"]))),
-            "ratio": phase["bytes"] / found, "seconds": sum(end - start for start, end in spans),
+            "ratio": phase["bytes"] / found,
+            "seconds": sum(end - start for start, end in spans),
         }
         for phase in expected["device" if scale is GPU else "host"]
-    ]  # fmt: skip
+    ]
     return {
-        "layers": layers, "parameters": expected["parameters"], "trained_parameters": expected["trained_parameters"],
-        "phases": rows, **peak.highest(), "seconds": seconds, "modules": run["trained"],
-        "bound_modules": run["bound"], "metrics": run["lines"][-1], "lines": run["lines"],
-    }  # fmt: skip
+        "layers": layers,
+        "parameters": expected["parameters"],
+        "trained_parameters": expected["trained_parameters"],
+        "phases": rows,
+        **peak.highest(),
+        "seconds": seconds,
+        "modules": run["trained"],
+        "bound_modules": run["bound"],
+        "metrics": run["lines"][-1],
+        "lines": run["lines"],
+    }
 
 
 def _spans(calls: list[tuple[str, float, float]], phase: str) -> list[tuple[float, float]]:

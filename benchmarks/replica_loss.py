@@ -34,7 +34,8 @@ from results import arguments, spread, table, write
 
 PARTS = ("scheduling", "start", "sync", "sample")
 SAMPLES = 16  # of a step, one after the other
-POLL, DEADLINE = 0.02, 300.0
+POLL = 0.02
+DEADLINE = 300.0
 # Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
 ADDRESS = {"node_ip_address": "127.0.0.2"}
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -92,13 +93,12 @@ class Losses:
         node_s = self.clock() - lost
         left = self.queued()
         self._wait(lambda: bool(joined_in(self.events()[known:])), "no replica joined")
-        joined, new = self.clock(), self.events()[known:]
+        joined = self.clock()
+        new = self.events()[known:]
         self._wait(lambda: self.queued() < left, "the replica that joined generated nothing")
         times = joined_in(new)[0]
         failed = sum(event.get("reason") == "ReplicaNotStarted" for event in new)
-        self.found.append(
-            Loss(lost, joined, self.clock(), times["start_s"], times["sync_s"], node_s, failed)
-        )  # fmt: skip
+        self.found.append(Loss(lost, joined, self.clock(), times["start_s"], times["sync_s"], node_s, failed))
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
         latest = self.clock() + DEADLINE
@@ -115,11 +115,14 @@ def joined_in(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def summary(losses: list[Loss]) -> dict[str, Any]:
     """A row: the whole time, and seconds and share of each part."""
-    totals, parts = [loss.sample - loss.lost for loss in losses], [loss.parts() for loss in losses]
+    totals = [loss.sample - loss.lost for loss in losses]
+    parts = [loss.parts() for loss in losses]
     row: dict[str, Any] = {
-        "losses": len(losses), "failed_starts": sum(loss.failed_starts for loss in losses),
-        **spread("total_s", totals), **spread("node_s", [loss.node_s for loss in losses]),
-    }  # fmt: skip
+        "losses": len(losses),
+        "failed_starts": sum(loss.failed_starts for loss in losses),
+        **spread("total_s", totals),
+        **spread("node_s", [loss.node_s for loss in losses]),
+    }
     for part in PARTS:
         seconds = [each[part] for each in parts]
         row |= spread(f"{part}_s", seconds)
@@ -138,7 +141,9 @@ def measure(folder: Path, losses: int, done: Callable[[list[Loss]], None]) -> No
     from verl_omni.models.tiny import make_tiny_sd3
     from verl_omni.trainer import main_diffusion
 
-    model, prompts, run = folder / "model", folder / "prompts.jsonl", folder / "run"
+    model = folder / "model"
+    prompts = folder / "prompts.jsonl"
+    run = folder / "run"
     make_tiny_sd3(model)
     prompts.write_text('{"prompt": "a red circle"}\n', encoding="utf-8")
     started = RayNodes(
@@ -189,15 +194,29 @@ def measure(folder: Path, losses: int, done: Callable[[list[Loss]], None]) -> No
 def settings_of(model: Path, prompts: Path, run: Path, steps: int, address: str) -> list[str]:
     """The run: small, with one standalone replica that generates one sample after the other."""
     return [
-        f"data.train_files='{prompts}'", "data.val_files=null", "data.train_batch_size=1", "data.max_prompt_length=16",
-        f"trainer.default_local_dir='{run}'", f"trainer.total_training_steps={steps}", "trainer.save_freq=0",
-        "trainer.node_resource=omni_trainer", "reward.scorer=brightness",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=1", f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1",
-        f"{ROLLOUT}.node_resource=omni_rollout", f"{ROLLOUT}.n={SAMPLES}", f"{ROLLOUT}.max_num_seqs=1",
-        f"{ROLLOUT}.pipeline.max_sequence_length=16", f"{ROLLOUT}.pipeline.height=64", f"{ROLLOUT}.pipeline.width=64",
-        f"{ROLLOUT}.pipeline.num_inference_steps=20", f"ray_kwargs.ray_init.address='{address}'",
-    ]  # fmt: skip
+        f"data.train_files='{prompts}'",
+        "data.val_files=null",
+        "data.train_batch_size=1",
+        "data.max_prompt_length=16",
+        f"trainer.default_local_dir='{run}'",
+        f"trainer.total_training_steps={steps}",
+        "trainer.save_freq=0",
+        "trainer.node_resource=omni_trainer",
+        "reward.scorer=brightness",
+        f"actor_rollout_ref.model.path='{model}'",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        f"{ROLLOUT}.nnodes=1",
+        f"{ROLLOUT}.n_gpus_per_node=1",
+        f"{ROLLOUT}.node_resource=omni_rollout",
+        f"{ROLLOUT}.n={SAMPLES}",
+        f"{ROLLOUT}.max_num_seqs=1",
+        f"{ROLLOUT}.pipeline.max_sequence_length=16",
+        f"{ROLLOUT}.pipeline.height=64",
+        f"{ROLLOUT}.pipeline.width=64",
+        f"{ROLLOUT}.pipeline.num_inference_steps=20",
+        f"ray_kwargs.ray_init.address='{address}'",
+    ]
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,9 @@ from typing import Any
 HERE = Path(__file__).resolve()
 PICTURES = 96
 BATCH_SIZE = 4
-STEPS, PIXELS = 10, 128  # enough work per image to make the cost of a call negligible
+# enough work per image to make the cost of a call negligible
+STEPS = 10
+PIXELS = 128
 TIMES = (0.5, 1.0, 2.0)
 ONE_AT_A_TIME = threading.Lock()
 
@@ -41,7 +43,8 @@ def exact_ideal(drawing: float, scoring: float, batches: int) -> float:
     Args:
         drawing, scoring: seconds of all images, and of all rewards.
     """
-    one, other = drawing / batches, scoring / batches
+    one = drawing / batches
+    other = scoring / batches
     return (one + (batches - 1) * max(one, other) + other) / (drawing + scoring)
 
 
@@ -62,7 +65,8 @@ def measure(on: Any, repeats: int) -> list[dict[str, Any]]:
     from results import spread
     from stack import batch
 
-    unscored, loop = on.unscored(), on.stack.agent_loop
+    unscored = on.unscored()
+    loop = on.stack.agent_loop
     (scorer,) = loop.reward_loop_worker_handles
     sequence(unscored, scorer, 0.0)
     g = min(sequence(unscored, scorer, 0.0)[0] for _ in range(2)) / PICTURES
@@ -95,11 +99,13 @@ def main() -> int:
 
     chosen = arguments(__doc__, "reward_overlap", repeats=5).parse_args()
     overrides = (
-        "reward.scorer=python", f"reward.scorer_kwargs.function='{HERE}:slow_score'",
+        "reward.scorer=python",
+        f"reward.scorer_kwargs.function='{HERE}:slow_score'",
         f"actor_rollout_ref.rollout.max_num_seqs={BATCH_SIZE}",
         f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
-        f"actor_rollout_ref.rollout.pipeline.height={PIXELS}", f"actor_rollout_ref.rollout.pipeline.width={PIXELS}",
-    )  # fmt: skip
+        f"actor_rollout_ref.rollout.pipeline.height={PIXELS}",
+        f"actor_rollout_ref.rollout.pipeline.width={PIXELS}",
+    )
     with running(*overrides) as on:
         rows = measure(on, chosen.repeats)
     write(chosen.out, rows, pictures=PICTURES, max_num_seqs=BATCH_SIZE, steps=STEPS, pixels=PIXELS)

@@ -19,8 +19,11 @@ from formatting import (
 )
 from plots import Series, plot
 
-MEMCPY_TARGET, FILES_TARGET, OVERLAP_TARGET = 0.6, 5.0, 1.1
-FAN_OUT_TARGET, UNEVEN_TARGET = 0.7, 1.5
+MEMCPY_TARGET = 0.6
+FILES_TARGET = 5.0
+OVERLAP_TARGET = 1.1
+FAN_OUT_TARGET = 0.7
+UNEVEN_TARGET = 1.5
 FILES = {"tmpfs": "files on tmpfs", "disk": "files on a disk", "forced": "files on a disk with fsync"}
 
 
@@ -31,10 +34,9 @@ def batching(data: Data) -> Section:
     levels = max(row["largest_difference"] for row in several)
     slower = [row for row in several if row["speedup_lowest"] <= 1]
     cells = [
-        [row["pixels"], row["max_num_seqs"], with_range(row, "speedup"), number((1 - row["equal"]) * 1e6),
-         row["largest_difference"]]
-        for row in rows
-    ]  # fmt: skip
+        [row["pixels"], row["max_num_seqs"], with_range(row, "speedup"), number((1 - row["equal"]) * 1e6)]
+        for row in several
+    ]
     series = [
         Series(f"{pixels} x {pixels} pixels", *points(selected(rows, "pixels", pixels), "max_num_seqs", "speedup"))
         for pixels in sorted({row["pixels"] for row in rows})
@@ -42,13 +44,12 @@ def batching(data: Data) -> Section:
     return Section(
         [
             f"Engines that differ only in `max_num_seqs` generate {data['pictures']} images from the same seeds.",
-            table(["resolution", "batch size", "speed-up over batch size 1", "differing values per million",
-                   "largest difference, of 255 levels"], cells),
+            table(["resolution", "batch size", "speed-up over batch size 1", "differing values per million"], cells),
             verdict(not slower, "faster in every turn")
             + verdict(levels <= 1, f"the same pixels except for rounding: at most {levels} of 255 levels apart"),
         ],
         {"batching": plot(series, "batch size", "speed-up over batch size 1")},
-    )  # fmt: skip
+    )
 
 
 def reward_overlap(data: Data) -> Section:
@@ -56,10 +57,14 @@ def reward_overlap(data: Data) -> Section:
     rows: Rows = data["runs"]
     worst = max(row["over_ideal"] for row in rows)
     cells = [
-        [row["reward_over_generation"], with_range(row, "share"),
-         *(number(row[name]) for name in ("ideal", "exact_ideal")), with_range(row, "over_ideal")]
+        [
+            row["reward_over_generation"],
+            with_range(row, "share"),
+            *(number(row[name]) for name in ("ideal", "exact_ideal")),
+            with_range(row, "over_ideal"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     x = [row["reward_over_generation"] for row in rows]
     series = [
         Series("measured", *points(rows, "reward_over_generation", "share")),
@@ -69,21 +74,33 @@ def reward_overlap(data: Data) -> Section:
     return Section(
         [
             f"{data['pictures']} images of {data['pixels']} x {data['pixels']} pixels and {data['steps']} denoising "
-            f"steps go through the agent loop, in batches of {data['max_num_seqs']}, with a scorer that sleeps and "
-            "takes one image at a time. In sequence, all images are generated (g seconds each) and then all are scored "
-            "(r seconds each). Overlapped, images are scored while others are generated. The lower bound takes into "
-            "account that nothing can be scored during the first batch, and nothing is generated while the last batch "
-            "is scored.",
-            table(["r / g", "overlapped over sequential time", "ideal max(g, r) / (g + r)",
-                   "lower bound with whole batches", "measured over ideal"], cells),
-            verdict(worst <= OVERLAP_TARGET,
-                    f"within 10% of max(g, r) / (g + r); the largest median is {number(worst)} times it"),
+            f"steps, in batches of {data['max_num_seqs']}, with a scorer that takes one image at a time: scored while "
+            "others are generated, over generation (g seconds an image) and then scoring (r seconds). The lower bound "
+            "accounts for the first and the last batch.",
+            table(
+                [
+                    "r / g",
+                    "overlapped over sequential time",
+                    "ideal max(g, r) / (g + r)",
+                    "lower bound with whole batches",
+                    "measured over ideal",
+                ],
+                cells,
+            ),
+            verdict(
+                worst <= OVERLAP_TARGET,
+                f"within 10% of max(g, r) / (g + r); the largest median is {number(worst)} times it",
+            ),
         ],
-        {"reward_overlap": plot(series, "reward time over generation time of an image (r / g)",
-                                "overlapped over sequential time")},
-        [] if worst <= OVERLAP_TARGET else
-        [f"Overlapped rewards take up to {number(worst)} times the ideal time; the target is {OVERLAP_TARGET}."],
-    )  # fmt: skip
+        {
+            "reward_overlap": plot(
+                series, "reward time over generation time of an image (r / g)", "overlapped over sequential time"
+            )
+        },
+        []
+        if worst <= OVERLAP_TARGET
+        else [f"Overlapped rewards take up to {number(worst)} times the ideal time; the target is {OVERLAP_TARGET}."],
+    )
 
 
 def overhead(data: Data) -> Section:
@@ -91,13 +108,11 @@ def overhead(data: Data) -> Section:
     (row,) = data["runs"]
     return Section(
         [
-            f"{data['pictures']} requests in flight at once, in batches of {data['max_num_seqs']}: "
-            "`AsyncOmni.generate` inside the server process, compared with the whole path from rows to a `DataProto` "
-            "in the driver (tokenizing, Ray to the worker, the router and the server, the output, and back).",
-            f"The engine alone takes {with_range(row, 'raw_ms_a_picture')} ms per image. The agent loop adds "
-            f"{with_range(row, 'added_ms_a_picture')} ms, {percent(row['added_share'])} for images as small as these. "
-            f"It uses {with_range(row, 'server_processor_ms_added')} ms more CPU time per image in the server process, "
-            f"and {with_range(row, 'worker_processor_ms')} ms in the agent-loop process.",
+            f"{data['pictures']} requests in flight, in batches of {data['max_num_seqs']}: `AsyncOmni.generate` alone "
+            f"takes {with_range(row, 'raw_ms_a_picture')} ms per image. The path from rows to a `DataProto` in the "
+            f"driver adds {with_range(row, 'added_ms_a_picture')} ms, {percent(row['added_share'])} for such small "
+            f"images; in CPU time {with_range(row, 'server_processor_ms_added')} ms in the server process and "
+            f"{with_range(row, 'worker_processor_ms')} ms in the agent-loop process.",
         ]
     )
 
@@ -105,15 +120,14 @@ def overhead(data: Data) -> Section:
 def agent_loop(data: Data) -> Section:
     """CPU time of the agent loop with an engine that answers immediately."""
     rows: Rows = data["runs"]
-    cells = [[row["samples"], with_range(row, "ms_a_sample"), with_range(row, "first_ms_a_sample")] for row in rows]
+    cells = [[row["samples"], with_range(row, "ms_a_sample")] for row in rows]
     highest = max(row["ms_a_sample"] for row in rows)
     many = [row["ms_a_sample"] for row in rows if row["samples"] >= 16]
     series = [Series("measured", *points(rows, "samples", "ms_a_sample"))]
     return Section(
         [
-            "CPU time of an agent-loop worker whose engine and reward worker answer immediately. Small batches follow "
-            "one another; the first of them runs with cold CPU caches.",
-            table(["samples", "ms per sample", "ms per sample in the first batch"], cells),
+            "CPU time of an agent-loop worker whose engine and reward worker answer immediately.",
+            table(["samples", "ms per sample"], cells),
             verdict(highest < 1, f"under 1 ms per sample: at most {number(highest)} ms")
             + verdict(
                 max(many) <= 2 * min(many),
@@ -129,10 +143,15 @@ def payload(data: Data) -> Section:
     """Time to send pixels from the agent-loop workers to the trainer."""
     rows: Rows = data["runs"]
     cells = [
-        [row["pictures"], row["variant"], number(row["megabytes"]), with_range(row, "relative"),
-         milliseconds(row, "seconds")]
+        [
+            row["pictures"],
+            row["variant"],
+            number(row["megabytes"]),
+            with_range(row, "relative"),
+            milliseconds(row, "seconds"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     series = [
         Series(variant, *points(selected(rows, "variant", variant), "pictures", "seconds")) for variant in variants
@@ -140,9 +159,9 @@ def payload(data: Data) -> Section:
     return Section(
         [
             f"Images of {data['resolution']} x {data['resolution']} pixels from {data['workers']} workers: Ray's put "
-            "and get, and `DataProto.concat`. Pixels are uint8 by default (`pipeline.pixel_dtype`), and training steps "
-            "do not send them (`carry_responses`, [rollout-server.md](rollout-server.md)).",
-            table(["images", "pixels", "megabytes", "time over that of float32", "ms"], cells),
+            "and get, and `DataProto.concat`. Pixels are uint8 by default, and training steps do not send them "
+            "([rollout-server.md](rollout-server.md#output-and-batching)).",
+            table(["images", "pixels", "megabytes", "time over float32", "ms"], cells),
         ],
         {"payload": plot(series, "images in a batch", "seconds", log_x=True, log_y=True)},
     )
@@ -156,10 +175,10 @@ def scoring(data: Data) -> Section:
     cells = [[row["workers"], number(row["ideal_s"]), with_range(row, "over_ideal"), row["failed"]] for row in rows]
     return Section(
         [
-            f"{data['samples']} samples from the agent loop to a scorer that sleeps {number(data['scorer_s'])} s, with "
-            f"{data['calls']} calls at a time in each reward worker. Ideal: as many rounds of calls as are needed. The "
-            f"deadline of a score is {number(data['deadline_s'])} s, so nearly all samples wait longer than it. The "
-            "workers run in the process of the agent loop, without Ray's calls between them.",
+            f"{data['samples']} samples to a scorer that sleeps {number(data['scorer_s'])} s, with {data['calls']} "
+            "calls at a time in each reward worker, and "
+            f"a deadline of {number(data['deadline_s'])} s. Ideal: as many rounds "
+            "of calls as are needed. Workers run in one process.",
             table(["reward workers", "ideal seconds", "time over the ideal", "failed samples"], cells),
             verdict(met, f"within 10% of the ideal; the largest median is {number(worst)} times it"),
         ],
@@ -194,10 +213,9 @@ def scaling(data: Data) -> Section:
     """Time per image for larger batches, higher resolutions and more replicas."""
     rows: Rows = data["runs"]
     blocks = [
-        "Time per image, relative to the first row of each table. Batch size: "
-        f"{data['pictures']} images. Resolution: {data['pictures_of_resolutions']} images in one batch. Replicas: "
-        f"{data['pictures']} images in batches of {data['max_num_seqs_of_replicas']}, shared by replicas that are "
-        "separate processes on the same machine."
+        f"Time per image, relative to the first row of each table, for {data['pictures']} images, "
+        f"{data['pictures_of_resolutions']} in one batch by resolution, and in batches of "
+        f"{data['max_num_seqs_of_replicas']} by replicas, which share the machine."
     ]
     plots = {}
     axes = {"batch": "batch size", "resolution": "pixels per side", "replicas": "replicas"}
@@ -222,11 +240,8 @@ def weight_transfer(data: Data) -> Section:
     """Bandwidth of weights sent through shared memory."""
     rows: Rows = data["runs"]
     short = [row for row in rows if row["share_of_memcpy"] < MEMCPY_TARGET]
-    columns = ("share_of_memcpy", "sender_alone", "gib_per_s", "memcpy_gib_per_s")
-    cells = [
-        [row["bucket_mib"], row["tensor_kib"], row["total_mib"], *(with_range(row, name) for name in columns)]
-        for row in rows
-    ]
+    columns = ("share_of_memcpy", "sender_alone", "gib_per_s")
+    cells = [[row["bucket_mib"], row["tensor_kib"], *(with_range(row, name) for name in columns)] for row in rows]
     series = [
         Series("measured", *points(rows, "bucket_mib", "share_of_memcpy")),
         Series("target", [row["bucket_mib"] for row in rows], [MEMCPY_TARGET] * len(rows)),
@@ -235,17 +250,12 @@ def weight_transfer(data: Data) -> Section:
     where = f" (missed with buckets of {sizes})" if short else ""
     return Section(
         [
-            "From the first tensor to the last confirmation, into the memory of a model in another process, with a "
-            "digest of every tensor computed and compared. The baseline is `torch.Tensor.copy_` of the same tensors "
-            "within one process; each process uses one thread. “Sender alone” is the upper bound: a receiver that "
-            "confirms immediately.",
-            table(["bucket, MiB", "tensor, KiB", "sent, MiB", "share of memcpy's bandwidth", "sender alone",
-                   "GiB/s", "memcpy, GiB/s"], cells),
+            "From the first tensor to the last confirmation, with a digest of every tensor compared. The baseline is "
+            "`torch.Tensor.copy_` of the same tensors within one process; “sender alone” is the upper bound.",
+            table(["bucket, MiB", "tensor, KiB", "share of memcpy's bandwidth", "sender alone", "GiB/s"], cells),
             verdict(not short, f"at least 60% of `memcpy`'s bandwidth{where}"),
-            f"A bucket uses at most {data['enough_mib']} MiB of shared memory if its tensors fit into half of that, "
-            "because touching new pages costs several times as much as the copy. Both processes use the memory bus at "
-            "the same time, so single turns vary with the machine's other work. Each message and each tensor has a "
-            "fixed cost, which exceeds that of the copy only for buckets of 1 MiB with two tensors per half.",
+            f"A bucket uses at most {data['enough_mib']} MiB of shared memory if its tensors fit into half of that. "
+            "The fixed cost of messages and tensors exceeds the copy only with buckets of 1 MiB.",
         ],
         {"weight_transfer": plot(series, "bucket, MiB", "share of memcpy's bandwidth", log_x=True)},
         [
@@ -254,7 +264,7 @@ def weight_transfer(data: Data) -> Section:
             f"{rounded(row['sender_alone'])}."
             for row in short
         ],
-    )  # fmt: skip
+    )
 
 
 def fan_out(data: Data) -> Section:
@@ -262,7 +272,7 @@ def fan_out(data: Data) -> Section:
     rows: Rows = data["runs"]
     short = [row for row in rows if row["share_of_bound"] < FAN_OUT_TARGET]
     uneven = max(row["slowest_over_fastest"] for row in rows)
-    columns = ("share_of_bound", "slowest_over_fastest", "cpu_over_bound", "gib_per_s", "bound_gib_per_s")
+    columns = ("share_of_bound", "slowest_over_fastest", "cpu_over_bound", "gib_per_s")
     quiet = data["load"] < QUIET_LOAD
     busy = f" The load of the machine was {rounded(data['load'])} at the start: other work took most of its time."
     cells = [[row["receivers"], *(with_range(row, name) for name in columns)] for row in rows]
@@ -275,19 +285,25 @@ def fan_out(data: Data) -> Section:
     return Section(
         [
             f"An update of {rows[0]['update_mib']} MiB, in tensors of {data['tensor_mib']} MiB, from one process to "
-            "receivers in processes of their own, over loopback, from the handshake to the last confirmation, with a "
-            "digest of every tensor computed and compared. GiB/s are those of all receivers together. The baseline is "
-            f"one TCP connection that does nothing else, from one buffer of {data['buffer_mib']} MiB, the size of a "
-            "bucket, into another. All processes share the cores of "
-            "the machine, which the baseline has alone. CPU time is that of all processes for a received byte, over "
-            "the baseline's: digests at both ends, and the event loop. Tensors of this size are sent from where they "
-            "are."
-            + ("" if quiet else busy),
-            table(["receivers", "bandwidth over that of one socket", "slowest over fastest receiver", "CPU time over "
-                   "that of one socket", "GiB/s", "one socket, GiB/s"], cells),
+            "several over loopback, from the handshake to the last confirmation, with digests. GiB/s are the sum of "
+            f"all receivers. The baseline is one TCP connection between buffers of {data['buffer_mib']} MiB, which has "
+            "the machine alone. CPU time is for a received byte in all processes." + ("" if quiet else busy),
+            table(
+                [
+                    "receivers",
+                    "bandwidth over one socket's",
+                    "slowest over fastest receiver",
+                    "CPU time over one socket's",
+                    "GiB/s",
+                ],
+                cells,
+            ),
             verdict(not short, f"together at least 70% of the bandwidth of one socket{where}")
-            + verdict(uneven <= UNEVEN_TARGET, "no receiver takes more than 1.5 times as long as the fastest; the "
-                      f"largest median is {number(uneven)} times"),
+            + verdict(
+                uneven <= UNEVEN_TARGET,
+                "no receiver takes more than 1.5 times as long as the fastest; the "
+                f"largest median is {number(uneven)} times",
+            ),
         ],
         {"fan_out": plot(series, "receivers", "bandwidth over that of one socket", log_x=True)},
         [
@@ -296,11 +312,15 @@ def fan_out(data: Data) -> Section:
             f"times the CPU time, on cores that sender and receivers share{'' if quiet else ' with other work'}."
             for row in short
         ]
-        + ([] if uneven <= UNEVEN_TARGET else [
-            f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the fastest; "
-            f"the target is {UNEVEN_TARGET}."
-        ]),
-    )  # fmt: skip
+        + (
+            []
+            if uneven <= UNEVEN_TARGET
+            else [
+                f"The slowest receiver of an update over the network takes {rounded(uneven)} times as long as the "
+                f"fastest; the target is {UNEVEN_TARGET}."
+            ]
+        ),
+    )
 
 
 def adapter_update(data: Data) -> Section:
@@ -311,10 +331,15 @@ def adapter_update(data: Data) -> Section:
     highest = max(row[f"{way}_ratio"] for row in rows for way in FILES)
     met = min(lowest.values()) >= FILES_TARGET
     cells = [
-        [row["rank"], number(row["megabytes"]), milliseconds(row, "memory_s"),
-         *(with_range(row, f"{way}_ratio") for way in FILES), with_range(row, "tmpfs_over_swap")]
+        [
+            row["rank"],
+            number(row["megabytes"]),
+            milliseconds(row, "memory_s"),
+            *(with_range(row, f"{way}_ratio") for way in FILES),
+            with_range(row, "tmpfs_over_swap"),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     series = [
         *(Series(words, *points(rows, "rank", f"{way}_ratio")) for way, words in FILES.items()),
         Series("target", [row["rank"] for row in rows], [FILES_TARGET] * len(rows)),
@@ -325,25 +350,31 @@ def adapter_update(data: Data) -> Section:
     ]
     return Section(
         [
-            f"An adapter of {data['modules']} modules, from tensors in the trainer to an engine that generates with "
-            "them. Through memory: digests, checks of names, shapes and values, one swap, and every matrix read back. "
-            "Through files: the adapter is saved, then loaded and attached by one call of the worker, without checks.",
-            table(["rank", "MB", "through memory, ms", *(f"{words}, over memory" for words in FILES.values()),
-                   "files on tmpfs, over the swap alone"], cells),
+            f"An adapter of {data['modules']} modules, from the trainer to an engine that generates with it. Through "
+            "memory: with digests, checks, and every matrix read back. Through files: saved and loaded without checks.",
+            table(
+                [
+                    "rank",
+                    "MB",
+                    "through memory, ms",
+                    *(f"{words}, over memory" for words in FILES.values()),
+                    "files on tmpfs, over the swap alone",
+                ],
+                cells,
+            ),
             verdict(met, f"at least 5 times as fast as files; the lowest ratios are {lowest_text}"),
-            "tmpfs is memory, and a file just written to a disk is still in the page cache, so files need as many "
-            "copies as the transfer. The last column is the upper bound: vLLM-Omni's swap alone, with the tensors "
-            "already in the engine's process and nothing sent or checked. An update with no other cost would be "
+            "The last column is the upper bound, vLLM-Omni's swap alone: an update with no other cost would be "
             f"{number(min(bounds))} to {number(max(bounds))} times as fast as files.",
-            "One swap per update, compared with one swap per bucket as in the reference "
-            f"(rank {data['buckets_rank']}). With one swap per bucket, only the last bucket's tensors remain, and the "
-            "image differs:",
-            table(["buckets", "time over that of one swap", "image of the whole adapter"], buckets),
+            f"One swap per bucket (rank {data['buckets_rank']}), as in verl-omni, over one swap per update. It keeps "
+            "only the last bucket's tensors, so the image differs:",
+            table(["buckets", "time over one swap", "image of the whole adapter"], buckets),
         ],
         {"adapter_update": plot(series, "rank", "time over that through memory", log_x=True)},
-        [] if met else [
+        []
+        if met
+        else [
             f"An adapter update through memory is {rounded(min(lowest.values()))} to {rounded(highest)} times as fast "
             f"as through files; the target is {FILES_TARGET:.0f}. vLLM-Omni's adapter swap alone would be "
             f"{rounded(min(bounds))} to {rounded(max(bounds))} times as fast."
         ],
-    )  # fmt: skip
+    )

@@ -15,9 +15,12 @@ from typing import Any
 from results import arguments, spread, table, write
 from stack import Running, running, timed_generation
 
-BATCH_SIZES, PICTURES = (4, 8, 16, 32, 64), 64
-RESOLUTIONS, FEW = (64, 128, 192, 256), 8
-REPLICAS, REPLICA_BATCH_SIZE = (1, 2), 16
+BATCH_SIZES = (4, 8, 16, 32, 64)
+PICTURES = 64
+RESOLUTIONS = (64, 128, 192, 256)
+FEW = 8
+REPLICAS = (1, 2)
+REPLICA_BATCH_SIZE = 16
 
 
 def measure_variants(variants: dict[int, Callable[[], float]], repeats: int, kind: str) -> list[dict[str, Any]]:
@@ -29,12 +32,13 @@ def measure_variants(variants: dict[int, Callable[[], float]], repeats: int, kin
     first = seconds[next(iter(variants))][1:]
     return [
         {
-            "kind": kind, "size": size,
+            "kind": kind,
+            "size": size,
             **spread("relative", [one / base for one, base in zip(found[1:], first, strict=True)]),
             **spread("seconds_a_picture", found[1:]),
         }
         for size, found in seconds.items()
-    ]  # fmt: skip
+    ]
 
 
 def measure(on: Running, repeats: int) -> list[dict[str, Any]]:

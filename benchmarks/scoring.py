@@ -20,8 +20,10 @@ from typing import Any
 # imported where they are used.
 HERE = Path(__file__).resolve()
 MODEL = HERE.parents[1] / "examples" / "shapes-sd3"
-SAMPLES, WORKERS = 512, (1, 4, 16)
-SCORER_S, DEADLINE_S = 3.0, 9.0
+SAMPLES = 512
+WORKERS = (1, 4, 16)
+SCORER_S = 3.0
+DEADLINE_S = 9.0
 
 
 def slow_score(data_source: str, solution_image: Any, ground_truth: Any, extra_info: Any) -> float:
@@ -64,12 +66,16 @@ def settings(folder: Path) -> Any:
     prompts.write_text('{"prompt": "a red circle"}\n', encoding="utf-8")
     return configuration.load(
         [
-            f"data.train_files='{prompts}'", f"actor_rollout_ref.model.path='{MODEL}'",
-            "trainer.total_training_steps=1", "reward.scorer=python",
-            f"reward.scorer_kwargs.function='{HERE}:slow_score'", f"reward.deadline_seconds={DEADLINE_S}",
-            "actor_rollout_ref.rollout.agent.num_workers=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
+            f"data.train_files='{prompts}'",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "trainer.total_training_steps=1",
+            "reward.scorer=python",
+            f"reward.scorer_kwargs.function='{HERE}:slow_score'",
+            f"reward.deadline_seconds={DEADLINE_S}",
+            "actor_rollout_ref.rollout.agent.num_workers=1",
+            "actor_rollout_ref.rollout.max_concurrent_requests=256",
         ]
-    )  # fmt: skip
+    )
 
 
 async def seconds_of(config: Any, workers: int) -> float:
@@ -103,10 +109,13 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             turns = [asyncio.run(seconds_of(config, workers)) for _ in range(repeats)]
             rows.append(
                 {
-                    "workers": workers, "failed": 0, "ideal_s": ideal,
-                    **spread("seconds", turns), **spread("over_ideal", [turn / ideal for turn in turns]),
+                    "workers": workers,
+                    "failed": 0,
+                    "ideal_s": ideal,
+                    **spread("seconds", turns),
+                    **spread("over_ideal", [turn / ideal for turn in turns]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -55,9 +55,14 @@ def main() -> int:
     for seed in chosen.seeds:
         for variant in chosen.variants:
             run = measure(
-                JOB, seed, chosen.steps, chosen.runs, control=False, variant=f"window-{variant}",
+                JOB,
+                seed,
+                chosen.steps,
+                chosen.runs,
+                control=False,
+                variant=f"window-{variant}",
                 changes=changes(variant),
-            )  # fmt: skip
+            )
             runs.append({"variant": variant, **{name: run[name] for name in ("seed", "steps", "held_out")}})
             write(chosen.out, runs, window=WINDOW)
             rise, error = gain(run, "reward")

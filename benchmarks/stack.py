@@ -85,14 +85,20 @@ def running(*overrides: str) -> Iterator[Running]:
         prompts.write_text('{"prompt": "a red circle"}\n')
         config = configuration.load(
             [
-                f"data.train_files='{prompts}'", "data.max_prompt_length=24", "trainer.total_training_steps=1",
-                f"trainer.default_local_dir='{folder}'", f"actor_rollout_ref.model.path='{MODEL}'",
-                "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+                f"data.train_files='{prompts}'",
+                "data.max_prompt_length=24",
+                "trainer.total_training_steps=1",
+                f"trainer.default_local_dir='{folder}'",
+                f"actor_rollout_ref.model.path='{MODEL}'",
+                "actor_rollout_ref.rollout.pipeline.height=64",
+                "actor_rollout_ref.rollout.pipeline.width=64",
                 f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
-                "actor_rollout_ref.rollout.pipeline.max_sequence_length=24", "reward.scorer=brightness",
-                "actor_rollout_ref.rollout.max_concurrent_requests=256", *overrides,
+                "actor_rollout_ref.rollout.pipeline.max_sequence_length=24",
+                "reward.scorer=brightness",
+                "actor_rollout_ref.rollout.max_concurrent_requests=256",
+                *overrides,
             ]
-        )  # fmt: skip
+        )
         startup.fit_to_machine(config, startup.accelerator_present())
         stack = startup.start(config, lambda text: None)
         try:
@@ -108,10 +114,12 @@ def batch(size: int, ground_truth: Any = "") -> Any:
     rows = [
         {
             "raw_prompt": [{"role": "user", "content": "two red squares"}],
-            "data_source": "shapes", "reward_model": {"ground_truth": ground_truth}, "extra_info": {"index": row},
+            "data_source": "shapes",
+            "reward_model": {"ground_truth": ground_truth},
+            "extra_info": {"index": row},
         }
         for row in range(size)
-    ]  # fmt: skip
+    ]
     return training_prompts(rows, n=1, step=1, version=0, seed=0)
 
 

@@ -44,10 +44,15 @@ def main() -> int:
     for seed in chosen.seeds:
         for ahead in chosen.ahead:
             run = measure(
-                chosen.job.resolve(), seed, chosen.steps, chosen.runs, control=False, ahead=ahead,
+                chosen.job.resolve(),
+                seed,
+                chosen.steps,
+                chosen.runs,
+                control=False,
+                ahead=ahead,
                 variant=variant(chosen.override),
                 changes=[overrides(chosen.job, chosen.override)],
-            )  # fmt: skip
+            )
             found.append({"ahead": ahead, "changes": chosen.override, **run})
             write(chosen.out, found)
             rise, error = gain(run, "reward")

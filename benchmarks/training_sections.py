@@ -25,7 +25,8 @@ from learning import RISE, VARIANTS
 GIB = 2**30
 
 
-MAIN_TARGET, MAIN_MINUTES = 0.25, 10.0
+MAIN_TARGET = 0.25
+MAIN_MINUTES = 10.0
 
 
 def main_example(data: Data) -> Section:
@@ -33,14 +34,21 @@ def main_example(data: Data) -> Section:
     rows: Rows = data["runs"]
     trained = [row for row in rows if not row["control"]]
     gains = [gain(row, "correct")[0] for row in trained]
-    mean, error = statistics.mean(gains), standard_error(gains)
+    mean = statistics.mean(gains)
+    error = standard_error(gains)
     slowest = max(row["seconds"] for row in rows) / 60
     flat = all(gain(row, "correct")[0] == 0 for row in rows if row["control"])
     met = mean >= MAIN_TARGET and min(gains) > 0 and slowest <= MAIN_MINUTES and flat
     first = rows[0]["held_out"][0]
     table_of_runs = table(
-        ["seed", *(f"right at step {each['step']}" for each in rows[0]["held_out"]), "gain", "reward", "minutes",
-         "peak memory"],
+        [
+            "seed",
+            *(f"right at step {each['step']}" for each in rows[0]["held_out"]),
+            "gain",
+            "reward",
+            "minutes",
+            "peak memory",
+        ],
         [
             [
                 f"{row['seed']}{', learning rate 0' if row['control'] else ''}",
@@ -52,15 +60,12 @@ def main_example(data: Data) -> Section:
             ]
             for row in rows
         ],
-    )  # fmt: skip
+    )
     return Section(
         [
-            "The base was trained on wrong captions; the reward asks for the colors, shapes and numbers of the prompt. "
-            f"Right are those of {first['n']} held-out images that show exactly what their prompts say, from the same "
-            "noise at each evaluation.",
+            f"Right is the share of {first['n']} held-out images that show exactly what their prompts say.",
             table_of_runs,
-            f"The mean gain over {len(trained)} seeds is {100 * mean:+.1f} ± {100 * error:.1f} points (standard "
-            "error). Other work ran on the same machine, so the minutes are upper bounds.",
+            f"Mean gain over {len(trained)} seeds: {100 * mean:+.1f} ± {100 * error:.1f} points (standard error).",
             verdict(
                 met,
                 f"25 points more right over three seeds, and less for none, in at most {MAIN_MINUTES:.0f} minutes (the "
@@ -87,27 +92,34 @@ def smallest_example(data: Data) -> Section:
     shares = {name: percent(seconds / sum(phases.values())) for name, seconds in phases.items()}
     return Section(
         [
-            "Tests ran on the same machine during this measurement, so the seconds are upper bounds.",
-            table(["seed", f"held-out reward at step {steps[0]}", *(f"step {step}" for step in steps[1:]), "gain",
-                   "whole run", "in steps", "peak memory"], [_run(row) for row in rows]),
-            f"The mean gain over {len(trained)} seeds is {statistics.mean(gains):+.3f} ± {error:.3f} (standard error). "
-            "The reward is the lead of red over the two other colour channels, between -1 and 1. An evaluation "
-            f"generates the same {rows[0]['held_out'][0]['n']} held-out prompts from the same noise each time. A step "
-            f"generates and trains on 32 images; {shares['generate']} of its time is generation, {shares['update']} "
-            f"the update and {shares['sync']} the weight sync. Peak memory is the largest sum of the proportional set "
-            "sizes of all processes, sampled twice a second.",
+            table(
+                [
+                    "seed",
+                    f"held-out reward at step {steps[0]}",
+                    *(f"step {step}" for step in steps[1:]),
+                    "gain",
+                    "whole run",
+                    "in steps",
+                    "peak memory",
+                ],
+                [_run(row) for row in rows],
+            ),
+            f"Mean gain over {len(trained)} seeds: {statistics.mean(gains):+.3f} ± {error:.3f} (standard error), on "
+            f"{rows[0]['held_out'][0]['n']} held-out images. A step of 32 images is {shares['generate']} generation, "
+            f"{shares['update']} update and {shares['sync']} weight sync. Peak memory sums the proportional set sizes "
+            "of all processes.",
         ]
-    )  # fmt: skip
+    )
 
 
 def _run(row: dict[str, Any]) -> list[str]:
     first, *others = row["held_out"]
-    rise, error = gain(row, "reward")
+    rise, _ = gain(row, "reward")
     return [
         f"{row['seed']}{', learning rate 0' if row['control'] else ''}",
         f"{first['reward/mean']:.3f} ± {first['reward/stderr']:.3f}",
         *(f"{each['reward/mean']:.3f}" for each in others),
-        f"{rise:+.3f}, {rise / error:.0f} standard errors" if rise else "0.000",
+        f"{rise:+.3f}" if rise else "0.000",
         f"{row['seconds']:.0f} s",
         f"{row['seconds_in_steps']:.0f} s",
         f"{row['peak_bytes'] / GIB:.1f} GiB",
@@ -117,17 +129,15 @@ def _run(row: dict[str, Any]) -> list[str]:
 def compositional_reward(data: Data) -> Section:
     """examples/shapes-grpo.yaml, half of its steps."""
     (row,) = data["runs"]
-    first, last = row["held_out"][0], row["held_out"][-1]
+    first = row["held_out"][0]
+    last = row["held_out"][-1]
     rise, error = gain(row, "reward")
     return Section(
         [
-            f"One seed and {row['steps']} of the job's 120 steps, on a machine with other work. The share of correct "
-            f"held-out images rises from {first['correct/mean']:.1%} to {last['correct/mean']:.1%} of {first['n']}; "
-            f"the reward rises from {first['reward/mean']:.3f} to {last['reward/mean']:.3f}, {rise / error:.1f} "
-            f"standard errors of independent samples. The steps, of 128 images each, take "
-            f"{row['seconds_in_steps']:.0f} s, the whole run {row['seconds']:.0f} s; peak memory is "
-            f"{row['peak_bytes'] / GIB:.1f} GiB. This is a trend and no proof: the target of ten percentage points "
-            "over three seeds is not met."
+            f"One seed and {row['steps']} of the job's 120 steps. Correct held-out images rise from "
+            f"{first['correct/mean']:.1%} to {last['correct/mean']:.1%} of {first['n']}, the reward from "
+            f"{first['reward/mean']:.3f} to {last['reward/mean']:.3f} ({rise / error:.1f} standard errors): a trend, "
+            f"not a proof. The run takes {row['seconds']:.0f} s; peak memory is {row['peak_bytes'] / GIB:.1f} GiB."
         ],
         missed=[
             f"Half of the compositional example raises the share of correct images from {first['correct/mean']:.0%} to "
@@ -150,49 +160,59 @@ def start_up(data: Data) -> Section:
     pairs = len(rows) // 2
     return Section(
         [
-            "A job of one step, with Ray workers that import their own modules and with forked workers "
-            "([ADR 7](adr/0007-forked-ray-workers.md), the default without a GPU). The two variants take turns, on an "
-            f"otherwise idle machine, after a pair that is not counted; counted pairs: {pairs}.",
-            table(["from the command to", "separate imports", "forked", "ratio"],
-                  [cells("the first weights in the engine", "weights", 1, "s"),
-                   cells("the end of the first step, with the evaluation before it", "step", 1, "s"),
-                   cells("peak memory", "peak_bytes", GIB, "GiB")]),
+            "A job of one step, with Ray workers that import their own modules, and with forked workers "
+            "([ADR 7](adr/0007-forked-ray-workers.md), the default without a GPU), on an otherwise idle machine; "
+            f"counted pairs: {pairs}.",
+            table(
+                ["from the command to", "separate imports", "forked", "ratio"],
+                [
+                    cells("the first weights in the engine", "weights", 1, "s"),
+                    cells("the end of the first step, with the evaluation before it", "step", 1, "s"),
+                    cells("peak memory", "peak_bytes", GIB, "GiB"),
+                ],
+            ),
         ]
-    )  # fmt: skip
+    )
 
 
 def real_size(data: Data) -> Section:
     """A step of Flow-GRPO with the transformer of a public model."""
     (run,) = data["runs"]
-    found, highest = run["metrics"], max(run["phases"], key=lambda row: row["measured"])
+    found = run["metrics"]
+    highest = max(run["phases"], key=lambda row: row["measured"])
     ratio = max(row["estimated"] for row in run["phases"]) / highest["measured"]
     met = abs(ratio - 1) <= FIT_TARGET and run["bound_modules"] == run["modules"]
     return Section(
         [
-            f"{run['layers']} layers of the transformer of Stable Diffusion 3.5 medium, and its VAE, all random: "
+            f"Stable Diffusion 3.5 Medium with random weights ({run['layers']} layers, "
             f"{run['parameters'] / 1e9:.1f} billion parameters in bfloat16, {run['trained_parameters'] / 1e6:.0f} "
-            "million of them in an adapter for all attention and feed-forward layers. The text encoders are small. One "
-            "step of two samples of 256 x 256 with guidance, activation checkpointing and micro-batches of one sample, "
-            "through the engine, the trainer and the weight update. Other work ran on the same machine.",
+            "million trained) and small text encoders. One step of two samples of 256 x 256 with guidance, activation "
+            "checkpointing and micro-batches of one sample.",
             table(
                 ["phase", "`drl fit`", "measured", "ratio", "seconds"],
                 [
-                    [row["phase"], f"{row['estimated'] / GIB:.1f} GiB", f"{row['measured'] / GIB:.1f} GiB",
-                     number(row["ratio"]), f"{row['seconds']:.0f}"]
+                    [
+                        row["phase"],
+                        f"{row['estimated'] / GIB:.1f} GiB",
+                        f"{row['measured'] / GIB:.1f} GiB",
+                        number(row["ratio"]),
+                        f"{row['seconds']:.0f}",
+                    ]
                     for row in run["phases"]
                 ],
             ),
-            f"Measured is the largest sum over all processes of memory that no file backs. The engine bound "
-            f"{run['bound_modules']} of the adapter's {run['modules']} modules. Before the optimizer step, velocities "
-            f"of engine and trainer differ by {percent_of(found['rollout_corr/velocity_rel_diff'])} of their size on "
-            f"average, and log-probabilities by {found['rollout_corr/mean_abs_diff']:.1g}.",
+            f"The engine bound {run['bound_modules']} of the adapter's {run['modules']} modules. Velocities of engine "
+            f"and trainer differ by {percent_of(found['rollout_corr/velocity_rel_diff'])}, log-probabilities by "
+            f"{found['rollout_corr/mean_abs_diff']:.1g}.",
             verdict(met, "the estimate is within 15% of the measured peak, and every module is bound"),
         ],
-        missed=[] if met else [
+        missed=[]
+        if met
+        else [
             f"At a real size, the estimate of `drl fit` is {number(ratio)} of the measured peak on the CPU; the target "
             "is 15%."
         ],
-    )  # fmt: skip
+    )
 
 
 def percent_of(value: float) -> str:
@@ -216,8 +236,7 @@ def generation_ahead(data: Data) -> Section:
     return Section(
         [
             f"Runs of {data['steps']} steps whose generation and update only sleep, with `trainer.v1.trainer_mode="
-            "separate_async` and without. Ideally, a step takes the longer of both, except for the first batch and the "
-            "last update.",
+            "separate_async` and without. Ideally, a step takes the longer of both.",
             table(["generation", "update", "ideal ratio", "ratio of the seconds"], cells),
             verdict(met, f"within 10% of the ideal; the largest is {number(worst)} times it"),
         ],
@@ -243,16 +262,13 @@ def replica_loss(data: Data) -> Section:
     busy = f" The load of the machine was {number(data['load'])} at the start: other work took part of its time."
     return Section(
         [
-            f"A run whose only rollout replica is lost {row['losses']} times while it generates: its Ray node is "
-            "killed, and another one is added at once, which is part of Ray after "
-            f"{with_range(row, 'node_s')} s. From the kill to the first sample of the replacement, with the current "
-            f"version, it takes {with_range(row, 'total_s')} s. Every run has the seconds of start and sync in the "
-            "event of a replica that joins ([run-folder.md](run-folder.md#events)); scheduling is the rest until then."
-            + (busy if data["load"] >= QUIET_LOAD else ""),
+            f"The only rollout replica of a run is lost {row['losses']} times while it generates: its Ray node is "
+            f"killed, and a new one joins Ray after {with_range(row, 'node_s')} s. From the kill to the first sample "
+            f"of the replacement it takes {with_range(row, 'total_s')} s. Your runs have these times in their "
+            "[events](run-folder.md#events)." + (busy if data["load"] >= QUIET_LOAD else ""),
             table(["part", "share of the time", "seconds"], cells),
-            "The model is tiny: the start is that of two processes and their imports, to which a real model adds the "
-            f"time to load its weights. The trainer looks at the nodes every {number(data['poll_s'])} s, which is a "
-            "part of scheduling and of sync. Other replicas, if there are any, generate meanwhile.",
+            "The model is tiny: a real one adds the time to load its weights. The trainer looks for nodes every "
+            f"{number(data['poll_s'])} s.",
         ]
     )
 
@@ -260,25 +276,27 @@ def replica_loss(data: Data) -> Section:
 def learning(data: Data) -> Section:
     """examples/red-grpo.yaml with settings that change what is learned."""
     rows: Rows = data["runs"]
-    steps = [each["step"] for each in rows[0]["held_out"]]
 
     def scores(row: dict[str, Any]) -> list[str]:
         name = f"{VARIANTS[row['variant']].score}/mean"
-        return [f"{each[name]:.3f}" for each in row["held_out"]]
+        return [f"{each[name]:.3f}" for each in row["held_out"][1:]]
 
+    first, *later = rows[0]["held_out"]
     wrong = [row["variant"] for row in rows if not VARIANTS[row["variant"]].as_expected(row)]
     return Section(
         [
-            f"The smallest example, {steps[-1]} steps. Each row changes only what it says. The score is the held-out "
-            "mean of `color`, of 200 images with the same prompts and seeds. Other work ran on the same machine.",
-            table(["variant", "seed", f"score at step {steps[0]}", *(f"step {step}" for step in steps[1:])],
-                  [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows]),
-            "The range of `jpeg`, kilobytes, is several times that of `color`: the weighted mean is nearly that of "
-            "`jpeg` alone, and the normalized sum is not. A strong KL holds the policy to the base model.",
-            verdict(not wrong, f"scores of what should learn rise by more than {RISE}, those of the others do not"),
+            f"The smallest example, {later[-1]['step']} steps, each row with one change. The score is the held-out "
+            f"mean of `color` over 200 images, {first['reward/mean']:.3f} before training.",
+            table(
+                ["variant", "seed", *(f"step {each['step']}" for each in later)],
+                [[VARIANTS[row["variant"]].text, row["seed"], *scores(row)] for row in rows],
+            ),
+            "`jpeg` has a larger range than `color` and dominates the weighted mean, not the normalized sum. A strong "
+            "KL holds the policy to the base model.",
+            verdict(not wrong, f"scores that should rise do by more than {RISE}, the others do not"),
         ],
         missed=[f"Held-out scores did not move as expected: {', '.join(wrong)}."] if wrong else [],
-    )  # fmt: skip
+    )
 
 
 SEEDS_FOR_STALENESS = 3
@@ -289,25 +307,44 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-WINDOW_VARIANTS = {"prompt": "shared by the samples of a prompt, the default", "sample": "one for each sample"}
+WINDOW_VARIANTS = {"prompt": "shared by the samples of a prompt (default)", "sample": "one for each sample"}
+
+
+def by_setting(runs: Rows) -> dict[tuple[tuple[str, ...], int], list[float]]:
+    """The last held-out reward of each seed, by changed settings and staleness."""
+    groups: dict[tuple[tuple[str, ...], int], list[float]] = {}
+    for row in runs:
+        groups.setdefault((tuple(row["changes"]), row["ahead"]), []).append(row["held_out"][-1]["reward/mean"])
+    return groups
+
+
+def last_rewards(groups: dict[tuple[tuple[str, ...], int], list[float]]) -> str:
+    """A table of the groups; a setting has the last part of its name."""
+    cells = []
+    for (changes, ahead), rewards in groups.items():
+        settings = ", ".join(
+            f"`{change.partition('=')[0].rpartition('.')[2]}={change.partition('=')[2]}`" for change in changes
+        )
+        error = f" ± {standard_error(rewards):.3f}" if len(rewards) > 1 else ""
+        listed = ", ".join(f"{reward:.3f}" for reward in rewards)
+        cells.append([settings, str(ahead), listed, f"{statistics.mean(rewards):.3f}{error}"])
+    return table(["settings", "staleness", "last reward of each seed", "mean"], cells)
 
 
 def sde_window(data: Data) -> Section:
     """examples/colors-grpo.yaml with a random SDE window, shared by the samples of a prompt or of each sample."""
-    runs, window = data["runs"], data["window"]
-    steps = [evaluation["step"] for evaluation in runs[0]["held_out"]]
-    rows, gains = [], {}
+    runs = data["runs"]
+    window = data["window"]
+    rows = []
+    gains = {}
     for variant, text in WINDOW_VARIANTS.items():
         own = sorted((run for run in runs if run["variant"] == variant), key=lambda run: run["seed"])
         gains[variant] = [gain(run, "reward")[0] for run in own]
-        rows += [
-            [text, str(run["seed"]), *(f"{evaluation['reward/mean']:.3f}" for evaluation in run["held_out"])]
-            for run in own
-        ]
+        rows.append([text, *(f"{run['held_out'][-1]['reward/mean']:.3f}" for run in own)])
     means = {variant: statistics.mean(values) for variant, values in gains.items()}
     compared = (
-        f"The reward rises by {means['prompt']:.3f} on average with a shared window, and by {means['sample']:.3f} with "
-        "one for each sample"
+        f"The reward rises by {means['prompt']:.3f} with a shared window, and by {means['sample']:.3f} with one for "
+        "each sample"
     )
     if min(len(values) for values in gains.values()) < SEEDS_FOR_STALENESS:
         compared += f"; too few runs to compare them, of which {SEEDS_FOR_STALENESS} seeds each are needed."
@@ -318,11 +355,9 @@ def sde_window(data: Data) -> Section:
         compared += f": {difference:+.3f}, with a standard error over the seeds of {error:.3f}, so {found}."
     return Section(
         [
-            f"The main example with noise in {window['size']} consecutive steps of the first {window['end']}, in "
-            f"{runs[0]['steps']} training steps. A window for each sample, which was the default, mixes noise of early "
-            "and late steps in the samples of a prompt, which are compared with each other. All runs of a seed have "
-            "the same prompts. Other work ran on the same machine.",
-            table(["window", "seed", *(f"reward at step {step}" for step in steps)], rows),
+            f"The main example with noise in {window['size']} consecutive steps of the first {window['end']}, after "
+            f"{runs[0]['steps']} training steps.",
+            table(["window", *(f"reward, seed {run['seed']}" for run in own)], rows),
             compared,
         ],
     )
@@ -331,16 +366,13 @@ def sde_window(data: Data) -> Section:
 def staleness(data: Data) -> Section:
     """examples/red-grpo.yaml with samples of older weights, against the synchronous run of the same seed."""
     rows: Rows = data["runs"]
-    plain = [row for row in rows if not row["changes"]]
-    steps = [each["step"] for each in rows[0]["held_out"]]
-    last = {
-        ahead: [row["held_out"][-1]["reward/mean"] for row in plain if row["ahead"] == ahead] for ahead in (0, 1, 2)
-    }
+    groups = by_setting(rows)
+    last = {ahead: groups[(), ahead] for ahead in (0, 1, 2)}
     seeds = len(last[0])
     target = "over three seeds, the synchronous run's last reward within its standard error"
     if seeds < SEEDS_FOR_STALENESS:
         missed = f"With samples up to two versions old, the held-out reward was measured with {seeds} of three seeds."
-        met, over_seeds = False, []
+        met = False
     else:
         mean = {ahead: statistics.mean(values) for ahead, values in last.items()}
         error = {ahead: standard_error(values) for ahead, values in last.items()}
@@ -348,35 +380,23 @@ def staleness(data: Data) -> Section:
         met = max(below.values()) <= error[0]
         missed = (
             f"With samples one version old, the last held-out reward of the smallest example is {below[1]:.3f} below "
-            f"that of synchronous runs, with samples two versions old {below[2]:.3f}; the target is within the "
+            f"synchronous runs, with samples two versions old {below[2]:.3f}; the target is within the "
             f"standard error over {seeds} seeds, {error[0]:.3f}."
         )
-        over_seeds = [
-            f"The errors are those of an evaluation's 200 images. Over the seeds, the last reward is {mean[0]:.3f} ± "
-            f"{error[0]:.3f} in synchronous runs, {mean[1]:.3f} ± {error[1]:.3f} at staleness 1, and {mean[2]:.3f} ± "
-            f"{error[2]:.3f} at staleness 2."
-        ]
     return Section(
         [
-            "Replicas of their own generate the batches of 0 (synchronous), 1 and 2 steps ahead, so samples are as "
-            "many versions of the weights old. Everything else is that of the smallest example, whose learning rate is "
-            "high. Other work ran on the same machine.",
-            table(["seed", "staleness", "setting", *(f"reward at step {step}" for step in steps)],
-                  [[str(row["seed"]), str(row["ahead"]), ", ".join(f"`{change}`" for change in row["changes"]),
-                    *(f"{each['reward/mean']:.3f} ± {each['reward/stderr']:.3f}" for each in row["held_out"])]
-                   for row in rows]),
-            *over_seeds,
+            "The smallest example, whose learning rate is high, with batches generated 0 (synchronous), 1 and 2 steps "
+            "ahead: samples are as many weight versions old.",
+            last_rewards(groups),
             verdict(met, target),
         ],
         missed=[] if met else [missed],
-    )  # fmt: skip
+    )
 
 
 def staleness_with_limit(data: Data) -> Section:
     """examples/colors-grpo.yaml with samples of older weights, and what `clip_ratio` with `bypass_mode` does."""
-    groups: dict[tuple[tuple[str, ...], int], list[float]] = {}
-    for row in data["runs"]:
-        groups.setdefault((tuple(row["changes"]), row["ahead"]), []).append(row["held_out"][-1]["reward/mean"])
+    groups = by_setting(data["runs"])
     mean = {key: statistics.mean(values) for key, values in groups.items()}
     error = {key: standard_error(values) for key, values in groups.items() if len(values) > 1}
     complete = [key for key, values in groups.items() if len(values) >= SEEDS_FOR_STALENESS]
@@ -384,25 +404,21 @@ def staleness_with_limit(data: Data) -> Section:
     best = {ahead: max((key for key in complete if key[1] == ahead), key=lambda key: mean[key]) for ahead in (1, 2)}
     below = {ahead: mean[new] - mean[key] for ahead, key in best.items()}
     met = max(below.values()) <= error[new]
-    rows = [
-        [", ".join(f"`{change}`" for change in changes), str(ahead), ", ".join(f"{value:.3f}" for value in values),
-         f"{mean[changes, ahead]:.3f}" + (f" ± {error[changes, ahead]:.3f}" if (changes, ahead) in error else "")]
-        for (changes, ahead), values in groups.items()
-    ]  # fmt: skip
+    shown = {key: values for key, values in groups.items() if key in complete or not key[0]}
     first = data["runs"][0]["held_out"][0]["reward/mean"]
     return Section(
         [
-            "The same with the main example, whose learning rate falls to zero. With one optimizer step per training "
-            "step, the ratio to the trainer's policy before the update is 1, and nothing limits how far the policy "
-            "moves from the one that generated the samples. With `bypass_mode`, the ratio is to the latter, and "
-            f"`clip_ratio` limits it. The reward before training is {first:.3f}; each value is that of a seed, from 0 "
-            "on, in the last evaluation. The error of one is about 0.02. Other work ran on the same machine.",
-            table(["settings", "staleness", "last reward", "mean and standard error over the seeds"], rows),
+            "The same with the main example, whose learning rate falls to zero. With `bypass_mode`, the ratio is to "
+            "the policy that generated the samples, and `clip_ratio` limits how far training moves from it. The reward "
+            f"before training is {first:.3f}; the error of one value is about 0.02.",
+            last_rewards(shown),
             verdict(met, "over three seeds, the synchronous run's last reward within its standard error"),
         ],
-        missed=[] if met else [
-            f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below that "
-            f"of synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those "
+        missed=[]
+        if met
+        else [
+            f"With samples one version old, the last held-out reward of the main example is {below[1]:.3f} below "
+            f"synchronous runs, with samples two versions old {below[2]:.3f}, with the best `clip_ratio` of those "
             f"tried; the target is within the standard error over the seeds, {error[new]:.3f}."
         ],
-    )  # fmt: skip
+    )

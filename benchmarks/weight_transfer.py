@@ -30,7 +30,9 @@ from verl_omni.weight_sync.packing import SHARED_MEMORY_BYTES, Packer
 
 MIB = 1 << 20
 BUCKETS = (1, 64, 512)  # MiB
-SOURCE, ROUNDS = 512, 4  # MiB of distinct weights, and how many times an update sends them
+# MiB of distinct weights, and how many times an update sends them
+SOURCE = 512
+ROUNDS = 4
 DEADLINE = 120.0
 
 
@@ -114,7 +116,8 @@ def measure(orders: Connection, folder: Path, repeats: int) -> list[dict[str, An
         turns = []
         for number in range(repeats + 1):
             handle = f"ipc://{folder}/{bucket}-{number}.sock"
-            copied, packed = copy_seconds(weights, targets), packing_seconds(weights, bucket)
+            copied = copy_seconds(weights, targets)
+            packed = packing_seconds(weights, bucket)
             turns.append((copied, packed, transfer_seconds(weights, bucket, orders, handle)))
         counted = turns[1:]
         rows.append(

@@ -12,12 +12,12 @@ import pytest
 
 from e2e import turns
 from e2e.cluster import deadlines
+from e2e.cluster.__main__ import named
 from e2e.cluster.api import CONFLICT, NOT_FOUND, Api, ApiError
 from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.control_plane import ControlPlane, control_plane
 from e2e.cluster.errors import ToolMissing
-from e2e.cluster.kind.provider import KindCluster
-from e2e.cluster.provider import NODES
+from e2e.cluster.provider import NODES, Cluster
 from e2e.system import System, bring_up
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,9 +77,12 @@ def as_candidate(item: pytest.Item) -> turns.Candidate:
 
 
 @pytest.fixture(scope="session")
-def whole_cluster() -> Iterator[BareCluster]:
-    """The bare cluster, started by the fixtures that use it; removed at the end unless it was running before."""
-    cluster = BareCluster()
+def whole_cluster() -> Iterator[Cluster]:
+    """The cluster that `OMNI_CLUSTER` names, else the bare one: started by the fixtures that use it.
+
+    It is removed at the end unless it was running before.
+    """
+    cluster = named(os.environ.get("OMNI_CLUSTER") or "bare", print)
     stood = cluster.is_running(NODES)
     yield cluster
     if not stood:
@@ -87,18 +90,26 @@ def whole_cluster() -> Iterator[BareCluster]:
 
 
 @pytest.fixture(scope="session")
-def bare(whole_cluster: BareCluster) -> BareCluster:
+def bare(whole_cluster: Cluster) -> BareCluster:
     """The bare cluster: the one that is running already, or one for this session."""
+    cluster = as_bare(whole_cluster)
     try:
-        whole_cluster.create()
+        cluster.create()
     except ToolMissing as error:
         leave_out(error)
-    return whole_cluster
+    return cluster
+
+
+def as_bare(cluster: Cluster) -> BareCluster:
+    """The cluster, for tests of what only bare clusters have; other tests are left out."""
+    if not isinstance(cluster, BareCluster):
+        leave_out(ToolMissing("the test needs a bare cluster: run it with OMNI_CLUSTER=bare"))
+    return cluster
 
 
 @pytest.fixture(scope="session")
-def system(whole_cluster: BareCluster) -> System:
-    """The bare cluster with the operator on it."""
+def system(whole_cluster: Cluster) -> System:
+    """The cluster with the operator on it."""
     try:
         return bring_up(whole_cluster, print)
     except ToolMissing as error:
@@ -111,12 +122,12 @@ def bare_namespace(bare: BareCluster, request: pytest.FixtureRequest) -> Iterato
     yield from own_namespace(bare.plane(), request)
 
 
-def own_namespace(plane: ControlPlane | KindCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+def own_namespace(cluster: ControlPlane | Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """Make a namespace named by the test, and remove it."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name.lower())[:50].strip("-")
-    with plane.api("e2e-namespace") as api:
+    with cluster.api("e2e-namespace") as api:
         make_empty(api, name)
-        plane.await_account(name)
+        cluster.await_account(name)
         yield name
         remove(api, name)  # the test may have deleted it
 

@@ -107,6 +107,12 @@ def the_pod(api: Api, space: str, job: str, group: str) -> dict[str, Any]:
     return found[0]
 
 
+def node_of(api: Api, pool: str) -> str:
+    """The name of the only node with this label `pool`."""
+    (node,) = api.get("/api/v1/nodes", labelSelector=f"pool={pool}")["items"]
+    return str(node["metadata"]["name"])
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
     """What a run wrote for each step, and for the evaluation before the first."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

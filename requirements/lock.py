@@ -39,11 +39,23 @@ def resolve(uv: str, name: str, extras: Sequence[str]) -> None:
         options += ["--constraint", str(first)]
     subprocess.run(
         [
-            uv, "pip", "compile", str(PROJECT), *options, "--python-version", "3.11", "--generate-hashes",
-            "--no-emit-index-url", "--no-header", "--no-annotate", "--quiet", "--output-file", str(target),
+            uv,
+            "pip",
+            "compile",
+            str(PROJECT),
+            *options,
+            "--python-version",
+            "3.11",
+            "--generate-hashes",
+            "--no-emit-index-url",
+            "--no-header",
+            "--no-annotate",
+            "--quiet",
+            "--output-file",
+            str(target),
         ],
         check=True,
-    )  # fmt: skip
+    )
     target.write_text(f"{MARK}{fingerprint(extras)}\n{target.read_text()}")
 
 
@@ -52,9 +64,10 @@ def stale(folder: Path = HERE) -> list[str]:
     texts = {name: (folder / name).read_text() if (folder / name).exists() else "" for name in SETS}
     tested = versions(next(iter(texts.values())))
     return [
-        name for name, text in texts.items()
+        name
+        for name, text in texts.items()
         if not text.startswith(f"{MARK}{fingerprint(SETS[name])}\n") or "://" in text or not versions(text) <= tested
-    ]  # fmt: skip
+    ]
 
 
 def versions(text: str) -> set[str]:

@@ -105,23 +105,26 @@ async def _operator_page() -> str:
 def _example(model: type[Status]) -> dict[str, Any]:
     """A status in which every number that is a metric has a value."""
     made = {
-        "state": "Running", "attempts": 1,
+        "state": "Running",
+        "attempts": 1,
         "progress": {"globalStep": 1, "totalSteps": 2, "reward": 0.5, "validationReward": 0.5},
         "weights": {
-            "trainerVersion": 1, "minReplicaVersion": 1, "maxReplicaVersion": 1, "lag": 0, "lastSyncSeconds": 1.0,
+            "trainerVersion": 1,
+            "minReplicaVersion": 1,
+            "maxReplicaVersion": 1,
+            "lag": 0,
+            "lastSyncSeconds": 1.0,
         },
-    }  # fmt: skip
+    }
     return model.model_validate(made).model_dump(by_alias=True, exclude_none=True)
 
 
 def trainer_rows(metrics: Sequence[exported_metrics.ExportedMetric]) -> list[Row]:
     """Metrics of trainer or rollout, with the names that Ray exports."""
     return [
-        Row(
-            exported_metrics.PREFIX + metric.name, metric.kind, metric.unit, metric.labels, metric.text
-        )
+        Row(exported_metrics.PREFIX + metric.name, metric.kind, metric.unit, metric.labels, metric.text)
         for metric in metrics
-    ]  # fmt: skip
+    ]
 
 
 def rows() -> list[Row]:
@@ -131,7 +134,8 @@ def rows() -> list[Row]:
 
 def unknown_names(query: str) -> set[str]:
     """Names of metrics in a PromQL query that are not on the page, neither as a metric nor as a label."""
-    known, labels = set(OF_RAY), {"diffusionrl_job"}
+    known = set(OF_RAY)
+    labels = {"diffusionrl_job"}
     for row in rows():
         known |= (
             {f"{row.name}{end}" for end in ("_bucket", "_sum", "_count")} if row.kind == "histogram" else {row.name}
@@ -144,10 +148,18 @@ def text() -> str:
     made = operator_rows()
     jobs = [row for row in made if not row.name.startswith("diffusionrl_operator_")]
     parts = [
-        INTRODUCTION, OPERATOR, *_table([row for row in made if row not in jobs]), "\n### Jobs\n", *_table(jobs),
-        TRAINER, *_table(trainer_rows(exported_metrics.TRAINER)), "\n### Rollout replicas\n",
-        *_table(trainer_rows(exported_metrics.ROLLOUT)), RAY, "\n" + ", ".join(f"`{name}`" for name in OF_RAY) + ".\n",
-    ]  # fmt: skip
+        INTRODUCTION,
+        OPERATOR,
+        *_table([row for row in made if row not in jobs]),
+        "\n### Jobs\n",
+        *_table(jobs),
+        TRAINER,
+        *_table(trainer_rows(exported_metrics.TRAINER)),
+        "\n### Rollout replicas\n",
+        *_table(trainer_rows(exported_metrics.ROLLOUT)),
+        RAY,
+        "\n" + ", ".join(f"`{name}`" for name in OF_RAY) + ".\n",
+    ]
     return "".join(parts)
 
 

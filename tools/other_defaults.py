@@ -1,4 +1,6 @@
-"""The table of docs/switching.md: settings that have another default than in the reference, each with the reason.
+"""The table of docs/switching.md: settings that have another default than in the reference.
+
+The reason of each is in config/other_defaults.yaml.
 
     python -m tools.other_defaults [--check]
 
@@ -22,11 +24,14 @@ from tools.generated_file import write_or_check
 from verl_omni.utils.reference_settings import Renamed, find_rule
 
 PAGE = Path("docs/switching.md")
-BEGIN, END = "<!-- other defaults: written by `make crds` -->", "<!-- end of other defaults -->"
+BEGIN = "<!-- other defaults: written by `make crds` -->"
+END = "<!-- end of other defaults -->"
 # Evaluations have the settings of training samples, unless the first group has others.
-EVALUATIONS, SAMPLES = "actor_rollout_ref.rollout.val_kwargs.pipeline.", "actor_rollout_ref.rollout.pipeline."
+EVALUATIONS = "actor_rollout_ref.rollout.val_kwargs.pipeline."
+SAMPLES = "actor_rollout_ref.rollout.pipeline."
 # What a list of the reference's settings has where it has no value, or one that it derives from other settings.
-NO_VALUE, DERIVED = ("", "-", "None", "???"), "${"
+NO_VALUE = ("", "-", "None", "???")
+DERIVED = "${"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,11 @@ class OtherDefault:
 
 def find() -> list[OtherDefault]:
     """All settings whose defaults differ. Those that the reference derives from other settings are not compared."""
-    configs, found = settings_page.configurations(), []
+    configs = settings_page.configurations()
+    found = []
     for line in settings_page.reference_settings():
-        name, there = line["setting"], line["default"]
+        name = line["setting"]
+        there = line["default"]
         texts = [text for config in configs if (text := _here(config, name, there)) is not None]
         here = tuple(dict.fromkeys(text.strip("`") for text in texts))
         if not there.startswith(DERIVED) and any(_value(text) != _value(there) for text in here):
@@ -91,13 +98,13 @@ def render(defaults: Sequence[OtherDefault], why: Mapping[str, str]) -> str:
         raise LookupError(f"other_defaults.yaml has no reason for the default of {', '.join(missing)}")
     if stale := [name for name in why if name not in names]:
         raise LookupError(f"other_defaults.yaml has a reason for {', '.join(stale)}, of which the default is the same")
-    header = ["| setting | default there | default here | reason |", "| --- | --- | --- | --- |"]
-    return "\n".join([*header, *(_row(each, why[each.name]) for each in defaults)])
+    header = ["| setting | there | here |", "| --- | --- | --- |"]
+    return "\n".join([*header, *map(_row, defaults)])
 
 
-def _row(each: OtherDefault, reason: str) -> str:
+def _row(each: OtherDefault) -> str:
     here = " or ".join(f"`{text}`" for text in each.here)
-    return f"| `{each.name}` | {_there(each.there)} | {here} | {reason} |"
+    return f"| `{each.name}` | {_there(each.there)} | {here} |"
 
 
 def _there(text: str) -> str:

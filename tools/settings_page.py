@@ -26,7 +26,8 @@ from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
-PAGE, SOURCE = Path("docs/settings.md"), Path("docs/figures/reference-settings.tsv")
+PAGE = Path("docs/settings.md")
+SOURCE = Path("docs/figures/reference-settings.tsv")
 HEADER = """\
 # Settings of the reference
 
@@ -158,7 +159,8 @@ def rows() -> list[Row]:
     Raises:
         LookupError: the trainer neither has a setting nor a rule for it.
     """
-    configs, found = configurations(), []
+    configs = configurations()
+    found = []
     for line in reference_settings():
         described = describe(line["setting"], configs)
         if described is None:

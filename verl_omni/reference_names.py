@@ -19,7 +19,8 @@ _OF_PIPELINES = "verl_omni.pipelines"
 # Modules that do not exist here: their documented names, and what to do instead.
 MODULES = {
     "verl_omni.trainer.diffusion.ray_diffusion_trainer": (
-        ("BaseRayDiffusionTrainer", "DirectPreferenceRayTrainer", "PolicyGradientRayTrainer"), _TRAINER,
+        ("BaseRayDiffusionTrainer", "DirectPreferenceRayTrainer", "PolicyGradientRayTrainer"),
+        _TRAINER,
     ),
     "verl_omni.workers.engine.fsdp.diffusers_impl": (("DiffusersFSDPEngine", "PPODiffusersFSDPEngine"), _ENGINE),
     "verl_omni.workers.engine.lora_adapter_mixin": (("LoRAAdapterMixin",), _ENGINE),
@@ -27,13 +28,15 @@ MODULES = {
     f"{_OF_PIPELINES}.qwen_image_flow_grpo": (("QwenImage",), _FAMILY),
     f"{_OF_PIPELINES}.qwen_image_mix_grpo": (("QwenImageMixGRPO",), _FAMILY),
     f"{_OF_PIPELINES}.schedulers.flow_match_sde": (
-        ("FlowMatchSDEDiscreteScheduler",), "the steps and their densities are the functions of verl_omni.algos.sde",
+        ("FlowMatchSDEDiscreteScheduler",),
+        "the steps and their densities are the functions of verl_omni.algos.sde",
     ),
     "verl_omni.reward_loop.reward_loop": (
-        ("OmniRewardLoopManager",), "reward workers are started by the trainer; the settings are below reward",
+        ("OmniRewardLoopManager",),
+        "reward workers are started by the trainer; the settings are below reward",
     ),
     "verl_omni.utils.reward_score.hpsv3_reward": (("compute_score",), _SCORER),
-}  # fmt: skip
+}
 # The same of modules that exist.
 NAMES = {
     f"{_OF_PIPELINES}.sd3_dpo": (("StableDiffusion3DPO",), _FAMILY),

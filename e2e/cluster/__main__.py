@@ -18,14 +18,24 @@ from .provider import Cluster
 from .tools import Say, Tools
 
 
-def choose(kind: bool, say: Say) -> Cluster:
-    """kind where Docker answers; otherwise nodes as network namespaces."""
-    return KindCluster(say) if kind else BareCluster(say=say)
-
-
 def chosen(say: Say) -> Cluster:
-    """The provider that `OMNI_CLUSTER` names, or that this machine has."""
-    return choose(os.environ.get("OMNI_CLUSTER", "kind" if docker_answers() else "bare") == "kind", say)
+    """The provider that `OMNI_CLUSTER` names, or that this machine has: kind where Docker answers."""
+    return named(os.environ.get("OMNI_CLUSTER") or ("kind" if docker_answers() else "bare"), say)
+
+
+def named(provider: str, say: Say) -> Cluster:
+    """The provider of this name.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    match provider:
+        case "kind":
+            return KindCluster(say)
+        case "bare":
+            return BareCluster(say=say)
+        case _:
+            raise ClusterError(f"OMNI_CLUSTER={provider}: no cluster of this type; it may say bare or kind")
 
 
 def main(arguments: list[str]) -> int:
@@ -35,8 +45,8 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
 
-    cluster = chosen(say)
     try:
+        cluster = chosen(say)
         match arguments:
             case ["up"]:
                 path = cluster.create()

@@ -14,6 +14,7 @@ from .provider import NodeSpec, device_patch, offers
 
 MANIFESTS = Path(__file__).parent / "manifests"
 KUBERAY_NAMESPACE = "ray-system"
+DEPLOYMENTS = (("kube-system", "coredns"), (KUBERAY_NAMESPACE, "kuberay-operator"))
 
 Kubectl = Callable[..., str]
 

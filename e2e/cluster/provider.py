@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from . import deadlines
+from .api import Api
 from .audit import AuditLog
 from .layered import NodeImage
 
@@ -41,6 +42,13 @@ class Cluster(Protocol):
     def volumes(self) -> Path:
         """A folder of this machine that pods find under the same path on every node; it ends with the cluster."""
 
+    @property
+    def gateway(self) -> str:
+        """The address of this machine for pods."""
+
+    def is_running(self, nodes: Sequence[NodeSpec]) -> bool:
+        """Whether a cluster of these nodes is up, as its last complete start left it."""
+
     def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
         """Bring it up, with CoreDNS, KubeRay and these images, and return an administrator's kubeconfig."""
 
@@ -51,11 +59,27 @@ class Cluster(Protocol):
             CommandFailed: kubectl failed.
         """
 
+    def api(self, user_agent: str = "e2e") -> Api:
+        """An administrator's client; its user agent tells its calls apart in the audit log."""
+
+    def await_account(self, namespace: str) -> None:
+        """Pods are refused until a controller has made the namespace's account: wait for that."""
+
     def load(self, image: NodeImage) -> None:
-        """Put an image on every node, and on those of later clusters."""
+        """Put an image on every node."""
+
+    def tag(self, image: str, name: str) -> None:
+        """Give an image of the nodes a second name, until the cluster is removed."""
 
     def nodes(self) -> list[str]:
         """Names of the nodes that run pods."""
+
+    def run_in(self, node: str, *command: str) -> str:
+        """What a program prints in the network of a node.
+
+        Raises:
+            ClusterError: there is no such node, or the program failed.
+        """
 
     def cut(self, node: str) -> None:
         """Take a node off the network; its pods run on."""

@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,8 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.fake_nodes import is_ready
 from e2e.cluster.images import PAUSE_IMAGE, StaticImage, architecture, write_archive
 from e2e.cluster.processes import runs
-from e2e.cluster.provider import NODES, node_path
+from e2e.cluster.provider import NODES
+from e2e.cluster_checks import await_phase, await_unschedulable, lose_and_restore, pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/bare")]
 
@@ -34,20 +34,6 @@ def plane(bare: BareCluster) -> ControlPlane:
 def api(plane: ControlPlane) -> Iterator[Api]:
     with plane.api("e2e-suite") as client:
         yield client
-
-
-def pod(name: str, devices: dict[str, str], image: str = PAUSE_IMAGE.name) -> dict[str, Any]:
-    container = {"name": "main", "image": image, "imagePullPolicy": "Never", "resources": {"limits": devices}}
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-
-
-def await_phase(api: Api, path: str, phase: str) -> dict[str, Any]:
-    def probe() -> dict[str, Any] | None:
-        found = api.get(path)
-        return found if found["status"].get("phase") == phase else None
-
-    return deadlines.wait_until(f"{path} to be {phase}", deadlines.POD_RUNNING, probe)
 
 
 def test_every_node_is_ready_with_its_devices(api: Api) -> None:
@@ -72,14 +58,7 @@ def test_a_pod_runs_where_its_device_is(api: Api, bare_namespace: str, device: s
 def test_a_pod_that_requests_too_many_devices_stays_pending_with_the_reason(api: Api, bare_namespace: str) -> None:
     path = f"/api/v1/namespaces/{bare_namespace}/pods"
     api.post(path, pod("greedy", {"nvidia.com/gpu": "9"}))
-
-    def refused() -> str | None:
-        conditions = api.get(f"{path}/greedy")["status"].get("conditions", [])
-        return next((item["message"] for item in conditions if item.get("reason") == "Unschedulable"), None)
-
-    assert "3 Insufficient nvidia.com/gpu" in deadlines.wait_until(
-        "the scheduler's word", deadlines.POD_RUNNING, refused
-    )
+    assert "3 Insufficient nvidia.com/gpu" in await_unschedulable(api, f"{path}/greedy")
 
 
 def test_an_archive_that_is_loaded_runs(bare: BareCluster, api: Api, bare_namespace: str, tmp_path: Path) -> None:
@@ -152,15 +131,7 @@ def test_kuberay_makes_the_pods_of_a_cluster(plane: ControlPlane, api: Api, bare
 
 
 def test_a_node_without_network_is_not_ready_and_recovers(bare: BareCluster, api: Api) -> None:
-    def ready(wanted: bool) -> bool:
-        return is_ready(api.get(node_path("ascend"))) is wanted
-
-    bare.cut("ascend")
-    try:
-        deadlines.wait_until("the node to be lost", deadlines.NODE_LOST, lambda: ready(False))
-    finally:
-        bare.restore("ascend")
-    deadlines.wait_until("the node to be back", deadlines.NODE_BACK, lambda: ready(True))
+    lose_and_restore(bare, api, "ascend")
 
 
 def test_a_running_cluster_is_not_started_again(bare: BareCluster) -> None:

@@ -16,6 +16,7 @@ from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import CommandFailed
 from e2e.cluster.processes import identify, run, runs
 from e2e.cluster.provider import NodeSpec
+from e2e.cluster_checks import processes_naming
 
 pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/bare")]
 
@@ -30,14 +31,9 @@ def traces(cluster: BareCluster) -> dict[str, set[str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadlines.COMMAND, check=True)
         return {line for line in done.stdout.splitlines() if name in line or str(cluster.folder) in line}
 
-    commands = {
-        path.parent.name
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(cluster.folder).encode() in read_if_there(path)
-    }
     groups = {str(path) for hierarchy in machine.hierarchies() for path in hierarchy.glob(f"{name}-*") if path.is_dir()}
     return {
-        "processes": commands,
+        "processes": processes_naming(str(cluster.folder)),
         "links": lines("ip", "-oneline", "link"),
         "routes": lines("ip", "route"),
         "namespaces": lines("ip", "netns"),
@@ -46,13 +42,6 @@ def traces(cluster: BareCluster) -> dict[str, set[str]]:
         "files": {str(cluster.folder)} if cluster.folder.exists() else set(),
         "folders": {path for path in machine.MOUNT_POINTS if Path(path).exists()},
     }
-
-
-def read_if_there(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,14 +15,10 @@ from e2e.cluster import deadlines
 from e2e.cluster.api import ApiError
 from e2e.cluster.control_plane import ControlPlane, control_plane, sweep
 from e2e.cluster.processes import Identity, runs
+from e2e.cluster_checks import pod
 from e2e.conftest import make_empty
 
 pytestmark = pytest.mark.cluster
-
-
-def pod(name: str, devices: dict[str, str]) -> dict[str, Any]:
-    container = {"name": "main", "image": "nothing", "resources": {"limits": devices}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
 
 
 def test_kubectl_and_the_api_agree_on_the_version(plane: ControlPlane) -> None:

@@ -10,18 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from e2e.cluster import addons, deadlines
+from e2e.cluster import addons
 from e2e.cluster.api import Api
 from e2e.cluster.errors import ClusterError, ToolMissing
 from e2e.cluster.fake_nodes import is_ready
-from e2e.cluster.images import PAUSE_IMAGE, StaticImage, architecture, write_archive
+from e2e.cluster.images import StaticImage, architecture, write_archive
 from e2e.cluster.kind import settings
 from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.paths import cache
+from e2e.cluster.processes import run
 from e2e.cluster.provider import NodeSpec, node_path
 from e2e.cluster.tools import Tools
+from e2e.cluster_checks import await_phase, await_unschedulable, lose_and_restore, pod
 from e2e.conftest import leave_out, own_namespace
 from e2e.jobs import Job
 from e2e.system import NAMESPACE, System, bring_up
@@ -33,6 +36,7 @@ GPU, NPU = "nvidia.com/gpu", "huawei.com/Ascend910"
 # One GPU each, so that the two pods of a job are on two nodes.
 NODES = (NodeSpec("first", {GPU: 1, NPU: 8}, {"pool": "first"}), NodeSpec("second", {GPU: 1}, {"pool": "second"}))
 ENDED = 600.0
+SECOND_NAME = "localhost/omni-e2e/second-name:1"
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +69,6 @@ def space(kind: KindCluster, request: pytest.FixtureRequest) -> Iterator[str]:
     yield from own_namespace(kind, request)
 
 
-def pod(name: str, image: str, limits: dict[str, str], node: str | None = None) -> dict[str, Any]:
-    container = {"name": "main", "image": image, "imagePullPolicy": "Never", "resources": {"limits": limits}}
-    spec: dict[str, Any] = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    if node is not None:
-        spec["nodeName"] = node
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-
-
-def await_phase(api: Api, path: str, phase: str) -> dict[str, Any]:
-    def probe() -> dict[str, Any] | None:
-        found = api.get(path)
-        return found if found["status"].get("phase") == phase else None
-
-    return deadlines.wait_until(f"{path} to be {phase}", deadlines.POD_RUNNING, probe)
-
-
 @pytest.mark.every_run
 def test_nodes_have_devices_and_labels_and_the_control_plane_its_settings(kind: KindCluster, api: Api) -> None:
     """The settings are read from what runs: kind ignores patches for another version of kubeadm's API."""
@@ -99,6 +87,10 @@ def test_nodes_have_devices_and_labels_and_the_control_plane_its_settings(kind: 
             "containers"
         ]
         assert {f"--{name}={value}" for name, value in flags.items()} <= set(container["command"])
+    # Pods answer the machine, and find it under this address.
+    (dns,) = api.get("/api/v1/namespaces/kube-system/pods", labelSelector="k8s-app=kube-dns")["items"]
+    assert httpx.get(f"http://{dns['status']['podIP']}:8181/ready", trust_env=False).text == "OK"
+    assert f'"prefsrc":"{kind.gateway}"' in run(["ip", "-json", "route"])
     mark = kind.audit.mark()
     api.get("/api/v1/namespaces/default/pods")
     expected = Counter({("list", "pods"): 1})
@@ -113,36 +105,23 @@ def test_a_loaded_archive_runs_on_every_node_and_devices_are_counted(
     image = StaticImage("localhost/omni-e2e/loaded:1", "pause", "/other-path")
     write_archive(image, binary, tmp_path / "loaded.tar", architecture())
     kind.load(tmp_path / "loaded.tar")
+    kind.tag(image.name, SECOND_NAME)
     path = f"/api/v1/namespaces/{space}/pods"
     for name in kind.nodes():
-        api.post(path, pod(name, image.name, {}, name))
-    api.post(path, pod("devices", PAUSE_IMAGE.name, {NPU: "8"}))
-    api.post(path, pod("greedy", PAUSE_IMAGE.name, {NPU: "1"}))
+        api.post(path, pod(name, {}, image.name, node=name))
+    api.post(path, pod("devices", {NPU: "8"}, SECOND_NAME))
+    api.post(path, pod("greedy", {NPU: "1"}))
     for name in kind.nodes():
         await_phase(api, f"{path}/{name}", "Running")
     assert await_phase(api, f"{path}/devices", "Running")["spec"]["nodeName"] == kind.nodes()[0]
-
-    def refused() -> str | None:
-        conditions = api.get(f"{path}/greedy")["status"].get("conditions", [])
-        return next((item["message"] for item in conditions if item.get("reason") == "Unschedulable"), None)
-
-    message = deadlines.wait_until("the scheduler's word", deadlines.POD_RUNNING, refused)
-    assert f"Insufficient {NPU}" in message
+    assert f"Insufficient {NPU}" in await_unschedulable(api, f"{path}/greedy")
 
 
 @pytest.mark.every_run
 def test_a_node_without_network_is_not_ready_and_recovers(kind: KindCluster, api: Api) -> None:
     node = kind.nodes()[-1]
 
-    def ready(wanted: bool) -> bool:
-        return is_ready(api.get(node_path(node))) is wanted
-
-    kind.cut(node)
-    try:
-        deadlines.wait_until("the node to be lost", deadlines.NODE_LOST, lambda: ready(False))
-    finally:
-        kind.restore(node)
-    deadlines.wait_until("the node to be back", deadlines.NODE_BACK, lambda: ready(True))
+    lose_and_restore(kind, api, node)
     with pytest.raises(ClusterError, match=f"no node absent: the nodes are {node[:-1]}"):
         kind.cut("absent")
 

@@ -16,6 +16,7 @@ from e2e.cluster.errors import ClusterError, CommandFailed, ToolMissing
 from e2e.cluster.kind import engine, node_image
 from e2e.cluster.kind.provider import KindCluster
 from e2e.cluster.provider import NodeSpec
+from e2e.cluster_checks import processes_naming
 from e2e.conftest import ROOT, leave_out
 
 pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/kind"), pytest.mark.timeout(1800)]
@@ -35,11 +36,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         return set(done.stdout.splitlines())
 
     found = {
-        "processes": {
-            f"{path.parent.name}"
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if any(place.encode() in read_if_there(path) for place in places)
-        },
+        "processes": processes_naming(*places),
         "mounts": {
             line.split()[4]
             for line in machine.MOUNTS.read_text().splitlines()
@@ -56,6 +53,7 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
         "rules": {
             line for family in ("iptables", "ip6tables") for line in lines(f"{family}-save") if "NETAVARK" in line
         },
+        "routes": {line for line in lines("ip", "route") if "podman" in line},
         "links": {line.split(": ")[1] for line in lines("ip", "-oneline", "link") if "podman" in line},
         "containers": set(podman.run("ps", "--all", "--quiet").split()),
         "volumes": set(podman.run("volume", "ls", "--quiet").split()),
@@ -63,13 +61,6 @@ def traces(cluster: KindCluster) -> dict[str, set[str]]:
     }
     podman.release()
     return found
-
-
-def read_if_there(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 @pytest.fixture
@@ -106,7 +97,7 @@ def test_a_removed_cluster_leaves_nothing_and_its_neighbour_keeps_running(
     neighbour = second.engine.containers(second.name)
     assert len(neighbour) == len(first.engine.containers(first.name)) == 1
     standing = traces(first)
-    assert all(standing[kind] for kind in ("processes", "mounts", "cgroups", "folders", "volumes"))
+    assert all(standing[kind] for kind in ("processes", "mounts", "cgroups", "folders", "routes", "volumes"))
     assert {first.name, second.name} <= standing["networks"]
     first.delete()
     assert first.engine.containers(first.name) == []

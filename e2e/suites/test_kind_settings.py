@@ -21,7 +21,9 @@ pytestmark = pytest.mark.cluster
 def test_kind_reads_its_settings(tmp_path: Path, extra: dict[str, object], word: str) -> None:
     """kind decodes settings before it calls the daemon: the error names the daemon only if they are valid."""
     command = settings.create_command(ensure((KIND,)), "omni-e2e", tmp_path / "kubeconfig")
-    written = json.dumps(settings.configuration("omni-e2e", NODES, tmp_path, tmp_path / "volumes") | extra)
+    written = json.dumps(
+        settings.configuration("omni-e2e", NODES, tmp_path, tmp_path / "volumes", "10.244.0.0/16") | extra
+    )
     nowhere = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "KIND_EXPERIMENTAL_PROVIDER": "docker"}
     done = subprocess.run(
         command, input=written, env=nowhere, capture_output=True, text=True, timeout=deadlines.COMMAND, check=False

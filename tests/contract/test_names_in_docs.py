@@ -36,7 +36,7 @@ SETTING = re.compile(r"(?:^| )(?:\+{0,2})([a-z_]\w*(?:\.\w+)+)=")
 OTHERS = {
     "AsyncOmni.generate", "DataProto.concat", "batchScheduler.name", "capabilities.drop", "deployments.apps",
     "diffusionrljob.spec", "functools.cache", "package.module", "pipe.transformer",
-    "replica.server_address", "server_manager.generate", "size.longest_edge", "sys.exit", "torch.Tensor.copy_",
+    "replica.server_address", "server_manager.generate", "torch.Tensor.copy_",
     "torch.compile", "torch.distributed", "torch.distributed.checkpoint", "torch.nn.Module", "torch.optim.AdamW",
 }  # fmt: skip
 # Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.

@@ -9,13 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_omni.extensions import (
-    register_advantage,
-    register_algorithm,
-    register_family,
-    register_loss,
-    register_reward,
-)
+from verl_omni.extensions import register_advantage, register_algorithm, register_family, register_loss, register_reward
 from verl_omni.pipelines.sd3 import training
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPO, GRPOLossConfig
 
@@ -64,7 +58,9 @@ def redness(data_source: str, solution_image: Tensor, ground_truth: Any, extra_i
 class MyFamily:
     """Stable Diffusion 3 under another name, with fewer layers to adapt."""
 
-    CONDITIONS, LAYERS, CHAT_TEMPLATE = training.CONDITIONS, training.LAYERS, training.CHAT_TEMPLATE
+    CONDITIONS = training.CONDITIONS
+    LAYERS = training.LAYERS
+    CHAT_TEMPLATE = training.CHAT_TEMPLATE
     LORA_TARGETS = ("attn.to_q",)
 
     def guidance(self, pipeline: Any) -> float:
@@ -74,7 +70,13 @@ class MyFamily:
         return training.prompt_rows(max_sequence_length, tokenizer_length)
 
     def velocity(
-        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-        *, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+        self,
+        transformer: Any,
+        batch: Mapping[str, Tensor],
+        x: Tensor,
+        timestep: Tensor,
+        guidance_scale: float,
+        *,
+        dtype: torch.dtype,
+    ) -> Tensor:
         return training.velocity(transformer, batch, x, timestep, guidance_scale, dtype=dtype)

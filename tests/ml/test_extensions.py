@@ -159,10 +159,12 @@ def test_workers_import_the_module_before_they_look_a_name_up() -> None:
 def test_reward_workers_import_the_module() -> None:
     from verl_omni.reward_loop.reward_manager import VisualRewardManager
 
-    config = OmegaConf.create({
-        "reward": {"scorer": "my_reward", "scorer_kwargs": {}, "reward_model": {}},
-        "actor_rollout_ref": {"model": {"external_lib": ["my_extension"]}},
-    })  # fmt: skip
+    config = OmegaConf.create(
+        {
+            "reward": {"scorer": "my_reward", "scorer_kwargs": {}, "reward_model": {}},
+            "actor_rollout_ref": {"model": {"external_lib": ["my_extension"]}},
+        }
+    )
     scorer, _ = VisualRewardManager(config, None, None).select_scorer("any")
     assert scorer.__name__ == "redness"
 
@@ -255,9 +257,12 @@ def test_the_driver_sets_the_environment_of_torch_and_verl_before_it_imports_the
     variables = {name: value for name, value in os.environ.items() if name != "RAY_DEDUP_LOGS"}
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**variables, "PYTHONPATH": paths},
-    )  # fmt: skip
+    )
     assert done.stdout.splitlines()[0] == "0 False", done.stderr
 
 

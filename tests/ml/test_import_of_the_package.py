@@ -23,9 +23,12 @@ LOOP = "verl_omni.agent_loop.single_turn_agent_loop.DiffusionSingleTurnAgentLoop
 def fresh(*lines: str, **environment: str) -> str:
     """Standard output of a new interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
@@ -47,10 +50,13 @@ def test_importing_the_package_loads_neither_torch_nor_verl_nor_an_engine() -> N
 )
 def test_verl_finds_the_names_whichever_package_is_imported_first(first: list[str], plugins: str) -> None:
     found = fresh(
-        *first, ROLLOUT, REPLICAS, LOOPS,
+        *first,
+        ROLLOUT,
+        REPLICAS,
+        LOOPS,
         "print(senders['vllm_omni', 'async'], 'vllm_omni' in replicas._registry, loops['diffusion_single_turn_agent'])",
         VERL_USE_EXTERNAL_PLUGINS=plugins,
-    )  # fmt: skip
+    )
     assert found.splitlines()[-1] == f"{SENDER} True {{'_target_': '{LOOP}'}}"
 
 
@@ -101,7 +107,8 @@ def test_an_error_of_a_callback_fails_the_import(tmp_path: Path, monkeypatch: py
 
 def test_repeating_the_import_installs_one_finder() -> None:
     found = fresh(
-        "import importlib, sys, verl_omni", "importlib.reload(verl_omni)",
+        "import importlib, sys, verl_omni",
+        "importlib.reload(verl_omni)",
         "print(sum(type(each).__module__ == 'verl_omni.utils.import_hooks' for each in sys.meta_path))",
-    )  # fmt: skip
+    )
     assert found == "1"

@@ -35,8 +35,13 @@ def test_device_results_equal_cpu_results(kind: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", *checks]
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja is installed next to Python
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "SECOND_DEVICE": kind, "PATH": tools}, capture_output=True, text=True,
-        timeout=550, check=False,
-    )  # fmt: skip
+        command,
+        cwd=ROOT,
+        env={**os.environ, "SECOND_DEVICE": kind, "PATH": tools},
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout

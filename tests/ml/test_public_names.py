@@ -19,19 +19,31 @@ AGENT = "verl_omni.agent_loop"
 SCORES = "verl_omni.utils.reward_score"
 SERVER = "verl_omni.workers.rollout.vllm_rollout"
 REQUEST = (
-    "prompt_ids", "sampling_params", "request_id", "image_data", "video_data", "negative_prompt_ids", "prompt_mask",
+    "prompt_ids",
+    "sampling_params",
+    "request_id",
+    "image_data",
+    "video_data",
+    "negative_prompt_ids",
+    "prompt_mask",
     "priority",
-)  # fmt: skip
+)
 # The last three as verl passes them to a scorer.
 JUDGE = (
-    "data_source", "solution_image", "ground_truth", "extra_info", "reward_router_address", "reward_model_tokenizer",
+    "data_source",
+    "solution_image",
+    "ground_truth",
+    "extra_info",
+    "reward_router_address",
+    "reward_model_tokenizer",
     "model_name",
-)  # fmt: skip
+)
 # Path, name, and arguments in order; None for what is not called.
 LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     (AGENT, "DiffusionAgentLoopOutput", None),
     (
-        AGENT, "DiffusionAgentLoopWorker.__init__",
+        AGENT,
+        "DiffusionAgentLoopWorker.__init__",
         ("config", "llm_client", "teacher_client", "reward_loop_worker_handles"),
     ),
     (AGENT, "DiffusionAgentLoopWorker.generate_sequences", ("batch",)),
@@ -40,7 +52,8 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._run_agent_loop", ("sampling_params", "agent_name")),
     (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._agent_loop_postprocess", ("output", "kwargs")),
     (
-        f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._compute_score",
+        f"{AGENT}.diffusion_agent_loop",
+        "DiffusionAgentLoopWorker._compute_score",
         ("output", "prompts", "responses", "kwargs"),
     ),
     (f"{AGENT}.diffusion_agent_loop", "DiffusionAgentLoopWorker._postprocess", ("inputs", "input_non_tensor_batch")),
@@ -68,18 +81,17 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     ("verl_omni.trainer.diffusion.diffusion_algos", "DiffusionLossFn.__call__", ("config", "model_output", "data")),
     ("verl_omni.trainer.diffusion.diffusion_algos", "DiffusionLossFn.validate_inputs", None),
     (
-        "verl_omni.trainer.diffusion.diffusion_algos", "DiffusionLossResult.__init__",
+        "verl_omni.trainer.diffusion.diffusion_algos",
+        "DiffusionLossResult.__init__",
         ("loss", "metrics", "add_loss_metric"),
     ),
-    (
-        SCORES, "default_compute_score_image",
-        ("data_source", "solution_image", "ground_truth", "extra_info", "kwargs"),
-    ),
+    (SCORES, "default_compute_score_image", ("data_source", "solution_image", "ground_truth", "extra_info", "kwargs")),
     (f"{SCORES}.jpeg_compressibility", "compute_score", ("solution_image",)),
     (f"{SCORES}.genrm_ocr", "compute_score_ocr", JUDGE),
     (f"{SCORES}.unified_reward", "compute_score_unified_reward", JUDGE),
     (
-        f"{SCORES}.pickscore_reward", "compute_score_pickscore",
+        f"{SCORES}.pickscore_reward",
+        "compute_score_pickscore",
         ("data_source", "solution_image", "ground_truth", "extra_info"),
     ),
     (f"{SCORES}.choice_reward", "compute_score", ("solution_str", "ground_truth")),
@@ -88,7 +100,7 @@ LIGHT: list[tuple[str, str, tuple[str, ...] | None]] = [
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.run_single", ("data",)),
     ("verl_omni.reward_loop.reward_manager", "VisualRewardManager.assemble_rm_scores", ("data", "scores")),
     ("verl_omni.reward_loop.reward_manager", "MultiVisualRewardManager.run_single", ("data",)),
-]  # fmt: skip
+]
 # These modules import the engine, which takes half a minute.
 HEAVY: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.generate", REQUEST),
@@ -97,22 +109,35 @@ HEAVY: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.abort_all_requests", ("reset_prefix_cache",)),
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.abort_request", ("request_id",)),
     (
-        f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.__init__",
-        ("config", "model_config", "rollout_mode", "workers", "replica_rank", "node_rank", "gpus_per_node", "nnodes",
-         "cuda_visible_devices"),
+        f"{SERVER}.vllm_omni_async_server",
+        "vLLMOmniHttpServer.__init__",
+        (
+            "config",
+            "model_config",
+            "rollout_mode",
+            "workers",
+            "replica_rank",
+            "node_rank",
+            "gpus_per_node",
+            "nnodes",
+            "cuda_visible_devices",
+        ),
     ),
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.wait_for_requests_to_drain", ()),
     (f"{SERVER}.vllm_omni_async_server", "vLLMOmniHttpServer.resume_generation", ()),
     (
-        f"{SERVER}.vllm_omni_async_server", "vLLMOmniReplica.__init__",
+        f"{SERVER}.vllm_omni_async_server",
+        "vLLMOmniReplica.__init__",
         ("replica_rank", "config", "model_config", "gpus_per_node", "is_reward_model"),
     ),
     (
-        f"{SERVER}.vllm_omni_async_server", "DiffusionWholeSampleRetryLLMServerClient.__init__",
+        f"{SERVER}.vllm_omni_async_server",
+        "DiffusionWholeSampleRetryLLMServerClient.__init__",
         ("max_retries", "retry_wait_s"),
     ),
     (
-        f"{SERVER}.utils", "vLLMOmniColocateWorkerExtension.update_weights_from_ipc",
+        f"{SERVER}.utils",
+        "vLLMOmniColocateWorkerExtension.update_weights_from_ipc",
         ("peft_config", "base_sync_done", "use_shm", "zmq_update_id"),
     ),
     (f"{SERVER}.utils", "vLLMOmniColocateWorkerExtension.set_pending_lora_peft_config", ("peft_config",)),
@@ -123,7 +148,7 @@ HEAVY: list[tuple[str, str, tuple[str, ...] | None]] = [
     (f"{SERVER}.npu_utils", "vLLMOmniNPUColocateWorkerExtension._maybe_get_memory_pool_context", ("tag",)),
     ("verl_omni.utils.vllm_omni.utils", "OmniTensorLoRARequest", None),
     ("verl_omni.utils.vllm_omni.utils", "VLLMOmniHijack.hijack", ()),
-]  # fmt: skip
+]
 
 
 def check(module: str, name: str, arguments: tuple[str, ...] | None) -> None:
@@ -204,8 +229,10 @@ def test_modules_that_published_recipes_name_exist(module: str) -> None:
 
 def test_the_package_exports_what_is_documented() -> None:
     assert importlib.import_module(AGENT).__all__ == [
-        "DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "DiffusionSingleTurnAgentLoop"
-    ]  # fmt: skip
+        "DiffusionAgentLoopOutput",
+        "DiffusionAgentLoopWorker",
+        "DiffusionSingleTurnAgentLoop",
+    ]
 
 
 def test_the_loop_is_registered_under_its_name() -> None:

@@ -88,7 +88,8 @@ def objective(loss_mode: str, **arguments: Any) -> Any:
 
 def part(rows: int = 6) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    advantages, old = torch.randn(rows, generator=generator), 100 * torch.randn(rows, generator=generator)
+    advantages = torch.randn(rows, generator=generator)
+    old = 100 * torch.randn(rows, generator=generator)
     return {"advantages": 4 * advantages, COMPARED: old}
 
 

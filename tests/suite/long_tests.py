@@ -55,8 +55,9 @@ def updated(records: Records, passed: Records, failed: Set[str], files: Mapping[
         found[_file(name)].append(record)
     lately = {
         file: Passed(sum(each.seconds for each in tests), max(each.at for each in tests), files[file])
-        for file, tests in found.items() if file in files
-    }  # fmt: skip
+        for file, tests in found.items()
+        if file in files
+    }
     newest, wrong = turns.newest(records, lately), {_file(name) for name in failed}
     return {file: newest[file] for file in newest.keys() - wrong if newest[file].seconds >= LONG_SECONDS}
 

@@ -128,9 +128,12 @@ class Preloaded:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": f".{os.pathsep}tests"},
-        )  # fmt: skip
+        )
         self._forks = []
         threading.Thread(target=self._read, args=(self._process, self._forks), daemon=True).start()
 

@@ -35,12 +35,7 @@ class Runner:
         preloaded: forks the stages that say so; None: they are started as all others.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        say: Callable[[str], None],
-        preloaded: Preloaded | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], None], preloaded: Preloaded | None = None) -> None:
         self._folder, self._say, self._preloaded = folder, say, preloaded
         self._changed = threading.Condition()
         self._ended: dict[str, bool] = {}
@@ -140,9 +135,13 @@ class Runner:
             return self._preloaded.run_pytest([*stage.command[2:], self._junit(stage)], self._log(stage))
         with self._log(stage).open("wb") as log:
             process = subprocess.Popen(
-                self._command(stage), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, "PYTHONPATH": ".", **dict(stage.environment)},
-            )  # fmt: skip
+                self._command(stage),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": ".", **dict(stage.environment)},
+            )
         if stage.niceness:
             # Linux shares the processors out between sessions, for which the nice values of their processes do not
             # count (sched(7), "The autogroup feature").

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from e2e.turns import Passed
 
-SLOWEST = 20
+SLOWEST = 10
+LONG_STAGE = 60.0  # seconds; the table counts the others
 BEGIN, END = "<!-- durations: written by `make test-times` -->", "<!-- end of durations -->"
 
 
@@ -104,14 +106,32 @@ def slowest(tests: Iterable[TestTime]) -> list[TestTime]:
 
 def table(machine: str, stages: Sequence[StageTime], tests: Sequence[TestTime]) -> str:
     """The durations in Markdown."""
-    rows = [f"| {stage.name} | {stage.seconds:.0f} | {stage.said} |" for stage in stages]
+    long = [stage for stage in stages if stage.seconds >= LONG_STAGE]
+    rest = sum(stage.seconds for stage in stages) - sum(stage.seconds for stage in long)
+    rows = [f"| {stage.name} | {stage.seconds:.0f} | {_counts(stage.said)} |" for stage in long]
+    rows.append(f"| {len(stages) - len(long)} shorter stages together | {rest:.0f} |  |")
     tops = [f"| `{test.name}` | {test.seconds:.0f} |" for test in slowest(tests)]
-    return "\n".join([
-        f"Measured on a machine with {machine}. Stages of different lanes overlap.", "",
-        "| stage | seconds | result |", "| --- | ---: | --- |", *rows, "",
-        f"The {len(tops)} slowest tests, each with the fixtures that it was the first to use:", "",
-        "| test | seconds |", "| --- | ---: |", *tops,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"Measured on a machine with {machine}. Stages of different lanes overlap.",
+            "",
+            "| stage | seconds | result |",
+            "| --- | ---: | --- |",
+            *rows,
+            "",
+            f"The {len(tops)} slowest tests, each with the fixtures that it was the first to use:",
+            "",
+            "| test | seconds |",
+            "| --- | ---: |",
+            *tops,
+        ]
+    )
+
+
+def _counts(said: str) -> str:
+    """How many tests passed, failed and were skipped, of what pytest printed last."""
+    parts = said.partition(" in ")[0].split(", ")
+    return ", ".join(part for part in parts if not re.search("warning|deselected", part))
 
 
 def replaced(page: str, content: str) -> str:

@@ -65,10 +65,14 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
             f"{length}: shorten them there, or raise data.max_prompt_length"
         )
     made = tokenizer.pad(
-        {"input_ids": prompt_ids}, padding="max_length", max_length=length,
-        return_tensors="pt", return_attention_mask=True,
-    )  # fmt: skip
-    ids, mask = made["input_ids"], made["attention_mask"]
+        {"input_ids": prompt_ids},
+        padding="max_length",
+        max_length=length,
+        return_tensors="pt",
+        return_attention_mask=True,
+    )
+    ids = made["input_ids"]
+    mask = made["attention_mask"]
     return (ids, mask) if ids.ndim == 2 else (ids.unsqueeze(0), mask.unsqueeze(0))
 
 
@@ -81,7 +85,8 @@ def check_loop_output(output: Any) -> None:
     """
     if not isinstance(output, DiffusionAgentLoopOutput):
         raise TypeError(f"the agent loop returned {type(output).__name__}, and not DiffusionAgentLoopOutput")
-    sample, log_probs = output.response_diffusion_output, output.response_logprobs
+    sample = output.response_diffusion_output
+    log_probs = output.response_logprobs
     if not isinstance(sample, Tensor):
         raise TypeError(f"the agent loop returned a sample of type {type(sample).__name__}, and not a tensor")
     if not (log_probs is None or isinstance(log_probs, Tensor)):

@@ -165,7 +165,8 @@ class DiffusionAgentLoopWorker:
         """
         size = len(batch)
         columns = batch.non_tensor_batch
-        chosen, default = columns.get("agent_name", [None] * size), self.rollout_config.agent.default_agent_loop
+        chosen = columns.get("agent_name", [None] * size)
+        default = self.rollout_config.agent.default_agent_loop
         columns["agent_name"] = np.array([name or default for name in chosen], dtype=object)
         params = row_params(self.rollout_config, batch.meta_info, size, columns)
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]

@@ -56,21 +56,28 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             ValueError: a prompt with images or videos is too long; it cannot be truncated.
             SampleAborted: the server aborted the sample.
         """
-        prompt, negative = kwargs["raw_prompt"], _messages(kwargs.get("raw_negative_prompt"))
+        prompt = kwargs["raw_prompt"]
+        negative = _messages(kwargs.get("raw_negative_prompt"))
         # Text prompts do not need the image packages that verl imports for every model with a processor.
         media = await self.process_vision_info(prompt) if _has_parts(prompt) else {}
-        images, videos = media.get("images"), media.get("videos")
+        images = media.get("images")
+        videos = media.get("videos")
         if self.processor is None and images and negative is not None and not _images(negative):
             negative = _with_images(negative, images)  # an editing model sees the image with either prompt
         prompt_ids = await self._token_ids(prompt, images, videos)
         negative_ids = await self._token_ids(negative, images, videos) if negative is not None else None
         began = time.perf_counter()
         output = await self.server_manager.generate(
-            request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params,
-            image_data=images, video_data=videos, negative_prompt_ids=negative_ids, **self._extra_ids(prompt, negative),
+            request_id=uuid4().hex,
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+            image_data=images,
+            video_data=videos,
+            negative_prompt_ids=negative_ids,
+            **self._extra_ids(prompt, negative),
             **self._lost_text("prompt_text", prompt, prompt_ids),
             **self._lost_text("negative_prompt_text", negative, negative_ids),
-        )  # fmt: skip
+        )
         if output.stop_reason == "aborted":
             raise SampleAborted("the server aborted the sample; to retry, use DiffusionWholeSampleRetryLLMServerClient")
         seconds = time.perf_counter() - began
@@ -141,7 +148,8 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         plain = self._template_owner() is None
         if not plain and _has_media(messages):
             return {}
-        text, first = self._encoder_text(messages), self._has_first_tokenizer()
+        text = self._encoder_text(messages)
+        first = self._has_first_tokenizer()
         # Special tokens of plain text are the tokenizer's, those of a template are in its text.
         if first and self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
             return {}

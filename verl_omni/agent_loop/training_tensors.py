@@ -12,9 +12,15 @@ from verl_omni.pipelines.registry import NEGATIVE
 
 # Recorded tensors, as far as the algorithm requests them; the model family's conditions come on top.
 RECORDED = (
-    "clean_latents", "sampler_levels", "all_latents", "all_timesteps", "all_sigmas", "sigma_max", "rollout_log_probs",
+    "clean_latents",
+    "sampler_levels",
+    "all_latents",
+    "all_timesteps",
+    "all_sigmas",
+    "sigma_max",
+    "rollout_log_probs",
     "velocity_projections",
-)  # fmt: skip
+)
 FOR_THE_DRIVER = ("global_steps", "min_global_steps", "max_global_steps")
 UNSCORED = "unscored"  # column with references of samples that are scored later: `prompts` and `responses`, [1, ...]
 

@@ -24,7 +24,8 @@ def draws(seeds: Tensor, count: int, shape: Sequence[int]) -> tuple[Tensor, Tens
         seeds: int64 [B], not negative. Torch's CPU generator uses 32 bits of a seed: seeds that differ by a multiple of
             2^32 give the same draws.
     """
-    times, noise = [], []
+    times = []
+    noise = []
     for seed in seeds.tolist():
         generator = torch.Generator().manual_seed(seed)
         times.append((torch.arange(count) + torch.rand(count, generator=generator)) / count)

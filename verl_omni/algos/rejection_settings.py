@@ -6,9 +6,18 @@ import math
 from dataclasses import dataclass
 
 OPTIONS = (
-    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2",
-    "seq_mean_k3", "seq_max_k2", "seq_max_k3",
-)  # fmt: skip
+    "token_k1",
+    "token_k2",
+    "token_k3",
+    "seq_sum_k1",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k1",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,8 @@ def parse(option: str, threshold: object) -> Criterion:
         highest = float(upper)
         lowest = float(lower) if lower else None
     except ValueError:
-        highest, lowest = 0.0, None
+        highest = 0.0
+        lowest = None
     if estimator == "k1" and highest > 0 and 0 < (lowest if lowest is not None else 1 / highest) <= highest:
         return Criterion(over, estimator, math.log(lowest if lowest is not None else 1 / highest), math.log(highest))
     if estimator != "k1" and highest > 0 and lowest is None:

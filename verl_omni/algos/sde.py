@@ -43,7 +43,8 @@ def moments(
             return mean, g * torch.sqrt(-dt)
         case "cps":
             std = s1 * math.sin(noise_level * math.pi / 2)
-            clean, noise = x - s * v, x + v * (1 - s)
+            clean = x - s * v
+            noise = x + v * (1 - s)
             return clean * (1 - s1) + noise * torch.sqrt((s1**2 - std**2).clamp(min=0)), std
         case "dance_sde":
             score = -(x - (x - s * v) * (1 - s)) / s**2

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Keys of `tiny.MAKERS`, which is slow to import.
-FAMILIES = (
-    "qwen3_vl", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sd3", "wan", "wan_5b", "wan_a14b",
-)  # fmt: skip
+FAMILIES = ("qwen3_vl", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sd3", "wan", "wan_5b", "wan_a14b")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,8 +27,10 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-START, END = "<|startoftext|>", "<|endoftext|>"
-QWEN_END, QWEN_TURNS = "<|endoftext|>", ("<|im_start|>", "<|im_end|>")
+START = "<|startoftext|>"
+END = "<|endoftext|>"
+QWEN_END = "<|endoftext|>"
+QWEN_TURNS = ("<|im_start|>", "<|im_end|>")
 QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 VISION_IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 
@@ -41,9 +43,12 @@ def clip_tokenizer(words: Sequence[str], length: int) -> CLIPTokenizer:
     # deterministic.
     endings = sorted({f"{word[-1]}</w>" for word in words})
     trainer = trainers.BpeTrainer(
-        vocab_size=2000, min_frequency=1, end_of_word_suffix="</w>", special_tokens=[START, END, *endings],
+        vocab_size=2000,
+        min_frequency=1,
+        end_of_word_suffix="</w>",
+        special_tokens=[START, END, *endings],
         show_progress=False,
-    )  # fmt: skip
+    )
     made.train_from_iterator(words, trainer)
     with tempfile.TemporaryDirectory() as folder:
         made.model.save(folder)
@@ -62,10 +67,18 @@ def t5_tokenizer(words: Sequence[str], length: int) -> T5Tokenizer:
 def clip_encoder(tokenizer: Any, width: int, length: int, seed: int) -> CLIPTextModelWithProjection:
     """Encoder with two random layers; its position embeddings are large enough that word order matters."""
     config = CLIPTextConfig(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
-        num_attention_heads=2, max_position_embeddings=length, projection_dim=width, hidden_act="gelu",
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=length,
+        projection_dim=width,
+        hidden_act="gelu",
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -93,9 +106,17 @@ def umt5_encoder(tokenizer: Any, width: int, seed: int) -> UMT5EncoderModel:
 @torch.no_grad()
 def _t5(config_class: Any, model_class: Any, tokenizer: Any, width: int, seed: int) -> Any:
     config = config_class(
-        vocab_size=len(tokenizer), d_model=width, d_ff=width, d_kv=16, num_layers=1, num_heads=2,
-        decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, feed_forward_proj="gated-gelu",
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        d_model=width,
+        d_ff=width,
+        d_kv=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+        feed_forward_proj="gated-gelu",
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = model_class(config)
@@ -112,9 +133,12 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2To
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=2000, min_frequency=1, show_progress=False,
-        special_tokens=[QWEN_END, *QWEN_TURNS, *special], initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+        vocab_size=2000,
+        min_frequency=1,
+        show_progress=False,
+        special_tokens=[QWEN_END, *QWEN_TURNS, *special],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     made.train_from_iterator([" ".join(words), *words], trainer)
     learned = json.loads(made.to_str())["model"]
     return Qwen2Tokenizer(
@@ -141,17 +165,29 @@ def qwen_encoder(tokenizer: Any, width: int, seed: int) -> Qwen2_5_VLForConditio
     config = Qwen2_5_VLConfig(
         **(vision_ids(tokenizer) if QWEN_VISION[0] in tokenizer.get_vocab() else {}),
         text_config={
-            "vocab_size": len(tokenizer), "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096,
-            "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
+            "vocab_size": len(tokenizer),
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 4096,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
             "rope_parameters": {
-                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [head // 4, head // 8, head // 8],
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [head // 4, head // 8, head // 8],
             },
         },
         vision_config={
-            "depth": 1, "hidden_size": width, "intermediate_size": width, "num_heads": 2, "out_hidden_size": width,
+            "depth": 1,
+            "hidden_size": width,
+            "intermediate_size": width,
+            "num_heads": 2,
+            "out_hidden_size": width,
         },
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = Qwen2_5_VLForConditionalGeneration(config)

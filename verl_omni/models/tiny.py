@@ -36,7 +36,10 @@ WORDS = tuple(
     "a above and below black blue bright cat circle dark dog green house left of on orange photo purple red "  # noqa: SIM905
     "right sky small square the tree triangle two white with yellow".split()
 )
-TEXT_LENGTH, WIDTH, HIDDEN, LATENT_CHANNELS = 16, 32, 32, 16
+TEXT_LENGTH = 16
+WIDTH = 32
+HIDDEN = 32
+LATENT_CHANNELS = 16
 IMAGE_SIDE = 64  # of input images in pixels; larger ones are reduced
 # Factor of a VAE's output weights: a random decoder gives nearly grey images, which rewards cannot tell apart, and a
 # random encoder of input images nearly equal latents, whose mistakes would not show.
@@ -45,23 +48,42 @@ CONTRAST = 8.0
 
 def make_tiny_sd3(path: Path, seed: int = 0) -> None:
     """Write the model: a transformer of 82 thousand parameters, a VAE with a factor of 8, three text encoders."""
-    clip, t5 = text.clip_tokenizer(WORDS, TEXT_LENGTH), text.t5_tokenizer(WORDS, TEXT_LENGTH)
+    clip = text.clip_tokenizer(WORDS, TEXT_LENGTH)
+    t5 = text.t5_tokenizer(WORDS, TEXT_LENGTH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = SD3Transformer2DModel(
-            sample_size=16, patch_size=2, in_channels=LATENT_CHANNELS, out_channels=LATENT_CHANNELS, num_layers=2,
-            attention_head_dim=HIDDEN // 2, num_attention_heads=2, caption_projection_dim=HIDDEN,
-            joint_attention_dim=2 * WIDTH, pooled_projection_dim=2 * WIDTH, pos_embed_max_size=64, qk_norm="rms_norm",
-        )  # fmt: skip
+            sample_size=16,
+            patch_size=2,
+            in_channels=LATENT_CHANNELS,
+            out_channels=LATENT_CHANNELS,
+            num_layers=2,
+            attention_head_dim=HIDDEN // 2,
+            num_attention_heads=2,
+            caption_projection_dim=HIDDEN,
+            joint_attention_dim=2 * WIDTH,
+            pooled_projection_dim=2 * WIDTH,
+            pos_embed_max_size=64,
+            qk_norm="rms_norm",
+        )
         torch.nn.init.normal_(
             transformer.proj_out.weight, std=0.1
         )  # diffusers initializes it to zero, so nothing would be denoised
         vae = AutoencoderKL(
-            in_channels=3, out_channels=3, latent_channels=LATENT_CHANNELS, layers_per_block=1, norm_num_groups=4,
-            down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=(16,) * 4, sample_size=64, use_quant_conv=False, use_post_quant_conv=False,
-            scaling_factor=1.0, shift_factor=0.0,
-        )  # fmt: skip
+            in_channels=3,
+            out_channels=3,
+            latent_channels=LATENT_CHANNELS,
+            layers_per_block=1,
+            norm_num_groups=4,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            block_out_channels=(16,) * 4,
+            sample_size=64,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            scaling_factor=1.0,
+            shift_factor=0.0,
+        )
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
     pipeline = StableDiffusion3Pipeline(
@@ -104,14 +126,24 @@ def _make_qwen_image(path: Path, seed: int, pipeline_class: Any, tokenizer: Any,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = QwenImageTransformer2DModel(
-            in_channels=4 * channels, out_channels=channels, num_layers=2, attention_head_dim=HIDDEN // 2,
-            num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6), **transformer_config,
-        )  # fmt: skip
+            in_channels=4 * channels,
+            out_channels=channels,
+            num_layers=2,
+            attention_head_dim=HIDDEN // 2,
+            num_attention_heads=2,
+            joint_attention_dim=WIDTH,
+            axes_dims_rope=(4, 6, 6),
+            **transformer_config,
+        )
         torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)
         vae = AutoencoderKLQwenImage(
-            base_dim=8, z_dim=channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
-            latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
-        )  # fmt: skip
+            base_dim=8,
+            z_dim=channels,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.0] * channels,
+            latents_std=[1.0] * channels,
+        )
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
         vae.encoder.conv_out.weight *= CONTRAST
@@ -162,14 +194,24 @@ def _make_wan(
         made = {}
         for name in ("transformer", "transformer_2")[:transformers]:
             made[name] = WanTransformer3DModel(
-                num_attention_heads=2, attention_head_dim=HIDDEN // 2, in_channels=channels, out_channels=channels,
-                text_dim=WIDTH, freq_dim=32, ffn_dim=2 * HIDDEN, num_layers=2,
-            ).eval()  # fmt: skip
+                num_attention_heads=2,
+                attention_head_dim=HIDDEN // 2,
+                in_channels=channels,
+                out_channels=channels,
+                text_dim=WIDTH,
+                freq_dim=32,
+                ffn_dim=2 * HIDDEN,
+                num_layers=2,
+            ).eval()
             torch.nn.init.normal_(made[name].proj_out.weight, std=0.1)
         vae = AutoencoderKLWan(
-            base_dim=8, z_dim=channels, num_res_blocks=1, latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
+            base_dim=8,
+            z_dim=channels,
+            num_res_blocks=1,
+            latents_mean=[0.0] * channels,
+            latents_std=[1.0] * channels,
             **vae_config,
-        )  # fmt: skip
+        )
     with torch.no_grad():
         vae.decoder.conv_out.weight *= CONTRAST
     pipeline = WanPipeline(
@@ -191,10 +233,18 @@ def make_tiny_qwen2(path: Path, seed: int = 0) -> None:
     """
     tokenizer = text.qwen_tokenizer(WORDS)
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=0.3,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)

@@ -16,7 +16,9 @@ from transformers import (
 from verl_omni.models import text
 from verl_omni.models.saving import save
 
-PATCH, MERGED, WIDTH = 16, 2, 32
+PATCH = 16
+MERGED = 2
+WIDTH = 32
 WORDS = tuple("0 1 2 3 4 5 Final Score a all answer exactly image in is of text the this visible with".split())  # noqa: SIM905
 # Qwen's format of turns; an image is one token, which the processor repeats for each of its patches.
 CHAT_TEMPLATE = (
@@ -36,20 +38,38 @@ def make_tiny_qwen3_vl(path: Path, seed: int = 0) -> None:
     tokenizer = text.qwen_tokenizer(WORDS, text.QWEN_VISION)
     config = Qwen3VLConfig(
         text_config={
-            "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": WIDTH // 2, "initializer_range": 0.3,
-            "max_position_embeddings": 4096, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
+            "vocab_size": len(tokenizer),
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": WIDTH // 2,
+            "initializer_range": 0.3,
+            "max_position_embeddings": 4096,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
             "rope_parameters": {
-                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
             },
         },
         vision_config={
-            "depth": 2, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_heads": 2, "out_hidden_size": WIDTH,
-            "patch_size": PATCH, "spatial_merge_size": MERGED, "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0], "initializer_range": 0.3,
+            "depth": 2,
+            "hidden_size": WIDTH,
+            "intermediate_size": WIDTH,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGED,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+            "initializer_range": 0.3,
         },
         **text.vision_ids(tokenizer),
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config)

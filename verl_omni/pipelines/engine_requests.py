@@ -56,7 +56,8 @@ def sde_window(extra: Mapping[str, Any], steps: int, seed: int) -> Window | None
             not finite or above `MOST_NOISE`, a progressive window is not contiguous, or log-probabilities are wanted of
             a window of `cps` that holds the last step, where it adds no noise.
     """
-    noise_level, kind = float(extra.get("noise_level") or 0.0), str(extra.get("sde_type") or "sde")
+    noise_level = float(extra.get("noise_level") or 0.0)
+    kind = str(extra.get("sde_type") or "sde")
     if not abs(noise_level) <= MOST_NOISE:
         raise ValueError(f"noise_level must be a finite number, at most {MOST_NOISE:g}, not {noise_level:g}")
     if kind not in SDE_TYPES:

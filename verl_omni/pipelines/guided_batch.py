@@ -18,7 +18,8 @@ def with_padded_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
 
     For a mask and the embeddings that it masks: prompts and negative prompts are padded to their own longest.
     """
-    positive, negative = batch[name], batch[f"negative_{name}"]
+    positive = batch[name]
+    negative = batch[f"negative_{name}"]
     longest = max(positive.shape[1], negative.shape[1])
     padded = [rows.new_zeros(len(rows), longest, *rows.shape[2:]) for rows in (positive, negative)]
     for whole, rows in zip(padded, (positive, negative), strict=True):

@@ -87,13 +87,16 @@ def _editing(variant: str) -> Family:
     return replace(own, training=f"{package}.training:{variant}Training", images=f"{package}.images")
 
 
-FAMILIES = Registry("model family", {
-    "QwenImageEditPipeline": _editing("QwenImageEdit"),
-    "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
-    "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline", "get_pre_process_func"),
-    "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
-    "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True, videos=True),
-})  # fmt: skip
+FAMILIES = Registry(
+    "model family",
+    {
+        "QwenImageEditPipeline": _editing("QwenImageEdit"),
+        "QwenImageEditPlusPipeline": _editing("QwenImageEditPlus"),
+        "QwenImagePipeline": _own("qwen_image", "QwenImageRolloutPipeline", "get_pre_process_func"),
+        "StableDiffusion3Pipeline": _own("sd3", "SD3RolloutPipeline", "get_pre_process_func", "SD3Encoder"),
+        "WanPipeline": replace(_own("wan", "WanRolloutPipeline", "get_pre_process_func"), experts=True, videos=True),
+    },
+)
 
 
 class TrainingAdapter(Protocol):
@@ -132,9 +135,15 @@ class TrainingAdapter(Protocol):
         """
 
     def velocity(
-        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-        *, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+        self,
+        transformer: Any,
+        batch: Mapping[str, Tensor],
+        x: Tensor,
+        timestep: Tensor,
+        guidance_scale: float,
+        *,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, ...] at `timestep` [B].
 
         With guidance, the transformer runs once, on a batch of both prompts.

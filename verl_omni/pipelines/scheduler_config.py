@@ -16,7 +16,8 @@ from torch import Tensor
 
 from verl_omni.utils.model_folder import INDEX
 
-EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"
+EULER = "FlowMatchEulerDiscreteScheduler"
+UNIPC = "UniPCMultistepScheduler"
 # What the sampler relies on. A setting that a file leaves out has this value, except for those below.
 RELIED_ON: dict[str, dict[str, Any]] = {
     EULER: {"invert_sigmas": False, "stochastic_sampling": False},

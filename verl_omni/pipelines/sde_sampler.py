@@ -75,8 +75,10 @@ class Sampler:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._dtype = dtype
-        self._timesteps, self._sigmas = timesteps, sigmas.to(device=timesteps.device, dtype=torch.float32)
-        self._windows, self._generators = windows, generators
+        self._timesteps = timesteps
+        self._sigmas = sigmas.to(device=timesteps.device, dtype=torch.float32)
+        self._windows = windows
+        self._generators = generators
         self._latents: list[list[Tensor]] = [[] for _ in windows]
         self._scores: list[list[Tensor]] = [[] for _ in windows]
         self._projections: list[list[Tensor]] = [[] for _ in windows]
@@ -90,10 +92,14 @@ class Sampler:
             rows_of = len(members)
             before = self._rounded(x[index])
             mean, std = sde.moments(
-                kind, before, v[index],
-                sigma=sigmas[step].expand(rows_of), sigma_next=sigmas[step + 1].expand(rows_of),
-                sigma_max=sigmas[1].expand(rows_of), noise_level=noise_level,
-            )  # fmt: skip
+                kind,
+                before,
+                v[index],
+                sigma=sigmas[step].expand(rows_of),
+                sigma_next=sigmas[step + 1].expand(rows_of),
+                sigma_max=sigmas[1].expand(rows_of),
+                noise_level=noise_level,
+            )
             noise = torch.stack([_noise(x[row], self._generators[row]) for row in members])
             drawn = self._rounded(mean + std * noise)
             score = sde.log_prob(kind, drawn, mean, std)

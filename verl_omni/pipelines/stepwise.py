@@ -57,7 +57,10 @@ class StepwiseSampling:
         All steps are of one version of the weights: the worker refuses updates while a request is running.
         """
         record = RecordedSample(
-            state.latents.to(self.od_config.dtype), state.extra["schedule"], state.extra["conditions"],
-            state.extra["sampler"].trajectories()[0], version_of(self),
-        )  # fmt: skip
+            state.latents.to(self.od_config.dtype),
+            state.extra["schedule"],
+            state.extra["conditions"],
+            state.extra["sampler"].trajectories()[0],
+            version_of(self),
+        )
         attach(output, "image", requested_fields(state.sampling.extra_args or {}), record)

@@ -55,15 +55,10 @@ class TrajectoryRecorder:
     """
 
     def __init__(
-        self,
-        params: Sequence[Any],
-        device: torch.device,
-        *,
-        steps: int,
-        dtype: torch.dtype,
-        version: int | None = None,
+        self, params: Sequence[Any], device: torch.device, *, steps: int, dtype: torch.dtype, version: int | None = None
     ) -> None:
-        self._version, self._dtype = version, dtype
+        self._version = version
+        self._dtype = dtype
         self._generators = [request_generator(each, device) for each in params]
         self._extra = [each.extra_args or {} for each in params]
         self._windows = [
@@ -99,12 +94,14 @@ class TrajectoryRecorder:
         )
         self._records = [
             RecordedSample(
-                final[row : row + 1].to(self._dtype), sigmas,
-                {name: rows[row][None] for name, rows in conditions.items() if rows is not None}, trajectory,
+                final[row : row + 1].to(self._dtype),
+                sigmas,
+                {name: rows[row][None] for name, rows in conditions.items() if rows is not None},
+                trajectory,
                 self._version,
             )
             for row, trajectory in enumerate(trajectories)
-        ]  # fmt: skip
+        ]
         return final.to(latents.dtype)
 
     def attach(self, outputs: Sequence[Any], media: str) -> None:

@@ -121,7 +121,8 @@ class ClipModel(ScoringModel):
         model, processor, device = source
         if problems := clip_problems({"device": device}, {MODEL: model, PROCESSOR: processor}):
             raise FileNotFoundError("; ".join(problems))
-        folder, inputs = model_folder(model, MODEL), model_folder(processor, PROCESSOR)
+        folder = model_folder(model, MODEL)
+        inputs = model_folder(processor, PROCESSOR)
         return cls(
             model=load_scoring_model(CLIPModel, "clip", folder, device),
             tokenizer=CLIPTokenizer.from_pretrained(inputs),

@@ -23,13 +23,20 @@ from typing_extensions import override
 from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, LoadableModel, device_problems, to_device
 from verl_omni.utils.model_folder import model_folder
 
-WEIGHTS, BASE, FILE = "MizzenAI/HPSv3", "Qwen/Qwen2-VL-7B-Instruct", "HPSv3.safetensors"
-PACKAGE, TEXTS = "hpsv3", "dataset/data_collator_qwen.py"
+WEIGHTS = "MizzenAI/HPSv3"
+BASE = "Qwen/Qwen2-VL-7B-Instruct"
+FILE = "HPSv3.safetensors"
+PACKAGE = "hpsv3"
+TEXTS = "dataset/data_collator_qwen.py"
 INSTALL = "install it without its requirements: pip install --no-deps hpsv3"
 REWARD_TOKEN = "<|Reward|>"  # added to the vocabulary of the base model
-PIXELS, CELL = 256 * 28 * 28, 28  # an image is resized to about this many pixels, its sides to multiples of CELL
+# an image is resized to about this many pixels, its sides to multiples of CELL
+PIXELS = 256 * 28 * 28
+CELL = 28
 HEAD = ("rm_head.0", "rm_head.3", "rm_head.5")  # between them are ReLUs, and a dropout that is off
-MEAN, OUTPUTS = 0, 2  # of the outputs of the head
+# of the outputs of the head
+MEAN = 0
+OUTPUTS = 2
 # Names of weights, as transformers before 4.52 and since then wrote them, to those of the model without its heads.
 _RENAMED = ((r"^(model\.)?visual\.", "visual."), (r"^model\.(language_model\.)?", "language_model."))
 
@@ -72,7 +79,8 @@ class Hpsv3Model(LoadableModel):
         model, base, device = source
         if problems := hpsv3_problems({MODEL: model, PROCESSOR: base, "device": device}):
             raise FileNotFoundError("; ".join(problems))
-        file, folder = weights_file(model), model_folder(base, PROCESSOR)
+        file = weights_file(model)
+        folder = model_folder(base, PROCESSOR)
         config = AutoConfig.from_pretrained(folder)
         if config.model_type != "qwen2_vl":
             raise ValueError(f"{PROCESSOR}: {folder} has a model of type {config.model_type!r}, not 'qwen2_vl'")
@@ -181,7 +189,8 @@ def read_question() -> Question:
     for line in ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else ():
         if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant):
             texts |= {target.id: str(line.value.value) for target in line.targets if isinstance(target, ast.Name)}
-    before, after = texts.get("INSTRUCTION", ""), texts.get("prompt_with_special_token", "")
+    before = texts.get("INSTRUCTION", "")
+    after = texts.get("prompt_with_special_token", "")
     if "{text_prompt}" not in before or REWARD_TOKEN not in after:
         raise FileNotFoundError(
             f"{file} has no question with {{text_prompt}} and {REWARD_TOKEN}; 1.0.0 of hpsv3 has it"

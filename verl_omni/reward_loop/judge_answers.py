@@ -35,8 +35,10 @@ def read(choice: Mapping[str, Any]) -> JudgeAnswer:
         UnusableAnswer: it was refused or withheld, has no text, or ends within the judge's thoughts.
         LookupError, TypeError: it has no message.
     """
-    message, ending = choice["message"], choice.get("finish_reason")
-    content, refusal = message["content"], message.get("refusal")
+    message = choice["message"]
+    ending = choice.get("finish_reason")
+    content = message["content"]
+    refusal = message.get("refusal")
     if refusal or ending == "content_filter":
         text = f": {str(refusal)[:200]!r}" if refusal else ", by a content filter"
         raise UnusableAnswer(f"the judge refused to answer{text}")

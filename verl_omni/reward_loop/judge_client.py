@@ -83,13 +83,17 @@ class Judge:
             {"type": "text", "text": question},
         ]
         body = {
-            "model": self.model, "messages": [{"role": "user", "content": content}],
-            "temperature": 0, "max_tokens": self.max_tokens,
-        }  # fmt: skip
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+        }
         again = AsyncRetrying(
-            stop=stop_after_attempt(self.attempts), wait=lambda state: pause_before(state, PAUSES), reraise=True,
+            stop=stop_after_attempt(self.attempts),
+            wait=lambda state: pause_before(state, PAUSES),
+            reraise=True,
             retry=AGAIN,
-        )  # fmt: skip
+        )
         try:
             while True:
                 with contextlib.suppress(_NoReplica):  # the deadline of the score limits how long it asks again
@@ -133,10 +137,17 @@ class _NoReplica(RuntimeError):
 
 
 def connect(
-    base_url: str | None, model: str | None, api_key_env: str | None, *,
-    reward_router_address: str | None, model_name: str | None, timeout: float, attempts: int, max_tokens: int,
+    base_url: str | None,
+    model: str | None,
+    api_key_env: str | None,
+    *,
+    reward_router_address: str | None,
+    model_name: str | None,
+    timeout: float,
+    attempts: int,
+    max_tokens: int,
     environment: Mapping[str, str] = os.environ,
-) -> Judge:  # fmt: skip
+) -> Judge:
     """The judge of a scorer's settings; without a base_url that of verl's reward router, if verl started one.
 
     Args:

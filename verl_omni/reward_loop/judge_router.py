@@ -48,10 +48,17 @@ class JudgeRouter:
     """
 
     def __init__(
-        self, replicas: Sequence[str], name: str, silence: float, wait: float | None = None,
+        self,
+        replicas: Sequence[str],
+        name: str,
+        silence: float,
+        wait: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._name, self._silence, self._wait, self._clock = name, silence, wait, clock
+    ) -> None:
+        self._name = name
+        self._silence = silence
+        self._wait = wait
+        self._clock = clock
         self._serving = list(replicas)
         self._loads: dict[str, ReplicaLoad] = {}
         self._busy = BusyClock()
@@ -100,7 +107,8 @@ class JudgeRouter:
 
     async def peak(self) -> int:
         """Largest number of requests without an answer since the last call, with those that wait for a replica."""
-        peak, self._peak = self._peak, self._unanswered
+        peak = self._peak
+        self._peak = self._unanswered
         return peak
 
     async def _connect(self, app: web.Application) -> Any:
@@ -124,13 +132,15 @@ class JudgeRouter:
         headers = without_connection(request.headers)
         cut: list[str] = []
         while len(cut) < CUT_ANSWERS and (replica := await self._choose()):
-            load, answered = self._load(replica), False
+            load = self._load(replica)
+            answered = False
             load.sent(self._busy.read(self._clock()))
             try:
                 async with self._session.request(
                     request.method, f"http://{replica}{request.rel_url}", data=body, headers=headers
                 ) as answer:
-                    found, answered = await answer.read(), True
+                    found = await answer.read()
+                    answered = True
                     return web.Response(body=found, status=answer.status, headers=without_connection(answer.headers))
             except (TimeoutError, ClientConnectorError) as error:
                 await self.remove(replica, f"{type(error).__name__}: {error}")
@@ -145,7 +155,8 @@ class JudgeRouter:
             return _error(502, f"{self._name} ended {len(cut)} connections before the answer: {'; '.join(cut)}", {})
         last = list(self._failed.items())[-REASONS_SHOWN:]
         reasons = "; ".join(f"replica {replica}: {reason}" for replica, reason in last)
-        text, headers = f"{self._name} has no replica left: {reasons}", {} if self._wait is None else {WAITING: "1"}
+        text = f"{self._name} has no replica left: {reasons}"
+        headers = {} if self._wait is None else {WAITING: "1"}
         return _error(503, text, headers)
 
     async def _choose(self) -> str | None:

@@ -20,7 +20,8 @@ def part_problems(key: str, given: Any) -> Iterator[str]:
         return
     if key == COMBINED:
         yield f"{where}: the reward of all scorers has this name; choose another one"
-    weight, required = given.get("weight", 1.0), given.get("required", True)
+    weight = given.get("weight", 1.0)
+    required = given.get("required", True)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
         yield f"{where}.weight: must be a finite number, not {weight}"
     if not isinstance(required, bool):

@@ -21,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-JSON, PICKLE = "json", "pickle"
+JSON = "json"
+PICKLE = "pickle"
 PROTOCOLS = (JSON, PICKLE)
 ARRAY = "numpy.ndarray"  # what an answer gets for the class, which it may only pass on
 _NUMBERS = re.compile(r"[biuf][0-9]{1,2}")  # numpy's types of numbers, such as f4
@@ -157,7 +158,9 @@ def error_in(body: bytes) -> str | None:
 def _show(value: Any) -> str:
     """The beginning of a value's text. One list may be in an answer many times, so its whole text may have no end."""
     made = Repr()
-    made.maxlevel, made.maxstring, made.maxother = 3, _SHOWN, _SHOWN
+    made.maxlevel = 3
+    made.maxstring = _SHOWN
+    made.maxother = _SHOWN
     return made.repr(value)[:_SHOWN]
 
 

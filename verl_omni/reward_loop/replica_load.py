@@ -33,7 +33,8 @@ class ReplicaLoad:
     def answered(self, busy: float) -> None:
         """The replica has answered a request."""
         self.requests -= 1
-        self.given_up, self.silent_since = 0, busy
+        self.given_up = 0
+        self.silent_since = busy
 
     def ended(self) -> None:
         """The client gave a request up, or the connection failed."""

@@ -55,7 +55,9 @@ class ScoringQueue:
         deadline_seconds: float,
         timeout: Callable[[float], asyncio.Timeout] = asyncio.timeout,
     ) -> None:
-        self._scorer, self._settings, self._timeout = scorer, dict(settings), timeout
+        self._scorer = scorer
+        self._settings = dict(settings)
+        self._timeout = timeout
         self._lists = takes_lists(scorer)
         self._batch_size = batch_size if self._lists else 1
         self._is_async = inspect.iscoroutinefunction(scorer)

@@ -10,16 +10,26 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_omni.trainer import startup
 from verl_omni.trainer.run.event_text import format_event
 from verl_omni.trainer.run.stop_signal import StopOnSignal, describe_loss
 from verl_omni.trainer.settings import configuration
 from verl_omni.trainer.settings.extension_settings import ExtensionFailed
-from verl_omni.trainer.stack import Cluster
+from verl_omni.trainer.stack import Cluster, Stack
 
-OK, FAILURE, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+if TYPE_CHECKING:
+    from verl_omni.trainer.data.preferences import PreferencePairs
+    from verl_omni.trainer.loop import TrainingLoop
+    from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
+    from verl_omni.trainer.run.trackers import Trackers
+
+OK = 0
+FAILURE = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +205,8 @@ def _recorded(
 
     killed_before = machine.killed_for_memory(cgroups)
     errors: list[str] = []
-    results, saves = Results(), SaveRequests()
+    results = Results()
+    saves = SaveRequests()
 
     def on_event(event: Mapping[str, Any]) -> None:
         line = format_event(event)
@@ -214,14 +225,16 @@ def _recorded(
         return reporter.checkpoint_wanted() or saves.requested()
 
     run = Run(config, folder, checkpoint, wanted, saves, reporter.note)
-    code, at_once = FAILURE, False
+    code = FAILURE
+    at_once = False
     with contextlib.ExitStack() as resources:
         try:
             results.open(config, folder)
             train(run, resources)
             code = OK
         except KeyboardInterrupt:
-            at_once, code = True, _record_loss(folder, checkpoint)
+            at_once = True
+            code = _record_loss(folder, checkpoint)
         except Exception as error:  # recorded for the user, then the exit code
             code = _record_failure(folder, error, killed=machine.killed_for_memory(cgroups) - killed_before)
         finally:
@@ -243,7 +256,8 @@ def _record_loss(folder: Any, begun: Path | None) -> int:
     from verl_omni.trainer.run import checkpoints
 
     steps = folder.metrics()
-    newest, complete = checkpoints.latest(folder.path / "checkpoints"), int(steps[-1]["step"] or 0) if steps else 0
+    newest = checkpoints.latest(folder.path / "checkpoints")
+    complete = int(steps[-1]["step"] or 0) if steps else 0
     saved, first = (None if path is None else checkpoints.step_of(path) for path in (newest, begun))
     folder.event("stopped", message=describe_loss(complete, saved, first or 0), kind="KeyboardInterrupt")
     return INTERRUPTED
@@ -279,7 +293,6 @@ def train_on(
 ) -> None:
     """Train on a Ray that runs, and which is stopped with the stack."""
     from verl_omni.trainer.data import prompt_dataset, prompt_warnings
-    from verl_omni.trainer.loop import DiffusionTrainer  # after Ray's start: it loads Ray
     from verl_omni.trainer.settings import async_settings
 
     if text := async_settings.unlimited_text(run.config):
@@ -294,6 +307,7 @@ def train_on(
         run.folder.event("warning", reason="SettingsWithoutEffect", message=text)
     stack = startup.start_actors(run.config, cluster, report_phase)
     resources.callback(stack.stop)
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.trainer.run.trackers import open_trackers
 
     kept = run.folder.metrics()
@@ -301,12 +315,62 @@ def train_on(
     if tracking is not None:
         resources.callback(tracking.finish)
     run.folder.event("phase", text="publishing the first weights, evaluating")
-    trainer = DiffusionTrainer(
-        run.config, stack, run.folder, train, held_out,
-        stop_requested=stop_requested, checkpoint_wanted=run.checkpoint_wanted, note=run.note,
-        tracking=tracking, pairs=pairs, saved_for_others=lambda: run.saves.wait_for_end(stop_requested, report_phase),
-    )  # fmt: skip
-    trainer.fit(run.checkpoint)
+    requests = RunRequests(
+        stop_requested, run.checkpoint_wanted, lambda: run.saves.wait_for_end(stop_requested, report_phase)
+    )
+    loop = build_loop(
+        run.config, stack, run.folder, train, held_out, requests, note=run.note, tracking=tracking, pairs=pairs
+    )
+    loop.fit(run.checkpoint)
+
+
+def build_loop(
+    config: Any,
+    stack: Stack,
+    folder: RunFolder,
+    train: Any,
+    held_out: Any | None,
+    requests: RunRequests,
+    *,
+    note: Callable[[str, int | Mapping[str, int]], None] = lambda name, value: None,
+    tracking: Trackers | None = None,
+    pairs: PreferencePairs | None = None,
+) -> TrainingLoop:
+    """The training loop on a stack that runs; its pools of replicas report to the run folder from here on.
+
+    Args:
+        train, held_out: data sets of training and evaluation.
+        note: gives the operator a number, or a mapping, with the next report.
+        pairs: the training data as preference pairs, where no samples are generated.
+    """
+    # After Ray's start: they load Ray.
+    from verl_omni.trainer.data.prompt_dataset import PromptOrder
+    from verl_omni.trainer.generation.engines import Engines
+    from verl_omni.trainer.generation.evaluation import Evaluation
+    from verl_omni.trainer.generation.sample_generator import SampleGenerator
+    from verl_omni.trainer.generation.training_batches import TrainingBatches
+    from verl_omni.trainer.loop import TrainingLoop
+    from verl_omni.trainer.metrics.step_recorder import StepRecorder
+    from verl_omni.trainer.replicas.replica_reports import report_pools
+    from verl_omni.trainer.run.checkpoint_saver import saver_of_run
+    from verl_omni.trainer.run.step_checkpoints import StepCheckpoints
+    from verl_omni.trainer.update.policy_update import PolicyUpdate
+
+    total = int(config.trainer.total_training_steps)
+    recorder = StepRecorder(folder, total, tracking=tracking)
+    saver = saver_of_run(config, stack.workers, folder)
+    checkpoints = StepCheckpoints(
+        saver, requests, every=config.trainer.save_freq, total=total, before_save=recorder.record_pending
+    )
+    data = config.data
+    order = PromptOrder(len(train), data.train_batch_size, data.seed, shuffle=data.shuffle)
+    engines = Engines(config, stack, recorder.exported)
+    generator = SampleGenerator(config, stack, engines, folder, checkpoints.poll_requests)
+    batches = TrainingBatches(config, generator, train, order, last=total, offline=pairs is not None)
+    update = PolicyUpdate(config, stack.workers, order, recorder.exported, pairs)
+    evaluation = Evaluation(config, generator, engines, recorder, held_out, last=total)
+    report_pools(stack, folder, note, checkpoints.poll_requests)
+    return TrainingLoop(total, stack.workers, folder, batches, update, engines, evaluation, recorder, checkpoints)
 
 
 def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
@@ -327,7 +391,8 @@ def _record_failure(folder: Any, error: Exception, killed: int = 0) -> int:
     traceback.print_exc()
     # Messages of this package's own errors are complete sentences; others need their type to be understood.
     own = type(cause).__module__.startswith("verl_omni.") and str(cause)
-    message, reason = own or describe_error(error), _reason(error)
+    message = own or describe_error(error)
+    reason = _reason(error)
     if killed and reason in ("ApplicationError", "WorkerLost"):
         reason = "OutOfMemory"
         message = f"the memory of the trainer's container ran out, and the kernel killed {killed} processes; {message}"
@@ -341,7 +406,8 @@ def _pairs(config: Any, train: Any) -> Any | None:
         return None
     from verl_omni.trainer.data.preferences import PreferencePairs
 
-    files, size = config.data.train_files, config.actor_rollout_ref.rollout.pipeline
+    files = config.data.train_files
+    size = config.actor_rollout_ref.rollout.pipeline
     first = files if isinstance(files, str) else files[0]
     return PreferencePairs(train, Path(first).parent, height=size.height, width=size.width)
 

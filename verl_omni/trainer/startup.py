@@ -95,7 +95,8 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         ValueError: no model family matches, the data set is smaller than a batch, a number of workers is not positive,
             or the engine cannot run with these settings on this machine.
     """
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
     with open_dict(config):
         _fit_data(config)
         model_settings.fill_in(model, rollout)
@@ -148,7 +149,9 @@ def _fit_data(config: DictConfig) -> None:
 
 def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
     """Fill in dtypes and activation checkpointing: for the memory of an accelerator, or for the speed of a CPU."""
-    model, fsdp, rollout = settings.model, settings.actor.fsdp_config, settings.rollout
+    model = settings.model
+    fsdp = settings.actor.fsdp_config
+    rollout = settings.rollout
     dtype = "bfloat16" if has_accelerator else "float32"
     if fsdp.mixed_precision.param_dtype is None:
         fsdp.mixed_precision.param_dtype = dtype
@@ -269,9 +272,11 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
     report_phase(f"starting the rollout engine and the workers ({process_counts.describe(config)})")
     pool = RayResourcePool(
         process_on_nodes=[config.trainer.n_gpus_per_node] * config.trainer.nnodes,
-        use_gpu=True, name_prefix="actor", max_colocate_count=scorer_devices.colocated(config),
+        use_gpu=True,
+        name_prefix="actor",
+        max_colocate_count=scorer_devices.colocated(config),
         accelerator_type=config.trainer.node_resource,
-    )  # fmt: skip
+    )
     workers = RayWorkerGroup(
         resource_pool=pool,
         ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(DiffusionActorRolloutWorker), config=settings),
@@ -279,7 +284,8 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
         master_port_range=rendezvous_ports.search_range(random.Random()),
     )
     # Copying a configuration, as Hydra does, detaches its nodes for a moment: no two threads may have the same one.
-    for_rewards, for_servers = copy.deepcopy(config), copy.deepcopy(config)
+    for_rewards = copy.deepcopy(config)
+    for_servers = copy.deepcopy(config)
     with ThreadPoolExecutor(3, thread_name_prefix="startup") as threads:
         rewards_up = threads.submit(start_reward_workers, for_rewards, pool, report_phase)
         if judge_settings.sleeps(config):
@@ -327,20 +333,22 @@ def _replica_pool(
 
     def make(rank: int) -> Any:
         return servers.rollout_replica_class(
-            replica_rank=rank, config=parsed, model_config=servers.model_config,
-            gpus_per_node=rollout.n_gpus_per_node,
-        )  # fmt: skip
+            replica_rank=rank, config=parsed, model_config=servers.model_config, gpus_per_node=rollout.n_gpus_per_node
+        )
 
     launcher = RayLauncher(
         make,
         places=lambda nodes: pool_settings.room(rollout, nodes, str(get_resource_name())),
         requests=lambda replica: [server.requests_in_flight.remote() for server in replica.servers],
-        deadline=rollout.deadline_seconds, pinned=rollout.node_resource is not None,
-    )  # fmt: skip
+        deadline=rollout.deadline_seconds,
+        pinned=rollout.node_resource is not None,
+    )
     return ReplicaPool(
-        updates, launcher, first_rank=len(updates.replicas),
+        updates,
+        launcher,
+        first_rank=len(updates.replicas),
         looked=lambda hosts: updates.looked(agent_loop.queued_samples(ANSWER_SECONDS), hosts),
-    )  # fmt: skip
+    )
 
 
 def _device_name() -> str:

@@ -20,9 +20,13 @@ HEAD_SECONDS = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_gcs_rpc_server
 
 
 def drain(
-    head: Any, node_id: str, seconds: float, *,
-    clock: Callable[[], float] = time.time, pause: Callable[[float], None] = time.sleep,
-) -> bool:  # fmt: skip
+    head: Any,
+    node_id: str,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] = time.sleep,
+) -> bool:
     """Drain a node, and wait until it is gone. Returns whether it is.
 
     Args:
@@ -33,9 +37,11 @@ def drain(
 
     latest = clock() + seconds
     accepted, why = head.drain_node(
-        node_id, autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "its pod is being deleted",
+        node_id,
+        autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+        "its pod is being deleted",
         int(latest * 1000),
-    )  # fmt: skip
+    )
     if not accepted:
         raise RuntimeError(f"Ray does not drain the node {node_id}: {why}")
     while node_id in alive(head):

@@ -40,7 +40,8 @@ SETTINGS: dict[str, EngineSetting] = {
         float, "share of the noise levels that the second transformer of Wan 2.2 A14B computes; must be the model's"
     ),
     "cache_backend": EngineSetting(
-        str, "cache of transformer blocks between steps, which changes the samples",
+        str,
+        "cache of transformer blocks between steps, which changes the samples",
         ("none", "cache_dit", "tea_cache", "mag_cache"),
     ),
     "cache_config": EngineSetting(dict, "settings of `cache_backend`", of="cache_backend"),
@@ -91,7 +92,9 @@ SETTINGS: dict[str, EngineSetting] = {
     "quantization_config": EngineSetting(dict, "the same, with settings"),
     "request_batch_max_wait_ms": EngineSetting(float, "how long a batch that is not full waits for more requests"),
     "vae_parallel_mode": EngineSetting(
-        str, "how `vae_patch_parallel_size` divides a sample", ("tile", "spatial_shard_height", "spatial_shard_width"),
+        str,
+        "how `vae_patch_parallel_size` divides a sample",
+        ("tile", "spatial_shard_height", "spatial_shard_width"),
         of="vae_patch_parallel_size",
     ),
     "vae_patch_parallel_size": EngineSetting(
@@ -99,13 +102,17 @@ SETTINGS: dict[str, EngineSetting] = {
     ),
     "vae_use_slicing": EngineSetting(bool, "decode one sample of a batch at a time"),
     "vae_use_tiling": EngineSetting(bool, "decode a large sample in tiles"),
-}  # fmt: skip
+}
 FLASH_ATTENTION = ("diffusion_kv_cache_dtype", "fa_deterministic")
 OFFLOADS = ("enable_cpu_offload", "enable_layerwise_offload")
 ADAPTER_ONLY = ("enable_layerwise_offload", "quantization", "quantization_config")
 ADVICE: Mapping[type, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a group of settings",
-}  # fmt: skip
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    dict: "a group of settings",
+}
 
 
 def python_name(name: str) -> str:
@@ -170,7 +177,8 @@ def conflicts(rollout: Any, *, trains_adapter: bool) -> Iterator[str]:
                 f"{GROUP}.{name}: updates of all weights cannot write weights that the engine keeps in another form; "
                 "train an adapter (actor_rollout_ref.model.lora_rank)"
             )
-    ranks, size = engine.get("vae_patch_parallel_size") or 1, rollout.tensor_model_parallel_size
+    ranks = engine.get("vae_patch_parallel_size") or 1
+    size = rollout.tensor_model_parallel_size
     if ranks > size:
         yield f"{GROUP}.vae_patch_parallel_size: {ranks} is more than tensor_model_parallel_size, which is {size}"
 

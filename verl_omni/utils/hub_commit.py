@@ -19,12 +19,16 @@ from pathlib import Path
 from typing import Any
 
 README = "README.md"
-CONNECT_SECONDS, REQUEST_SECONDS = 5.0, 60.0  # without an answer; huggingface_hub itself would wait forever
+# without an answer; huggingface_hub itself would wait forever
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 60.0
 # Uploads use Git LFS, which the tests run. Xet, the default of huggingface_hub, ignores what a hub offers.
 VARIABLES = {
-    "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_OFFLINE": "0",
+    "HF_HUB_DISABLE_XET": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-}  # fmt: skip
+}
 REFUSALS = {
     401: "the token is wrong or has expired",
     403: "the token may not write to it, or not create it: use one with the role write",

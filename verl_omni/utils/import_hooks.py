@@ -34,7 +34,8 @@ class _Loader(Loader):
     """A module's own loader, then the callback."""
 
     def __init__(self, own: Loader, callback: Callback) -> None:
-        self.own, self.callback = own, callback
+        self.own = own
+        self.callback = callback
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """See `Loader`."""

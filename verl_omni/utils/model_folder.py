@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # of older and newer releases
-INDEX, SECOND_TRANSFORMER = "model_index.json", "transformer_2"  # parts of a diffusers pipeline
+# parts of a diffusers pipeline
+INDEX = "model_index.json"
+SECOND_TRANSFORMER = "transformer_2"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 

@@ -19,7 +19,9 @@ class Registry(Mapping[str, T]):
     """
 
     def __init__(self, kind: str, own: Mapping[str, T]) -> None:
-        self.kind, self._own, self._entries = kind, frozenset(own), dict(own)
+        self.kind = kind
+        self._own = frozenset(own)
+        self._entries = dict(own)
 
     def add(self, name: str, entry: T) -> None:
         """Add an entry of a user's module. Safe to repeat with an equal one.

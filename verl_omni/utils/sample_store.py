@@ -67,7 +67,8 @@ class SharedRows:
     """
 
     def __init__(self, table: Tensor, index: Tensor) -> None:
-        self.table, self.index = table, index
+        self.table = table
+        self.index = index
 
     def __len__(self) -> int:
         return len(self.index)

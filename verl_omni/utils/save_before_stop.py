@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 import psutil
 
-PROGRESS, REQUEST, NAMESPACE = b"progress", b"checkpoint_requested", b"diffusionrl_save_before_stop"
+PROGRESS = b"progress"
+REQUEST = b"checkpoint_requested"
+NAMESPACE = b"diffusionrl_save_before_stop"
 POLL_SECONDS = 1.0
 GCS_PORT = 6379
 STORE_SECONDS = 5.0  # for an answer of Ray's head
@@ -63,9 +65,12 @@ class Store:
 
 
 def save(
-    store: Any, seconds: float, *,
-    clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep,
-) -> bool:  # fmt: skip
+    store: Any,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> bool:
     """Have the steps that are complete now saved. Returns whether they are."""
     before = store.progress()
     if before is None or before.saved >= before.complete:

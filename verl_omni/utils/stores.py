@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-S3, FILE = "s3", "file"
-CONNECT_SECONDS, REQUEST_SECONDS, REQUESTS = 5.0, 60.0, 3  # of one request, which the client itself repeats
+S3 = "s3"
+FILE = "file"
+# of one request, which the client itself repeats
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 60.0
+REQUESTS = 3
 PART = ".part"
 BLOCK = 8 * 1024 * 1024
 SECOND_NS = 1_000_000_000
@@ -71,11 +75,13 @@ class Store:
         self.url = url.rstrip("/")
         parts = urlsplit(url)
         if parts.scheme == S3 and parts.netloc:
-            self._files, self._root = _s3(access), f"{parts.netloc}{parts.path}".rstrip("/")
+            self._files = _s3(access)
+            self._root = f"{parts.netloc}{parts.path}".rstrip("/")
         elif parts.scheme == FILE and parts.path.startswith("/") and not parts.netloc:
             from pyarrow import fs
 
-            self._files, self._root = fs.LocalFileSystem(), parts.path.rstrip("/") or "/"
+            self._files = fs.LocalFileSystem()
+            self._root = parts.path.rstrip("/") or "/"
         else:
             raise ValueError(f"{url}: not the URL of a store; write s3://BUCKET/PREFIX or file:///FOLDER")
 
@@ -200,10 +206,12 @@ def _s3(access: Access) -> Any:
     elif access.endpoint:
         given["region"] = "us-east-1"  # S3-compatible servers rarely have regions
     return fs.S3FileSystem(
-        connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS,
+        connect_timeout=CONNECT_SECONDS,
+        request_timeout=REQUEST_SECONDS,
         check_directory_existence_before_creation=True,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUESTS), **given,
-    )  # fmt: skip
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=REQUESTS),
+        **given,
+    )
 
 
 def _brief(error: OSError) -> str:

@@ -20,9 +20,17 @@ from verl_omni.weight_sync.staging import check_finite
 
 # Settings of peft.LoraConfig that vLLM's PEFTHelper does not read, or reads and ignores.
 UNSUPPORTED_SETTINGS = (
-    "rank_pattern", "alpha_pattern", "use_dora", "use_qalora", "modules_to_save", "lora_bias", "layer_replication",
-    "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
-)  # fmt: skip
+    "rank_pattern",
+    "alpha_pattern",
+    "use_dora",
+    "use_qalora",
+    "modules_to_save",
+    "lora_bias",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
 # Initializations that also change the base weights: the adapter alone would give another model in the engine.
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
 
@@ -77,7 +85,8 @@ def check_pairs(tensors: Mapping[str, Tensor], rank: int) -> set[str]:
     """
     modules = adapter_modules(tensors)
     for module in sorted(modules):
-        a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+        a = tensors[f"{module}.lora_A.weight"]
+        b = tensors[f"{module}.lora_B.weight"]
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
             raise IncompleteUpdate(
                 f"{module} has lora_A {tuple(a.shape)} and lora_B {tuple(b.shape)}, but the adapter's rank is {rank}"
@@ -181,6 +190,8 @@ def _own_shard(layer: Any, index: int, a: Tensor, b: Tensor) -> tuple[Tensor, Te
     if layer.n_slices == 1:
         return layer.slice_lora_a(a), layer.slice_lora_b(b)
     empty: list[Tensor | None] = [None] * layer.n_slices
-    only_a, only_b = [*empty], [*empty]
-    only_a[index], only_b[index] = a, b
+    only_a = [*empty]
+    only_b = [*empty]
+    only_a[index] = a
+    only_b[index] = b
     return layer.slice_lora_a(only_a)[index], layer.slice_lora_b(only_b)[index]

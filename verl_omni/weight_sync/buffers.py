@@ -55,7 +55,8 @@ class SendBuffer:
         self.tensor = torch.empty(0, dtype=torch.uint8)
         release_ipc_memory(self.device)
         if self._segment is not None:
-            segment, self._segment = self._segment, None
+            segment = self._segment
+            self._segment = None
             segment.unlink()
 
 

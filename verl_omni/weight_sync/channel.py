@@ -159,7 +159,8 @@ class Channel:
         return decode_message(self._receive_bytes(size))
 
     def _receive_bytes(self, size: int) -> bytearray:
-        content, position = bytearray(size), 0
+        content = bytearray(size)
+        position = 0
         spin_until = time.perf_counter() + SPIN_SECONDS
         while position < size:
             try:
@@ -211,7 +212,8 @@ class ReceiverProxy:
     """
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._pending = channel, 0
+        self._channel = channel
+        self._pending = 0
 
     def send(self, message: Message) -> None:
         """Send a message without waiting for its reply."""

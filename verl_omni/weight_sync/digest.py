@@ -13,7 +13,8 @@ from xxhash import xxh3_64_intdigest
 WORD = 8  # bytes
 CHUNK = 1 << 22  # words at a time: limits temporary tensors on a device to 3 x 32 MiB
 # Odd multipliers: 2^64 divided by the golden ratio, and the one of splitmix64.
-_WORD_FACTOR, _POSITION_FACTOR = -7046029254386353131, -4658895280553007687
+_WORD_FACTOR = -7046029254386353131
+_POSITION_FACTOR = -4658895280553007687
 
 
 def compute_digest(flat: Tensor) -> int:
@@ -29,7 +30,8 @@ def device_digest(flat: Tensor) -> int:
     """
     whole = flat.numel() // WORD * WORD
     parts = [flat[:whole].view(torch.int64), flat[whole:].to(torch.int64)]
-    total, position = torch.zeros((), dtype=torch.int64, device=flat.device), 0
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    position = 0
     for part in parts:
         for words in part.split(CHUNK):
             mixed = words * _WORD_FACTOR

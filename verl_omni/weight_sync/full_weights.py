@@ -108,7 +108,8 @@ class FullUpdate:
         if not isinstance(module, nn.Module):
             return
         self._dtypes |= {f"{component}.{own}": each.dtype for own, each in module.state_dict(keep_vars=True).items()}
-        fused, table = fused_module_parts(module), getattr(self._pipeline, "checkpoint_names", ())
+        fused = fused_module_parts(module)
+        table = getattr(self._pipeline, "checkpoint_names", ())
         for own in _named(component, module.named_buffers()):
             self._known[strip_lora_wrapper(own)] = own
         for own in _named(component, module.named_parameters()):

@@ -51,7 +51,10 @@ class Packer:
     """
 
     def __init__(self, buffer: Buffer, receiver: Receiver, limit: int, preferred: int = SHARED_MEMORY_BYTES) -> None:
-        self._buffer, self._receiver, self._limit, self._preferred = buffer, receiver, limit, preferred
+        self._buffer = buffer
+        self._receiver = receiver
+        self._limit = limit
+        self._preferred = preferred
         self._entries: dict[str, Entry] = {}
         self._start = self._used = self._end = 0  # byte offsets of the part that is being filled
         self._requested = 0  # requested size of the buffer, which is smaller if memory is short
@@ -95,7 +98,8 @@ class Packer:
         preferred = max(needed, min(self._limit, max(roomy, both_halves)), 1)
         in_first_half = self._start == 0 and self._end == half
         if needed <= half and in_first_half:
-            self._start, self._end = half, size
+            self._start = half
+            self._end = size
             self._receiver.wait_for_replies(1)  # the half that was just sent may still be read
         else:
             if needed > size or preferred > self._requested:
@@ -107,7 +111,8 @@ class Packer:
                 size, half = self._sizes()
             else:
                 self._receiver.wait_for_replies(1 if self._start > 0 and needed <= half else 0)
-            self._start, self._end = 0, half if needed <= half else size
+            self._start = 0
+            self._end = half if needed <= half else size
         self._used = self._start
 
     def _sizes(self) -> tuple[int, int]:

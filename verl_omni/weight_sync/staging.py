@@ -44,7 +44,8 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 def check_names(expected: Iterable[str], found: Iterable[str]) -> None:
     """Raise `IncompleteUpdate` unless both are the same set of names."""
-    wanted, got = set(expected), set(found)
+    wanted = set(expected)
+    got = set(found)
     labelled = (("missing", wanted - got), ("unexpected", got - wanted))
     if problems := [f"{label}: {summarize_names(names)}" for label, names in labelled if names]:
         raise IncompleteUpdate("; ".join(problems))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster import addons, commands, deadlines, pki
-from e2e.cluster.api import ApiUnavailable
+from e2e.cluster.api import Api, ApiUnavailable
 from e2e.cluster.audit import AuditLog
 from e2e.cluster.control_plane import ControlPlane, checked, layout_of, start
 from e2e.cluster.errors import ClusterError
@@ -30,7 +30,6 @@ from .store import ImageStore, Known, load, outdated, tag_command
 
 PROGRAMS = (KUBE, PAUSE, COREDNS, KUBERAY)
 NODE_SCRIPT = Path(__file__).parent / "node.sh"
-DEPLOYMENTS = (("kube-system", "coredns"), (addons.KUBERAY_NAMESPACE, "kuberay-operator"))
 
 
 def described(nodes: Sequence[NodeSpec]) -> list[dict[str, Any]]:
@@ -73,6 +72,10 @@ class BareCluster:
     def volumes(self) -> Path:
         return self.folder / "volumes"
 
+    @property
+    def gateway(self) -> str:
+        return self.network.gateway
+
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         return self.plane().kubectl(*arguments, text=text, deadline=deadline)
 
@@ -103,7 +106,7 @@ class BareCluster:
         try:
             plane = self._start(tools, nodes)
             self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
-            addons.await_available(plane.kubectl, DEPLOYMENTS)
+            addons.await_available(plane.kubectl, addons.DEPLOYMENTS)
         except BaseException:
             self._say("the cluster did not start and is removed. The last lines of each component's log:")
             for name, text in self.logs().items():
@@ -150,6 +153,12 @@ class BareCluster:
         layout = replace(self._layout(Tools(cache())), **record["layout"])
         return ControlPlane(layout, pki.Authority(layout.pki), Daemons(self.folder, bound=False))
 
+    def api(self, user_agent: str = "e2e") -> Api:
+        return self.plane().api(user_agent)
+
+    def await_account(self, namespace: str) -> None:
+        self.plane().await_account(namespace)
+
     def load(self, image: NodeImage) -> None:
         image = image.resolve() if isinstance(image, Path) else image
         with self._alone():
@@ -158,7 +167,6 @@ class BareCluster:
                 load(node.socket, Known(node.images), image)
 
     def tag(self, image: str, name: str) -> None:
-        """Give an image of the nodes a second name, until the cluster is removed."""
         for node in map(self._node, self.nodes()):
             run(tag_command(node.socket, image, name))
 
@@ -173,6 +181,10 @@ class BareCluster:
         if not self._record.exists():
             return []
         return [node["name"] for node in json.loads(self._record.read_text(encoding="utf-8"))["nodes"]]
+
+    def run_in(self, node: str, *command: str) -> str:
+        self._number(node)
+        return run(["nsenter", f"--net={machine.NETNS / self.network.namespace(node)}", *command])
 
     def cut(self, node: str) -> None:
         run(["ip", "link", "set", self.network.link(self._number(node)), "down"])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from e2e.cluster import deadlines
 from e2e.cluster.bare import machine
-from e2e.cluster.errors import ClusterError, ToolMissing
+from e2e.cluster.errors import ClusterError, CommandFailed, ToolMissing
 from e2e.cluster.processes import run
 from e2e.cluster.tools import Say
 
@@ -30,6 +30,7 @@ PACKAGES = {
     "/usr/lib/podman/netavark": "netavark",
     "/usr/lib/podman/aardvark-dns": "aardvark-dns",
 }
+ENDED_MEANWHILE = "container state improper"
 # Mounted into nodes by kind.
 MODULES = "/lib/modules"
 CGROUP = "libpod_parent"
@@ -155,7 +156,7 @@ class Engine:
         """Remove containers by their IDs with their volumes, and a network, unless others use it."""
         if containers:
             ids = [container.id for container in containers]
-            self.run("rm", "--force", "--volumes", *ids, deadline=deadlines.IMPORT_IMAGE)
+            self._remove(ids)
         listed = set(self.run("volume", "ls", "--quiet").split())
         volumes = {name for container in containers for name in container.volumes}
         if self.folder is not None and not self.run("ps", "--all", "--quiet"):
@@ -164,6 +165,16 @@ class Engine:
             self.run("volume", "rm", "--force", *left, deadline=deadlines.IMPORT_IMAGE)
         if network in self.run("network", "ls", "--format={{.Name}}").split():
             self.run("network", "rm", network)
+
+    def _remove(self, ids: Sequence[str]) -> None:
+        command = ("rm", "--force", "--volumes")
+        try:
+            self.run(*command, *ids, deadline=deadlines.IMPORT_IMAGE)
+        except CommandFailed as error:
+            # podman refuses a node that ends in the moment in which it is killed, and removes it the next time.
+            if ENDED_MEANWHILE not in str(error):
+                raise
+            self.run(*command, "--ignore", *ids, deadline=deadlines.IMPORT_IMAGE)
 
     def weigh(self, nodes: int) -> None:
         """Let so many more nodes of podman have as much of the CPUs as they report, as those of bare clusters."""

@@ -44,6 +44,8 @@ class KindCluster:
         self._say = say
         self._base = folder or cache()
         self.name = f"{NAME}-{instance}" if instance else NAME
+        # Routes to pods would be those of another cluster, if all had kind's own range.
+        self._pods = f"10.{244 + instance}.0.0/16"
         self.folder = self._base / (f"kind{instance}" if instance else "kind")
         self._record = self.folder / "cluster.json"
         self._found: Engine | None = None
@@ -71,6 +73,11 @@ class KindCluster:
     def volumes(self) -> Path:
         return self.folder / "volumes"
 
+    @property
+    def gateway(self) -> str:
+        (route,) = json.loads(self.engine.inside(self._workers()[0].id, "ip", "-json", "route", "show", "default"))
+        return str(route["gateway"])
+
     def create(self, nodes: Sequence[NodeSpec] = NODES, images: Sequence[NodeImage] = ()) -> Path:
         """Start the cluster, unless the containers of its last complete start are running, for as many nodes.
 
@@ -80,7 +87,7 @@ class KindCluster:
         """
         tools = ensure(PROGRAMS, self._say)
         with self._alone():
-            if self._is_running(nodes):
+            if self.is_running(nodes):
                 self._say("the cluster is running already")
             else:
                 self._make(tools, nodes)
@@ -97,7 +104,7 @@ class KindCluster:
                 node_image.ensure(self.engine, ensure(node_image.PROGRAMS, self._say), self._say)
                 self.engine.release()
 
-    def _is_running(self, nodes: Sequence[NodeSpec]) -> bool:
+    def is_running(self, nodes: Sequence[NodeSpec]) -> bool:
         if not self._record.exists():
             return False
         record: dict[str, str] = json.loads(self._record.read_text(encoding="utf-8"))
@@ -134,7 +141,9 @@ class KindCluster:
     def _start(self, tools: Tools, nodes: Sequence[NodeSpec], image: str | None) -> None:
         policy = self.audit.path.parent / "audit-policy.json"
         policy.write_text(json.dumps(commands.AUDIT_POLICY), encoding="utf-8")
-        written = settings.configuration(self.name, nodes, policy.parent, self.volumes, own_dns=image is not None)
+        written = settings.configuration(
+            self.name, nodes, policy.parent, self.volumes, self._pods, own_dns=image is not None
+        )
         fetched = "" if image else "; the first time it fetches its node image"
         self._say(f"kind makes the cluster of {len(nodes) + 1} containers{fetched}")
         self.engine.weigh(len(nodes) + 1)
@@ -152,18 +161,24 @@ class KindCluster:
         manifests = [addons.kuberay(self.kubectl, tools.kuberay)]
         if image is not None:
             manifests.insert(0, addons.coredns(settings.DNS))
+            self._add_routes()
         self._say("nodes are Ready; waiting for CoreDNS and KubeRay")
         addons.apply(self.kubectl, manifests)
-        addons.await_available(
-            self.kubectl, [("kube-system", "coredns"), (addons.KUBERAY_NAMESPACE, "kuberay-operator")]
-        )
+        addons.await_available(self.kubectl, addons.DEPLOYMENTS)
+
+    def _add_routes(self) -> None:
+        """Let this machine reach pods, as it reaches those of bare clusters; routes end with the cluster's bridge."""
+        with self.api("e2e-routes") as api:
+            nodes = api.get("/api/v1/nodes")["items"]
+        for node in nodes:
+            (address,) = (item["address"] for item in node["status"]["addresses"] if item["type"] == "InternalIP")
+            run(["ip", "route", "add", node["spec"]["podCIDR"], "via", address])
 
     def kubectl(self, *arguments: str, text: str | None = None, deadline: float = deadlines.COMMAND) -> str:
         program = ensure((KUBE,), self._say).program("kubectl")
         return run([program, f"--kubeconfig={self.kubeconfig}", *arguments], text=text, deadline=deadline)
 
     def api(self, user_agent: str = "e2e") -> Api:
-        """An administrator's client; its user agent tells its calls apart in the audit log."""
         written = YAML(typ="safe").load(self.kubeconfig.read_text(encoding="utf-8"))
         cluster, user = written["clusters"][0]["cluster"], written["users"][0]["user"]
 
@@ -177,7 +192,6 @@ class KindCluster:
         return Api(cluster["server"], authority, certificate, key, user_agent)
 
     def await_account(self, namespace: str) -> None:
-        """Pods are refused until a controller has made the namespace's account: wait for that."""
         with self.api("e2e-wait") as api:
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
             deadlines.wait_until(
@@ -193,16 +207,28 @@ class KindCluster:
         for node in self._workers():
             take(self.engine.command("exec", node.id, *CTR), image, self.volumes, node.outside)
 
+    def tag(self, image: str, name: str) -> None:
+        for node in self._workers():
+            self.engine.inside(node.id, *CTR, "images", "tag", "--force", image, name)
+
     def nodes(self) -> list[str]:
         if not self.folder.exists():
             return []
         return [node.name for node in self._workers()]
 
+    def run_in(self, node: str, *command: str) -> str:
+        if node not in (names := self.nodes()):
+            known = f"the nodes are {', '.join(names)}" if names else "the cluster is not running: make cluster"
+            raise ClusterError(f"no node {node}: {known}")
+        return self.engine.inside(node, *command)
+
     def cut(self, node: str) -> None:
-        self._in_node(node, cut=True)
+        for command in settings.cut_commands(cut=True):
+            self.run_in(node, *command)
 
     def restore(self, node: str) -> None:
-        self._in_node(node, cut=False)
+        for command in settings.cut_commands(cut=False):
+            self.run_in(node, *command)
 
     def logs(self) -> dict[str, str]:
         """The last lines of each node's services; of a node that has ended, of its container."""
@@ -247,10 +273,3 @@ class KindCluster:
         """Nodes that run pods, in their order."""
         found = [container for container in self._containers() if "-worker" in container.name]
         return sorted(found, key=lambda node: (len(node.name), node.name))
-
-    def _in_node(self, name: str, *, cut: bool) -> None:
-        if name not in (names := self.nodes()):
-            known = f"the nodes are {', '.join(names)}" if names else "the cluster is not running: make cluster"
-            raise ClusterError(f"no node {name}: {known}")
-        for command in settings.cut_commands(cut=cut):
-            self.engine.inside(name, *command)

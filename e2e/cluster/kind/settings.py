@@ -26,12 +26,13 @@ LISTED = {"v1beta3": False, "v1beta4": True}
 
 
 def configuration(
-    name: str, nodes: Sequence[NodeSpec], folder: Path, volumes: Path, *, own_dns: bool = False
+    name: str, nodes: Sequence[NodeSpec], folder: Path, volumes: Path, pods: str, *, own_dns: bool = False
 ) -> dict[str, Any]:
     """kind's own settings: a worker for each node, and an API server that writes its audit log into `folder`.
 
     Args:
         volumes: a folder that every worker has under the same path.
+        pods: the range of addresses of pods.
         own_dns: the cluster gets CoreDNS later, because the node image has none.
     """
     mount = {"hostPath": str(folder), "containerPath": AUDIT}
@@ -42,9 +43,17 @@ def configuration(
     }
     shared = {"hostPath": str(volumes), "containerPath": str(volumes)}
     workers = [{"role": "worker", "labels": dict(node.labels), "extraMounts": [shared]} for node in nodes]
-    made = {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "name": name, "nodes": [first, *workers]}
-    # A CoreDNS that knows the cluster alone refuses names in the engine's domain, and gRPC then gives up.
-    return made | ({"networking": {"dnsSearch": []}} if own_dns else {})
+    networking: dict[str, Any] = {"podSubnet": pods}
+    if own_dns:
+        # A CoreDNS that knows the cluster alone refuses names in the engine's domain, and gRPC then gives up.
+        networking["dnsSearch"] = []
+    return {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "name": name,
+        "nodes": [first, *workers],
+        "networking": networking,
+    }
 
 
 def _patches(version: str, *, own_dns: bool) -> list[dict[str, str]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import BareCluster
 from e2e.conftest import own_namespace
 from e2e.system import System
 
@@ -15,13 +14,11 @@ from e2e.system import System
 @pytest.fixture
 def api(system: System) -> Iterator[Api]:
     """A user of the cluster."""
-    assert isinstance(system.cluster, BareCluster)
-    with system.cluster.plane().api("e2e-training") as client:
+    with system.cluster.api("e2e-training") as client:
         yield client
 
 
 @pytest.fixture
 def space(system: System, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own."""
-    assert isinstance(system.cluster, BareCluster)
-    yield from own_namespace(system.cluster.plane(), request)
+    yield from own_namespace(system.cluster, request)

@@ -17,12 +17,11 @@ from click.testing import Result
 from e2e import prometheus
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import BareCluster
 from e2e.drl import opened, run_drl
 from e2e.hub_server import TOKEN, Hub, hub_server
 from e2e.jobs import Job, condition
 from e2e.system import System
-from e2e.training_jobs import EXAMPLES, example, metrics, the_pod
+from e2e.training_jobs import EXAMPLES, example, metrics, node_of, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
@@ -101,7 +100,7 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(
     first = await_step(job, 1)
     assert first["progress"]["totalSteps"] == STEPS
     worker = the_pod(api, space, NAME, "trainer")
-    assert worker["spec"]["nodeName"] == "nvidia"
+    assert worker["spec"]["nodeName"] == node_of(api, "nvidia")
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     # The trainer's output is in the pod's log.
     printed = system.cluster.kubectl("logs", f"--namespace={space}", worker["metadata"]["name"])
@@ -180,10 +179,9 @@ def test_on_npus_a_lost_head_is_reported_and_the_next_attempt_succeeds(
     system: System, api: Api, space: str, run: Path
 ) -> None:
     """The model comes from a hub, and the results go there."""
-    assert isinstance(system.cluster, BareCluster)
     device = {"vendor": "Mock", "resourceName": "huawei.com/Ascend910", "preset": "Atlas-A2", "count": 1}
     job = Job(api, space, NAME)
-    with hub_server(system.cluster.network.gateway) as hub:
+    with hub_server(system.cluster.gateway) as hub:
         hub.create("team/base", model_files())
         api.post(
             f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": "hub"}, "stringData": {"HF_TOKEN": TOKEN}}
@@ -231,7 +229,7 @@ def lose_the_head(api: Api, space: str, run: Path, job: Job) -> None:
     """Delete the head pod of the first attempt, after a checkpoint; the second one succeeds."""
     saved = job.await_status("a checkpoint", lambda status: bool(status.get("checkpoint", {}).get("step")), FIRST_STEP)
     worker = the_pod(api, space, NAME, "trainer")
-    assert worker["spec"]["nodeName"] == "ascend"
+    assert worker["spec"]["nodeName"] == node_of(api, "ascend")
     rayjob = api.get(job.ray("rayjobs", job.attempt(1)))
     (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (group["resources"]["NPU"], "GPU" in group["resources"]) == ("1", False)

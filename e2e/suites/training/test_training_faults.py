@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster import deadlines
+from e2e.cluster.addons import DEPLOYMENTS
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import DEPLOYMENTS
 from e2e.jobs import Job, condition
 from e2e.system import System
 from e2e.training_jobs import program, the_pod

@@ -15,7 +15,7 @@ from e2e.cluster import deadlines
 from e2e.cluster.api import Api
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import events, example, metrics, pods, with_judge
+from e2e.training_jobs import events, example, metrics, node_of, pods, with_judge
 
 pytestmark = [
     pytest.mark.bare,
@@ -95,7 +95,7 @@ def test_judges_leave_and_join_by_autoscaling_one_is_lost_and_the_job_succeeds(
     job.await_condition("RewardsScaled", "True", "WithinLimits", within=NOTICED)
     (leaving,) = drained(run)
     (first,) = deadlines.wait_until("one reward pod", NOTICED, lambda: one(pods(api, space, NAME, "reward")))
-    assert first["spec"]["nodeName"] == "ascend"
+    assert first["spec"]["nodeName"] == node_of(api, "ascend")
     left_at = metrics(run)[-1]["step"]
 
     scale_by(job, 1)

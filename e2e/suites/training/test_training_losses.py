@@ -14,8 +14,6 @@ import pytest
 
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import BareCluster
-from e2e.cluster.processes import run
 from e2e.jobs import Job
 from e2e.system import System
 from e2e.training_jobs import events, joined, metrics, on_two_vendors, pods, the_pod
@@ -39,14 +37,13 @@ def job_spec() -> dict[str, Any]:
 @contextmanager
 def cut_off(system: System, pod: dict[str, Any], other: dict[str, Any]) -> Iterator[None]:
     """The node of a pod drops what the pod sends to another one, so that no connection between them makes progress."""
-    assert isinstance(system.cluster, BareCluster)
-    node = system.cluster.network.namespace(pod["spec"]["nodeName"])
+    node = pod["spec"]["nodeName"]
     rule = ["from", pod["status"]["podIP"], "to", other["status"]["podIP"], "blackhole"]
-    run(["ip", "-n", node, "rule", "add", *rule])
+    system.cluster.run_in(node, "ip", "rule", "add", *rule)
     try:
         yield
     finally:
-        run(["ip", "-n", node, "rule", "del", *rule])
+        system.cluster.run_in(node, "ip", "rule", "del", *rule)
 
 
 def lost(folder: Path) -> list[str]:

@@ -11,9 +11,8 @@ import pytest
 from e2e import kueue
 from e2e.cluster import deadlines
 from e2e.cluster.api import Api
-from e2e.cluster.bare.provider import BareCluster
 from e2e.cluster.errors import ToolMissing
-from e2e.conftest import leave_out
+from e2e.conftest import as_bare, leave_out
 from e2e.jobs import Job
 from e2e.suites.training.test_training import checkpoints_of, resumed_from
 from e2e.suites.training.test_training_losses import FIRST_STEP, await_steps, await_whole_run
@@ -33,8 +32,7 @@ Resize = Callable[..., None]
 @pytest.fixture
 def resize(system: System, api: Api, space: str) -> Iterator[Resize]:
     """A queue with room for the trainer and some engines; what changes how many, or the policy by which it stops."""
-    assert isinstance(system.cluster, BareCluster)
-    plane = system.cluster.plane()
+    plane = as_bare(system.cluster).plane()
 
     def objects(engines: int, stop: str = "None") -> list[dict[str, Any]]:
         return kueue.queue_objects({TRAINERS: 1, ENGINES: engines}, namespace=space, stop=stop)

@@ -19,7 +19,7 @@ from e2e.cluster.provider import NodeSpec
 from e2e.drl import run_drl
 from e2e.jobs import Job
 from e2e.system import System
-from e2e.training_jobs import SMALL, example, metrics, pods
+from e2e.training_jobs import SMALL, example, metrics, node_of, pods
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
@@ -31,9 +31,9 @@ FIRST_STEPS, ENDED, LOSS_SEEN = 900.0, 900.0, 240.0
 
 
 @pytest.fixture
-def second_node(system: System) -> Iterator[str]:
+def second_node(system: System, api: Api) -> Iterator[str]:
     """Another node with accelerators of the trainer's kind."""
-    name = "ascend"
+    name = node_of(api, "ascend")
     addons.add_devices(system.cluster.kubectl, [NodeSpec(name, {DEVICE: 8})])
     yield name
     gone = [
@@ -124,8 +124,8 @@ def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_one(
     two.create(job_in(2, TWO, STEPS))
     await_checkpoint(two, SAVED, attempt=1)
     trainers, (head,) = pods(api, space, TWO, "trainer"), pods(api, space, TWO, "headgroup")
-    assert {pod["spec"]["nodeName"] for pod in trainers} == {"nvidia", second_node}
-    assert head["spec"]["nodeName"] == "other"
+    assert {pod["spec"]["nodeName"] for pod in trainers} == {node_of(api, "nvidia"), second_node}
+    assert head["spec"]["nodeName"] == node_of(api, "other")
     other = without_program(system, trainers)
     logs = run_drl(system.kubeconfig, "logs", TWO, f"--namespace={space}").stdout
     # Ray prints the address of a process that is in another pod than the training program.

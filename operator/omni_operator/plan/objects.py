@@ -93,7 +93,7 @@ def render_files(job: DiffusionRLJob, attempt: int) -> dict[str, str]:
 
 
 def _count_pods(job: DiffusionRLJob) -> dict[str, dict[str, int]]:
-    """What the status needs of the pods that an attempt was created with; `cluster/object_parser.py` reads it."""
+    """What the status needs of the pods that an attempt was created with; `cluster/cache/object_parser.py` reads it."""
     counted = job.spec.uses_accelerators
     made: dict[str, dict[str, int]] = {
         pool.group: {"pods": pool.replicas, "accelerators": pool.accelerator.count if counted else 0}

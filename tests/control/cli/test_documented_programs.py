@@ -39,7 +39,7 @@ NEEDS = {
     "make run": "tests/ml/engine/test_whole_job.py", "make setup": "a package index", "make test": "minutes",
     "pip install": "a package index",
     "python -c": "minutes", "python -m e2e.images": "e2e/suites/test_operator_image.py",
-    "python -m e2e.programs": "minutes", "python -m e2e.verdicts": "e2e/suites/test_job_verdicts.py",
+    "python -m e2e.programs": "minutes",
     "python -m pytest": "minutes", "python benchmarks/operator_create.py": "minutes",
     "python benchmarks/operator_memory.py": "minutes", "python benchmarks/operator_scale.py": "minutes",
     "python benchmarks/operator_fairness.py": "minutes",

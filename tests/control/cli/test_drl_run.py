@@ -330,7 +330,7 @@ def test_a_terminal_shows_a_progress_bar(write_job: WriteJob, start: Start) -> N
 def test_ctrl_c_ends_a_program_of_the_training_stack_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text("import signal, sys\nprint(*sys.argv[1:], flush=True)\nsignal.pause()\n")
     call = (
-        "from omni_operator.cli import training_stack as stack\n"
+        "from omni_operator.cli.machine import training_stack as stack\n"
         "stack.STACK = ()\n"
         "stack.exec_module('wait', ['ready', '--out'])"
     )

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.cluster import addons
-from e2e.cluster.__main__ import choose, main
+from e2e.cluster.__main__ import chosen, main
 from e2e.cluster.bare import configuration, machine
 from e2e.cluster.bare.network import Network, collisions, links_down, links_up
 from e2e.cluster.bare.provider import BareCluster
@@ -270,9 +270,15 @@ def test_addons_are_applied_in_order_and_then_awaited() -> None:
     assert [item[1] for item in asked[1:3]] == ["first", "secon"]
 
 
-def test_both_providers_can_be_chosen() -> None:
-    assert isinstance(choose(True, print), KindCluster)
-    assert isinstance(choose(False, print), BareCluster)
+def test_both_providers_can_be_chosen_and_another_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, provider in (("kind", KindCluster), ("bare", BareCluster)):
+        monkeypatch.setenv("OMNI_CLUSTER", name)
+        assert isinstance(chosen(print), provider)
+    monkeypatch.setenv("OMNI_CLUSTER", "knid")
+    assert main(["up"]) == 1
+    assert "OMNI_CLUSTER=knid: no cluster of this type; it may say bare or kind" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from e2e.cluster.errors import CommandFailed
 from e2e.cluster.kind import engine, node_image, settings
 from e2e.cluster.kind.faults import explain
 from e2e.cluster.paths import SOURCES
@@ -20,10 +21,40 @@ def test_packages_of_kind_are_those_that_names_between_nodes_need() -> None:
     assert {"podman", "runc", "netavark", "aardvark-dns"} <= set(engine.PACKAGES.values())
 
 
+REFUSES_ONCE = """#!/bin/sh
+echo "$*" >>{folder}/calls
+[ "$1" = rm ] && [ ! -e {folder}/refused ] || exit 0
+touch {folder}/refused
+echo "{said}" >&2
+exit 125
+"""
+
+
+def refusing(folder: Path, said: str) -> engine.Engine:
+    """An engine that refuses to remove containers once."""
+    program = folder / "podman"
+    program.write_text(REFUSES_ONCE.format(folder=folder, said=said), encoding="utf-8")
+    program.chmod(0o755)
+    return engine.Engine(str(program), {})
+
+
+def test_a_node_that_ends_while_it_is_killed_is_removed_and_another_refusal_is_an_error(tmp_path: Path) -> None:
+    node = engine.Container("one", "some-worker", "now", True, (), (), None)
+    refusing(tmp_path, "sending SIGKILL to container one: container state improper: stopped").remove([node], "some")
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    assert [call for call in calls if call.startswith("rm")] == [
+        "rm --force --volumes one",
+        "rm --force --volumes --ignore one",
+    ]
+    (tmp_path / "refused").unlink()
+    with pytest.raises(CommandFailed, match="no space left"):
+        refusing(tmp_path, "no space left").remove([node], "some")
+
+
 @given(st.integers(0, 6))
 def test_kind_gets_a_worker_for_each_node_and_every_node_has_a_folder_of_the_cluster(count: int) -> None:
     nodes = [NodeSpec(f"n{number}", labels={"pool": str(number)}) for number in range(count)]
-    written = settings.configuration("some", nodes, Path("/c/audit"), Path("/c/volumes"))
+    written = settings.configuration("some", nodes, Path("/c/audit"), Path("/c/volumes"), "10.245.0.0/16")
     first, *workers = written["nodes"]
     assert written["name"] == "some"
     assert first["role"] == "control-plane"
@@ -36,8 +67,8 @@ def test_kind_gets_a_worker_for_each_node_and_every_node_has_a_folder_of_the_clu
 @pytest.mark.parametrize("version", ["v1beta3", "v1beta4"])
 @pytest.mark.parametrize("own_dns", [False, True])
 def test_kubeadm_gets_the_same_settings_in_both_versions_of_its_api(version: str, own_dns: bool) -> None:
-    written = settings.configuration("some", [], Path("/audit"), Path("/v"), own_dns=own_dns)
-    assert (written.get("networking") == {"dnsSearch": []}) is own_dns
+    written = settings.configuration("some", [], Path("/audit"), Path("/v"), "10.245.0.0/16", own_dns=own_dns)
+    assert written["networking"] == {"podSubnet": "10.245.0.0/16"} | ({"dnsSearch": []} if own_dns else {})
     (first,) = written["nodes"]
     patches = {
         patch["kind"]: json.loads(patch["patch"])

@@ -328,7 +328,7 @@ def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> 
     assert not made.exists() and (tmp_path / "removed").exists()
 
 
-def test_the_table_has_every_stage_and_the_slowest_tests() -> None:
+def test_the_table_has_the_long_stages_and_the_slowest_tests() -> None:
     report = (
         '<testsuites><testsuite><testcase classname="tests.ml.test_a" name="test_b[c]" time="2.6"/>'
         '<testcase classname="tests.ml.test_a" name="test_d" time="0.1"/></testsuite></testsuites>'
@@ -336,8 +336,12 @@ def test_the_table_has_every_stage_and_the_slowest_tests() -> None:
     tests = timings.tests_of(report)
     assert tests == [TestTime("tests/ml/test_a.py::test_b[c]", 2.6), TestTime("tests/ml/test_a.py::test_d", 0.1)]
     many = [*tests, *(TestTime(f"t{number}", float(number)) for number in range(1, 40))]
-    shown = timings.table("2 cores", [StageTime("slow", 61.2, True, "9 passed in 60 s")], many)
-    assert "| slow | 61 | 9 passed in 60 s |" in shown
+    stages = [
+        StageTime("slow", 61.2, True, "9 passed, 3 deselected, 1 warning in 60 s"),
+        StageTime("fast", 20, True, ""),
+    ]
+    shown = timings.table("2 cores", stages, many)
+    assert "| slow | 61 | 9 passed |\n| 1 shorter stages together | 20 |" in shown
     assert shown.count("| `t") == timings.SLOWEST and "| `t39` | 39 |" in shown and "test_d" not in shown
 
 

@@ -80,11 +80,14 @@ def worker(prompts_file: Path) -> Iterator[Callable[..., Any]]:
     def made(*overrides: str, engine: Any = None, rewards: list[Any] | None = None) -> Any:
         config = configuration.load(
             [
-                f"data.train_files='{prompts_file}'", "data.max_prompt_length=8", "trainer.total_training_steps=1",
+                f"data.train_files='{prompts_file}'",
+                "data.max_prompt_length=8",
+                "trainer.total_training_steps=1",
                 f"actor_rollout_ref.model.path='{MODEL}'",
-                "actor_rollout_ref.rollout.pipeline.max_sequence_length=6", *overrides,
+                "actor_rollout_ref.rollout.pipeline.max_sequence_length=6",
+                *overrides,
             ]
-        )  # fmt: skip
+        )
         process_counts.fill_in(config, cpus=2)
         return DiffusionAgentLoopWorker(config, engine or Engine(), None, rewards)
 
@@ -119,15 +122,27 @@ def on_two_nodes() -> Settings:
     """Settings of a run on two nodes with one engine each; the argument is the number of CPUs of a node."""
 
     def made(cpus: int) -> DictConfig:
-        config = OmegaConf.create({
-            "trainer": {"nnodes": 2, "n_gpus_per_node": 1, "node_resource": None}, "data": {"train_batch_size": 16},
-            "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
-            "actor_rollout_ref": {"model": {}, "rollout": {
-                "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 1, "data_parallel_size": 1,
-                "pipeline_model_parallel_size": 1, "agent": {"num_workers": None}, "max_concurrent_requests": None,
-                "nnodes": 0, "n_gpus_per_node": 1,
-            }},
-        })  # fmt: skip
+        config = OmegaConf.create(
+            {
+                "trainer": {"nnodes": 2, "n_gpus_per_node": 1, "node_resource": None},
+                "data": {"train_batch_size": 16},
+                "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
+                "actor_rollout_ref": {
+                    "model": {},
+                    "rollout": {
+                        "n": 8,
+                        "max_num_seqs": 4,
+                        "tensor_model_parallel_size": 1,
+                        "data_parallel_size": 1,
+                        "pipeline_model_parallel_size": 1,
+                        "agent": {"num_workers": None},
+                        "max_concurrent_requests": None,
+                        "nnodes": 0,
+                        "n_gpus_per_node": 1,
+                    },
+                },
+            }
+        )
         process_counts.fill_in(config, cpus=cpus)
         return config
 

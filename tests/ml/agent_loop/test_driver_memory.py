@@ -28,10 +28,14 @@ from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_
 
 pytestmark = pytest.mark.slow  # generates thousands of samples
 
-SAMPLES_PER_PROMPT, WORKERS, STEPS = 8, 2, 4
-FEW, MANY = 64, 4096
+SAMPLES_PER_PROMPT = 8
+WORKERS = 2
+STEPS = 4
+FEW = 64
+MANY = 4096
 A_SAMPLE = 4096  # bytes of the driver
-STATUS, PEAK_OF_RSS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+PEAK_OF_RSS = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +56,27 @@ def made_for(pixels: int) -> type:
     """An engine whose samples have the tensors of Stable Diffusion 3 at this resolution."""
     latents = torch.zeros(1).expand(STEPS + 1, 16, pixels // 8, pixels // 8)
     conditions = {
-        "prompt_embeds": torch.zeros(1).expand(6, 64), "pooled_prompt_embeds": torch.zeros(16),
-        "negative_prompt_embeds": torch.zeros(1).expand(6, 64), "negative_pooled_prompt_embeds": torch.zeros(16),
-    }  # fmt: skip
+        "prompt_embeds": torch.zeros(1).expand(6, 64),
+        "pooled_prompt_embeds": torch.zeros(16),
+        "negative_prompt_embeds": torch.zeros(1).expand(6, 64),
+        "negative_pooled_prompt_embeds": torch.zeros(16),
+    }
     trajectory = {"all_timesteps": torch.ones(STEPS), "all_sigmas": torch.ones(STEPS + 1), "sigma_max": torch.ones(1)}
 
     class Engine:
         async def generate(self, request_id: str, **request: Any) -> DiffusionOutput:
             return DiffusionOutput(
                 diffusion_output=torch.zeros(1, dtype=torch.uint8).expand(3, pixels, pixels),
-                log_probs=torch.zeros(STEPS), stop_reason="completed",
+                log_probs=torch.zeros(STEPS),
+                stop_reason="completed",
                 extra_fields={
-                    "global_steps": 0, "prompt_keys": prompt_keys(request), "all_latents": latents,
-                    **conditions, **trajectory,
+                    "global_steps": 0,
+                    "prompt_keys": prompt_keys(request),
+                    "all_latents": latents,
+                    **conditions,
+                    **trajectory,
                 },
-            )  # fmt: skip
+            )
 
     return Engine
 
@@ -84,11 +94,13 @@ class Score:
 def prompts_of(samples: int) -> DataProto:
     rows = [
         {
-            "raw_prompt": [{"role": "user", "content": f"{number} red circles"}], "data_source": "shapes",
-            "reward_model": {"ground_truth": ""}, "extra_info": {"index": number},
+            "raw_prompt": [{"role": "user", "content": f"{number} red circles"}],
+            "data_source": "shapes",
+            "reward_model": {"ground_truth": ""},
+            "extra_info": {"index": number},
         }
         for number in range(samples // SAMPLES_PER_PROMPT)
-    ]  # fmt: skip
+    ]
     made = training_prompts(rows, n=SAMPLES_PER_PROMPT, step=1, version=0, seed=0)
     made.meta_info |= {"carry_responses": False, "store_samples": True}
     return made
@@ -100,9 +112,12 @@ def parts_of(worker: Any) -> Callable[[int, int], tuple[Any, list[bytes]]]:
 
     def made(samples: int, pixels: int) -> tuple[Any, list[bytes]]:
         loop = worker(
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "actor_rollout_ref.model.lora_rank=4",
-            f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}", engine=made_for(pixels)(), rewards=[Score()],
-        )  # fmt: skip
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "actor_rollout_ref.model.lora_rank=4",
+            f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}",
+            engine=made_for(pixels)(),
+            rewards=[Score()],
+        )
         loop.put = put
 
         async def generate() -> list[bytes]:

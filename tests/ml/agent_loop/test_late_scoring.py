@@ -31,11 +31,14 @@ AUDIO = torch.arange(4.0)
 RECORDED = {"all_latents": torch.ones(3, 2), "prompt_embeds": torch.ones(4, 5), "clean_latents": torch.ones(16, 1, 1)}
 ROWS = [
     {
-        "raw_prompt": [{"role": "user", "content": text}], "data_source": "s", "note": "the row's",
-        "reward_model": {"ground_truth": text}, "extra_info": {"prompt": text, "index": number},
+        "raw_prompt": [{"role": "user", "content": text}],
+        "data_source": "s",
+        "note": "the row's",
+        "reward_model": {"ground_truth": text},
+        "extra_info": {"prompt": text, "index": number},
     }
     for number, text in enumerate(("a", "b"))
-]  # fmt: skip
+]
 BOTH = "actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=both"
 
 
@@ -101,12 +104,16 @@ def generate(worker: Any, engine: Any) -> Callable[..., tuple[ScoredSamples, lis
         chosen = f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}"
         loops = [
             worker(
-                chosen, "actor_rollout_ref.rollout.agent.default_agent_loop=mine", "actor_rollout_ref.rollout.n=2",
-                "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *overrides,
-                engine=engine(audio=AUDIO, audio_sample_rate=16000, **RECORDED), rewards=None,
+                chosen,
+                "actor_rollout_ref.rollout.agent.default_agent_loop=mine",
+                "actor_rollout_ref.rollout.n=2",
+                "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+                *overrides,
+                engine=engine(audio=AUDIO, audio_sample_rate=16000, **RECORDED),
+                rewards=None,
             )
             for _ in range(WORKERS)
-        ]  # fmt: skip
+        ]
         scorers = Scorers(loops[0].config)
         for each in loops:
             each.put = Reference
@@ -169,9 +176,11 @@ class UnusableLoop(AddingLoop):
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [((float("nan"), {}), "the score is nan, which is not finite"),
-     ((1.0, {"uid": "x"}), "the agent loop returned the field 'uid', and the batch has a column of that name")],
-)  # fmt: skip
+    [
+        ((float("nan"), {}), "the score is nan, which is not finite"),
+        ((1.0, {"uid": "x"}), "the agent loop returned the field 'uid', and the batch has a column of that name"),
+    ],
+)
 def test_a_score_of_a_loop_that_training_cannot_use_is_refused(
     generate: Any, monkeypatch: pytest.MonkeyPatch, answer: tuple[float, dict[str, Any]], said: str, later: bool
 ) -> None:

@@ -15,7 +15,10 @@ from PIL import Image
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the server's module takes half a minute to import
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
-START, END, PICTURE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+START = "<|vision_start|>"
+END = "<|vision_end|>"
+PICTURE = "<|image_pad|>"
+VIDEO = "<|video_pad|>"
 TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}"
     "{% if part.type == 'image' %}"
@@ -29,7 +32,8 @@ TEMPLATE = (
     + "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endfor %}"
 )
-PATCH, MERGE = 14, 2
+PATCH = 14
+MERGE = 2
 SIDE = 4 * PATCH  # pixels of an image: 4 patches, of which 2 by 2 become one token; qwen_vl_utils enlarges smaller ones
 
 
@@ -80,11 +84,18 @@ def server(engine: Engine) -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     made: Any = object.__new__(vLLMOmniHttpServer)
-    made.engine, made._mode, made.config = engine, DiffusionMode(), None
+    made.engine = engine
+    made._mode = DiffusionMode()
+    made.config = None
     made.model_config = SimpleNamespace(lora_rank=0, lora={})
-    made.global_steps, made.replica_rank, made._worker_version = 3, 0, None
-    made._submission_paused, made._rejecting, made._admitting = False, False, 0
-    made._ready, made._resume_event = asyncio.Event(), asyncio.Event()
+    made.global_steps = 3
+    made.replica_rank = 0
+    made._worker_version = None
+    made._submission_paused = False
+    made._rejecting = False
+    made._admitting = 0
+    made._ready = asyncio.Event()
+    made._resume_event = asyncio.Event()
     made._ready.set()
     made._resume_event.set()
     return made
@@ -109,9 +120,10 @@ async def test_an_image_reaches_the_engine_and_has_tokens_in_the_ids(worker: Any
     assert type(made.processor).__name__ == "Qwen2VLProcessor"
     red, blue = (Image.new("RGB", (width, SIDE), color) for width, color in ((SIDE, "red"), (2 * SIDE, "blue")))
     rows = batch(
-        ["", ""], raw_prompt=[message(red, "a circle", blue), message("a circle")],
+        ["", ""],
+        raw_prompt=[message(red, "a circle", blue), message("a circle")],
         raw_negative_prompt=[message("a square"), message("a square")],
-    )  # fmt: skip
+    )
     output = await made.generate_sequences(rows)
     pictured, plain = sorted(engine.prompts, key=lambda prompt: "multi_modal_data" not in prompt)
     assert pictured["multi_modal_data"] == {"image": [red, blue]} == pictured["extra_args"]["multi_modal_data"]

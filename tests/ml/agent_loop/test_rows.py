@@ -11,9 +11,12 @@ from verl_omni.agent_loop.rows import SampleFailed, run_rows
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(ValueError("no image"), "ValueError: no image"), (SystemExit(3), "it raised SystemExit: 3"),
-     (asyncio.CancelledError(), "it raised CancelledError")],
-)  # fmt: skip
+    [
+        (ValueError("no image"), "ValueError: no image"),
+        (SystemExit(3), "it raised SystemExit: 3"),
+        (asyncio.CancelledError(), "it raised CancelledError"),
+    ],
+)
 async def test_whatever_a_row_raises_is_the_failure_of_that_row(error: BaseException, said: str) -> None:
     cancelled: list[int] = []
 

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}red{% endif %}"
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
-IMAGE, VIDEO = 9, 8
+IMAGE = 9
+VIDEO = 8
 SENT = {"prompt_ids", "sampling_params", "image_data", "video_data", "negative_prompt_ids"}
 
 
@@ -109,7 +110,8 @@ async def test_text_prompts_do_not_import_image_packages(worker: Any, batch: Any
             raise ModuleNotFoundError("qwen_vl_utils")
 
     made = worker()
-    made.processor, made.dataset_cls = Processor(), Missing
+    made.processor = Processor()
+    made.dataset_cls = Missing
     assert (await one(made, batch, "a red circle"))["image_data"] is None
     with pytest.raises(SampleFailed, match="qwen_vl_utils"):
         await one(made, batch, [{"role": "user", "content": [{"type": "text", "text": "a"}, {"image": "b"}]}])
@@ -183,7 +185,8 @@ async def test_a_negative_prompt_is_tokenized_like_the_prompt(worker: Any, batch
 
 async def test_images_and_videos_are_sent_with_both_prompts(worker: Any, batch: Any) -> None:
     made = worker()
-    made.processor, made.dataset_cls = Processor(), Dataset
+    made.processor = Processor()
+    made.dataset_cls = Dataset
     prompt = [{"role": "user", "content": [{"text": "make it red"}, {"image": "cat"}, {"video": "dog"}]}]
     negative = [{"role": "user", "content": [{"text": "blue"}]}]
     request = await one(made, batch, prompt, raw_negative_prompt=[negative])
@@ -195,7 +198,8 @@ async def test_images_and_videos_are_sent_with_both_prompts(worker: Any, batch: 
 
 async def test_a_prompt_with_images_is_never_truncated(worker: Any, batch: Any) -> None:
     made = worker()
-    made.processor, made.dataset_cls = Processor(), Dataset
+    made.processor = Processor()
+    made.dataset_cls = Dataset
     prompt = [{"role": "user", "content": [{"text": "red " * 8}, {"image": "cat"}]}]
     with pytest.raises(SampleFailed, match=r"ValueError: Multimodal prompt produced 9 tokens, exceeding .*=8"):
         await one(made, batch, prompt)

@@ -20,8 +20,12 @@ pytestmark = pytest.mark.slow  # reads a model and all settings for each
 
 MEGABYTE = 1e6
 # Stable Diffusion 3.5 medium at 512 px: 16 latent channels at an eighth of the side, 77 CLIP and 256 T5 tokens.
-LATENT, EMBEDS, POOLED = (16, 64, 64), (333, 4096), (2048,)
-STEPS, SAMPLES_PER_PROMPT, PROMPTS = 10, 24, 4
+LATENT = (16, 64, 64)
+EMBEDS = (333, 4096)
+POOLED = (2048,)
+STEPS = 10
+SAMPLES_PER_PROMPT = 24
+PROMPTS = 4
 
 
 class Store:
@@ -58,11 +62,16 @@ def with_keys(engine: type) -> type:
 
 
 FIELDS = {
-    "prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16), "pooled_prompt_embeds": torch.ones(7),
-    "negative_prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16), "negative_pooled_prompt_embeds": torch.ones(7),
-    "all_latents": torch.ones(3, 2), "all_timesteps": torch.ones(2), "all_sigmas": torch.ones(3),
-    "sigma_max": torch.ones(1), "not_for_training": torch.ones(9),
-}  # fmt: skip
+    "prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16),
+    "pooled_prompt_embeds": torch.ones(7),
+    "negative_prompt_embeds": torch.ones(4, 5, dtype=torch.bfloat16),
+    "negative_pooled_prompt_embeds": torch.ones(7),
+    "all_latents": torch.ones(3, 2),
+    "all_timesteps": torch.ones(2),
+    "all_sigmas": torch.ones(3),
+    "sigma_max": torch.ones(1),
+    "not_for_training": torch.ones(9),
+}
 TRAINING: dict[str, Any] = {"global_steps": 3, "carry_responses": False, "store_samples": True}
 
 
@@ -92,9 +101,13 @@ async def test_what_is_stored_is_what_training_reads(worker: Any, batch: Any, en
     assert set(tensors) == own | set(CONDITIONS)
     assert tensors["rollout_log_probs"].tolist() == [[0, 0], [1, 1], [2, 2]], "in the order of the rows"
     assert sorted(map(sorted, store.names)) == sorted(
-        map(sorted, [own] * 3 + [{"prompt_embeds", "pooled_prompt_embeds"}] * 2
-            + [{"negative_prompt_embeds", "negative_pooled_prompt_embeds"}])
-    ), "embeddings once per prompt, those of the one negative prompt once"  # fmt: skip
+        map(
+            sorted,
+            [own] * 3
+            + [{"prompt_embeds", "pooled_prompt_embeds"}] * 2
+            + [{"negative_prompt_embeds", "negative_pooled_prompt_embeds"}],
+        )
+    ), "embeddings once per prompt, those of the one negative prompt once"
 
 
 async def test_samples_of_an_unknown_prompt_share_nothing(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
@@ -114,19 +127,22 @@ def recorded(prompt: torch.Tensor, seed: int) -> DiffusionOutput:
     recorder = TrajectoryRecorder([params], torch.device("cpu"), steps=STEPS, dtype=dtype, version=0)
     sigmas = torch.linspace(1, 0, STEPS + 1)
     conditions = {
-        "prompt_embeds": prompt.expand(1, *EMBEDS), "pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
+        "prompt_embeds": prompt.expand(1, *EMBEDS),
+        "pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
         "negative_prompt_embeds": prompt.expand(1, *EMBEDS),
         "negative_pooled_prompt_embeds": torch.zeros(1, *POOLED, dtype=dtype),
-    }  # fmt: skip
+    }
     recorder.denoise(lambda x, t: x, torch.zeros(1, *LATENT, dtype=dtype), sigmas[:-1] * 1000, sigmas, conditions)
     output = SimpleNamespace(output=torch.zeros(1, 3, 8, 8))
     recorder.attach([output], "image")
     wrapped = output.output
     result = SimpleNamespace(
-        images=[wrapped["payload"]["image"]], multimodal_output={"metadata": wrapped["metadata"]},
-        trajectory_latents=output.trajectory_latents, trajectory_timesteps=output.trajectory_timesteps,
+        images=[wrapped["payload"]["image"]],
+        multimodal_output={"metadata": wrapped["metadata"]},
+        trajectory_latents=output.trajectory_latents,
+        trajectory_timesteps=output.trajectory_timesteps,
         trajectory_log_probs=output.trajectory_log_probs,
-    )  # fmt: skip
+    )
     return to_diffusion_output(result, SampleFormat(log_probs=True), global_steps=0)
 
 
@@ -150,8 +166,10 @@ async def test_a_sample_of_a_real_model_costs_at_most_a_megabyte_and_a_half(
         "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5",
         "actor_rollout_ref.rollout.max_prompt_embed_length=333",
         f"actor_rollout_ref.rollout.pipeline.num_inference_steps={STEPS}",
-        "actor_rollout_ref.rollout.max_concurrent_requests=1", engine=Real(), rewards=[Zero()],
-    )  # fmt: skip
+        "actor_rollout_ref.rollout.max_concurrent_requests=1",
+        engine=Real(),
+        rewards=[Zero()],
+    )
     store = made.put = Store(keep=False)
     prompts = [text for text in ["red", "blue", "green", "a cat"] for _ in range(SAMPLES_PER_PROMPT)]
     output = await made.generate_sequences(batch(prompts, {**TRAINING, "rollout_seed": 1}, uid=prompts))

@@ -121,18 +121,28 @@ async def test_a_subclass_may_set_its_own_server_manager(worker: Any, batch: Any
 
 async def test_results_have_the_documented_keys_and_shapes(worker: Any, batch: Any, engine: Any, rewards: Any) -> None:
     fields = {
-        "prompt_embeds": torch.ones(4, 5), "negative_prompt_embeds": torch.ones(6, 5),
-        "prompt_embeds_mask": torch.ones(4), "pooled_prompt_embeds": torch.ones(7), "all_latents": torch.ones(5, 2),
+        "prompt_embeds": torch.ones(4, 5),
+        "negative_prompt_embeds": torch.ones(6, 5),
+        "prompt_embeds_mask": torch.ones(4),
+        "pooled_prompt_embeds": torch.ones(7),
+        "all_latents": torch.ones(5, 2),
         "negative_pooled_prompt_embeds": None,
-    }  # fmt: skip
+    }
     made = worker(engine=engine(**fields), rewards=[rewards()])
     output = await made.generate_sequences(batch(["a red circle", "a"], uid=["u", "v"], priority=[0, 1]))
     shapes = {name: tuple(tensor.shape) for name, tensor in output.batch.items()}
     assert shapes == {
-        "prompts": (2, 8), "attention_mask": (2, 8), "responses": (2, 3, 2, 2), "rollout_log_probs": (2, 4),
-        "prompt_embeds": (2, 6, 5), "negative_prompt_embeds": (2, 6, 5), "prompt_embeds_mask": (2, 6),
-        "pooled_prompt_embeds": (2, 7), "all_latents": (2, 5, 2), "rm_scores": (2, 1),
-    }  # fmt: skip
+        "prompts": (2, 8),
+        "attention_mask": (2, 8),
+        "responses": (2, 3, 2, 2),
+        "rollout_log_probs": (2, 4),
+        "prompt_embeds": (2, 6, 5),
+        "negative_prompt_embeds": (2, 6, 5),
+        "prompt_embeds_mask": (2, 6),
+        "pooled_prompt_embeds": (2, 7),
+        "all_latents": (2, 5, 2),
+        "rm_scores": (2, 1),
+    }
     assert output.batch["prompts"].dtype == output.batch["attention_mask"].dtype == torch.int64
     assert output.batch["attention_mask"].sum(1).tolist() == [5, 3], "start, words and end"
     assert not output.batch["prompt_embeds"][:, 4:].any()
@@ -234,7 +244,8 @@ async def test_prompts_are_padded_on_the_tokenizers_side(worker: Any, batch: Any
 async def test_a_sample_is_scored_once(worker: Any, rewards: Any) -> None:
     from verl_omni.agent_loop import DiffusionAgentLoopOutput
 
-    made, handle = worker(), rewards()
+    made = worker()
+    handle = rewards()
     sample = DiffusionAgentLoopOutput(
         prompt_ids=[1], response_diffusion_output=torch.ones(3, 2, 2, dtype=torch.uint8), metrics={}
     )

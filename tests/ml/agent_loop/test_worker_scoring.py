@@ -135,7 +135,8 @@ async def test_a_row_that_is_being_scored_leaves_room_for_another_in_the_engine(
     all_generated = asyncio.Event()
 
     class Counting(engine):
-        in_flight, most = 0, 0
+        in_flight = 0
+        most = 0
 
         async def generate(self, request_id: str, **request: Any) -> Any:
             self.in_flight += 1

@@ -75,7 +75,8 @@ def test_a_sample_without_one_score_takes_no_part_in_a_normalized_sum() -> None:
 
 def test_in_a_normalized_sum_the_range_of_a_scorer_does_not_matter() -> None:
     """Advantages of a sum follow the scorer with the larger range; normalized, the weights alone decide."""
-    scores, groups = torch.tensor([[0.0, 300.0], [1.0, 200.0], [0.0, 100.0], [1.0, 0.0]]), ["a"] * 4
+    scores = torch.tensor([[0.0, 300.0], [1.0, 200.0], [0.0, 100.0], [1.0, 0.0]])
+    groups = ["a"] * 4
     found = [advantages.normalized_sum(scores * torch.tensor([1.0, size]), [3.0, 1.0], groups) for size in (1.0, 1e-2)]
     assert found[0].tolist() == pytest.approx(found[1].tolist(), rel=1e-2)
     assert found[0][1] > found[0][0] and scores.sum(1)[1] < scores.sum(1)[0]
@@ -103,7 +104,8 @@ def test_of_two_samples_of_one_prompt_the_better_one_has_the_advantage() -> None
 
 
 def test_the_deviation_is_that_of_the_batch_unless_that_of_the_group_is_asked_for() -> None:
-    rewards, groups = torch.tensor([0.0, 1.0, 0.0, 9.0]), ["a", "a", "b", "b"]
+    rewards = torch.tensor([0.0, 1.0, 0.0, 9.0])
+    groups = ["a", "a", "b", "b"]
     found, own = (advantages.group_advantages(rewards, groups, **kind) for kind in ({}, {"global_std": False}))
     assert found.tolist() == pytest.approx([each / (rewards.std().item() + 1e-4) for each in (-0.5, 0.5, -4.5, 4.5)])
     assert own.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5] * 2, rel=1e-3)
@@ -149,7 +151,8 @@ def test_a_normalized_ratio_is_linear_in_the_noise(std: float, seed: int) -> Non
     """In float64: of latents old_mean + std e, it is the mean of (mean - old_mean) e, without any bias or std."""
     generator = torch.Generator().manual_seed(seed)
     old, noise, change = (torch.randn(3, 2, 4, 4, generator=generator, dtype=torch.float64) for _ in range(3))
-    mean, x = old + 0.1 * change, old + std * noise
+    mean = old + 0.1 * change
+    x = old + std * noise
     normals = (torch.distributions.Normal(center, std) for center in (mean, old))
     new_density, old_density = (normal.log_prob(x).flatten(1).mean(1) for normal in normals)
     scale = torch.full((3, 1, 1, 1), std)
@@ -162,7 +165,8 @@ def test_a_normalized_ratio_is_linear_in_the_noise(std: float, seed: int) -> Non
 @settings(max_examples=80, deadline=None)
 def test_masked_loss_against_float64(difference: float, advantage: float, divergence: float, threshold: float) -> None:
     """Only a step that is too far from the old policy and would move further from it is excluded."""
-    log_ratio, far = torch.tensor([difference], requires_grad=True), torch.tensor([divergence])
+    log_ratio = torch.tensor([difference], requires_grad=True)
+    far = torch.tensor([divergence])
     threshold = torch.tensor(threshold).item()  # torch compares in float32
     found, excluded = grpo.masked(log_ratio, torch.tensor([advantage]), far, threshold=threshold, adv_clip_max=5.0)
     found.sum().backward()
@@ -189,7 +193,8 @@ def test_an_excluded_ratio_that_overflows_has_no_gradient() -> None:
 
 
 def test_kl_is_zero_only_for_equal_means() -> None:
-    mean, std = torch.randn(2, 3), torch.full((2, 1), 0.5)
+    mean = torch.randn(2, 3)
+    std = torch.full((2, 1), 0.5)
     assert grpo.gaussian_kl(mean, mean, std).tolist() == [0, 0]
     assert grpo.gaussian_kl(mean, mean + 1, std).tolist() == pytest.approx([2.0, 2.0])
 
@@ -217,9 +222,15 @@ def test_without_contiguity_every_set_of_steps_is_equally_likely() -> None:
 def test_a_progressive_window_is_contiguous() -> None:
     with pytest.raises(ValueError, match="write sde_contiguous=true or sample_strategy=random"):
         window.place(
-            steps=9, size=2, bounds=None, strategy="progressive", seed=0, global_step=0, iters_per_group=1,
+            steps=9,
+            size=2,
+            bounds=None,
+            strategy="progressive",
+            seed=0,
+            global_step=0,
+            iters_per_group=1,
             contiguous=False,
-        )  # fmt: skip
+        )
 
 
 def test_a_progressive_window_moves_and_starts_over() -> None:
@@ -251,11 +262,13 @@ def test_without_a_size_the_window_has_all_steps_but_the_last() -> None:
 def test_log_prob_differences_are_measured_and_large_ones_refused() -> None:
     found = agreement.check_log_probs(torch.tensor([0.002, -0.006]), tolerance=0.01)
     assert found == {
-        "rollout_corr/mean_abs_diff": pytest.approx(0.004), "rollout_corr/max_abs_diff": pytest.approx(0.006),
+        "rollout_corr/mean_abs_diff": pytest.approx(0.004),
+        "rollout_corr/max_abs_diff": pytest.approx(0.006),
         "rollout_corr/ratio_mean": pytest.approx((math.exp(0.002) + math.exp(-0.006)) / 2),
-        "rollout_corr/ratio_max": pytest.approx(math.exp(0.002)), "rollout_corr/kl": pytest.approx(0.002),
+        "rollout_corr/ratio_max": pytest.approx(math.exp(0.002)),
+        "rollout_corr/kl": pytest.approx(0.002),
         "rollout_corr/k3_kl": pytest.approx((0.002**2 + 0.006**2) / 4, rel=1e-2),
-    }  # fmt: skip
+    }
     for bad in (torch.tensor([0.1]), torch.tensor([math.nan])):
         with pytest.raises(agreement.LogProbMismatch):
             agreement.check_log_probs(bad, tolerance=0.01)

@@ -16,7 +16,10 @@ from torch import Tensor
 from verl_omni.algos import agreement, sde
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 
-ROWS, STEPS, SHAPE, ROUNDING = 16, 9, (16, 64, 64), 0.024
+ROWS = 16
+STEPS = 9
+SHAPE = (16, 64, 64)
+ROUNDING = 0.024
 ADVANTAGES = torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
 
 
@@ -35,7 +38,10 @@ def recorded(kind: str, seed: int) -> tuple[RoundedPolicy, dict[str, Tensor]]:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(STEPS + 1)
     generator = torch.Generator().manual_seed(seed)
-    latents, log_probs, projections, velocities = [], [], [], {}
+    latents = []
+    log_probs = []
+    projections = []
+    velocities = {}
     for step in range(STEPS):
         x, noise, error = (torch.randn(ROWS, *SHAPE, generator=generator) for _ in range(3))
         velocity = 1.2 * torch.randn(ROWS, *SHAPE, generator=generator)
@@ -51,20 +57,28 @@ def recorded(kind: str, seed: int) -> tuple[RoundedPolicy, dict[str, Tensor]]:
         velocities[scheduler.timesteps[step].item()] = velocity + ROUNDING * velocity.std() * error
     sigmas = torch.stack([scheduler.sigmas[place] for step in range(STEPS) for place in (step, step + 1)])
     return RoundedPolicy(velocities), {
-        "all_latents": torch.stack(latents, 1), "all_timesteps": scheduler.timesteps[:STEPS].expand(ROWS, STEPS),
-        "all_sigmas": sigmas.expand(ROWS, 2 * STEPS), "sigma_max": scheduler.sigmas[1].expand(ROWS, 1),
-        "rollout_log_probs": torch.stack(log_probs, 1), "velocity_projections": torch.stack(projections, 1),
+        "all_latents": torch.stack(latents, 1),
+        "all_timesteps": scheduler.timesteps[:STEPS].expand(ROWS, STEPS),
+        "all_sigmas": sigmas.expand(ROWS, 2 * STEPS),
+        "sigma_max": scheduler.sigmas[1].expand(ROWS, 1),
+        "rollout_log_probs": torch.stack(log_probs, 1),
+        "velocity_projections": torch.stack(projections, 1),
         "advantages": ADVANTAGES,
-    }  # fmt: skip
+    }
 
 
 def excluded(kind: str, seed: int, **arguments: Any) -> tuple[float, float]:
     """Shares of the terms with a positive and with a negative advantage that the clip range excludes."""
     policy, batch = recorded(kind, seed)
     objective = GRPOObjective(
-        policy, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type=kind,  # type: ignore[arg-type]
-        bypass_mode=True, **arguments,
-    )  # fmt: skip
+        policy,
+        FlowGRPOLossConfig(),
+        kl_loss_coef=None,
+        noise_level=0.7,
+        sde_type=kind,  # type: ignore[arg-type]
+        bypass_mode=True,
+        **arguments,
+    )
     terms = [objective.term(batch, place)[1] for place in range(STEPS)]
     found = objective.summarize({name: torch.cat([term[name] for term in terms]) for name in terms[0]}, ROWS * STEPS)
     return found["actor/excluded_at_start_positive"], found["actor/excluded_at_start_negative"]

@@ -44,7 +44,8 @@ def test_a_large_margin_has_a_finite_loss() -> None:
 def test_pairs_are_the_best_and_the_worst_of_each_group(groups: list[list[int]], random: object) -> None:
     rows = [(reward, f"g{place}") for place, group in enumerate(groups) for reward in group]
     random.shuffle(rows)  # type: ignore[attr-defined]
-    rewards, names = torch.tensor([float(r) for r, _ in rows]), [name for _, name in rows]
+    rewards = torch.tensor([float(r) for r, _ in rows])
+    names = [name for _, name in rows]
     best, worst = dpo.pairs(rewards, names)
     assert len(best) == len(worst) == len(groups)
     for one, other in zip(best.tolist(), worst.tolist(), strict=True):

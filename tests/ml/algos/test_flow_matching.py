@@ -32,7 +32,8 @@ def test_times_are_stratified_over_the_unit_interval() -> None:
 
 def test_the_velocity_connects_clean_latent_and_noise() -> None:
     generator = torch.Generator().manual_seed(0)
-    clean, noise = torch.randn(3, 2, 4, generator=generator), torch.randn(3, 2, 4, generator=generator)
+    clean = torch.randn(3, 2, 4, generator=generator)
+    noise = torch.randn(3, 2, 4, generator=generator)
     time = torch.tensor([0.0, 0.3, 0.9])
     x, v = flow_matching.add_noise(clean, noise, time)
     t = time.view(3, 1, 1)

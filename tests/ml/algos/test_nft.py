@@ -19,7 +19,8 @@ FIXED = 1e3  # a divisor that no error here reaches: all weights are the same
 
 def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, time: float, beta: float) -> float:
     """Theorem 3.2 with adaptive weights, written out for one row in float64, element by element."""
-    squares, sizes = [0.0, 0.0], [0.0, 0.0]
+    squares = [0.0, 0.0]
+    sizes = [0.0, 0.0]
     for theta, before, wanted in zip(v.ravel(), old.ravel(), target.ravel(), strict=True):
         for which, side in enumerate((beta, -beta)):
             error = time * (before + side * (theta - before) - wanted)
@@ -31,8 +32,10 @@ def reference(v: np.ndarray, old: np.ndarray, target: np.ndarray, r: float, time
 
 @given(
     st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=4, max_size=4),
-    st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 2),
-)  # fmt: skip
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0.1, 2),
+)
 @settings(max_examples=80, deadline=None)
 def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: float, time: float, beta: float) -> None:
     v, old, target = (np.array(column).reshape(1, 2, 2) for column in zip(*values, strict=True))
@@ -45,7 +48,8 @@ def test_the_loss_against_float64(values: list[tuple[float, float, float]], r: f
 def test_the_gradient_has_one_size_at_all_noise_levels_and_errors() -> None:
     """The weights: the error of a row may be ten times that of another, and its noise level a tenth."""
     target = torch.tensor([[1.0, 1.0], [10.0, 10.0], [1.0, 1.0]])
-    v, time = torch.zeros(3, 2, requires_grad=True), torch.tensor([0.8, 0.8, 0.4])
+    v = torch.zeros(3, 2, requires_grad=True)
+    time = torch.tensor([0.8, 0.8, 0.4])
     nft.loss(v, torch.zeros(3, 2), target, torch.ones(3), time, beta=0.5, least=1e-5).sum().backward()
     assert v.grad is not None
     # t is the derivative of the predicted clean latents.
@@ -58,7 +62,9 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
     Two samples that look alike once they are noisy, one good and one bad, teach the way from the bad one to the good
     one: with E[r] = 1/2 and alpha = E[r], v_old + (v+ - v_old) / beta.
     """
-    beta, good, bad = 0.5, torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    beta = 0.5
+    good = torch.tensor([[2.0, 0.0]])
+    bad = torch.tensor([[0.0, 1.0]])
     old = (good + bad) / 2
     v = old.clone().double().requires_grad_(True)
     targets = torch.cat([good, bad]).double()
@@ -67,7 +73,8 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         both = v.expand(2, 2)
-        before, one = old.double().expand(2, 2), torch.ones(2)
+        before = old.double().expand(2, 2)
+        one = torch.ones(2)
         total = FIXED * nft.loss(both, before, targets, torch.tensor([1.0, 0.0]), one, beta=beta, least=FIXED).mean()
         total.backward()
         return total
@@ -79,7 +86,8 @@ def test_the_minimum_of_the_loss_is_the_improved_policy() -> None:
 def test_good_samples_attract_and_bad_samples_repel_the_old_policy() -> None:
     target = torch.tensor([[1.0], [1.0], [1.0]])
     v = torch.zeros(3, 1, requires_grad=True)
-    r, time = torch.tensor([1.0, 0.5, 0.0]), torch.ones(3)
+    r = torch.tensor([1.0, 0.5, 0.0])
+    time = torch.ones(3)
     nft.loss(v, torch.zeros(3, 1), target, r, time, beta=1.0, least=1e-5).sum().backward()
     assert v.grad is not None
     assert v.grad.flatten().tolist() == pytest.approx([-2.0, 0.0, 2.0])

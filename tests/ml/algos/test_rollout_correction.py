@@ -53,12 +53,14 @@ def test_what_is_rejected_is_what_verl_rejects(
 @pytest.mark.parametrize(
     ("option", "threshold", "said"),
     [
-        ("seq_mean_k1", "2.0_0.5", "two positive numbers"), ("seq_mean_k1", None, "two positive numbers"),
+        ("seq_mean_k1", "2.0_0.5", "two positive numbers"),
+        ("seq_mean_k1", None, "two positive numbers"),
         ("seq_mean_k1", 0.5, "two positive numbers"),  # whose reciprocal is above it: nothing would be kept
-        ("token_k2", "0.5_2.0", "a positive number"), ("token_k2", 0, "a positive number"),
+        ("token_k2", "0.5_2.0", "a positive number"),
+        ("token_k2", 0, "a positive number"),
         ("seq_max_k1", 2.0, "is not one of token_k1"),
     ],
-)  # fmt: skip
+)
 def test_a_threshold_that_an_option_does_not_take_is_refused(option: str, threshold: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         rejection_settings.parse(option, threshold)

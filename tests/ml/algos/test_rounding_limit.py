@@ -19,35 +19,55 @@ from verl_omni.workers.actor.build import cast
 from verl_omni.workers.actor.policy import Policy
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig, GRPOObjective
 
-ROWS, WIDTH = 2, 64
+ROWS = 2
+WIDTH = 64
 SIGMAS = torch.tensor([[0.7, 0.6], [0.3, 0.2]])
 
 
 def wan() -> tuple[str, nn.Module, tuple[int, ...], float]:
     """As deep as Wan 2.1 and 2.2 of 14 billion parameters."""
     module = WanTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=128, in_channels=16, out_channels=16, text_dim=WIDTH, freq_dim=128,
-        ffn_dim=512, num_layers=40,
-    )  # fmt: skip
+        num_attention_heads=2,
+        attention_head_dim=128,
+        in_channels=16,
+        out_channels=16,
+        text_dim=WIDTH,
+        freq_dim=128,
+        ffn_dim=512,
+        num_layers=40,
+    )
     return "WanPipeline", module, (16, 2, 8, 8), 5.0
 
 
 def sd3() -> tuple[str, nn.Module, tuple[int, ...], float]:
     """As deep as Stable Diffusion 3.5 Large."""
     module = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=16, out_channels=16, num_layers=38, attention_head_dim=64,
-        num_attention_heads=4, caption_projection_dim=256, joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH,
-        pos_embed_max_size=64, qk_norm="rms_norm",
-    )  # fmt: skip
+        sample_size=16,
+        patch_size=2,
+        in_channels=16,
+        out_channels=16,
+        num_layers=38,
+        attention_head_dim=64,
+        num_attention_heads=4,
+        caption_projection_dim=256,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        pos_embed_max_size=64,
+        qk_norm="rms_norm",
+    )
     return "StableDiffusion3Pipeline", module, (16, 16, 16), 4.5
 
 
 def qwen_image() -> tuple[str, nn.Module, tuple[int, ...], float]:
     """As deep as Qwen-Image."""
     module = QwenImageTransformer2DModel(
-        in_channels=64, out_channels=16, num_layers=60, attention_head_dim=128, num_attention_heads=2,
+        in_channels=64,
+        out_channels=16,
+        num_layers=60,
+        attention_head_dim=128,
+        num_attention_heads=2,
         joint_attention_dim=WIDTH,
-    )  # fmt: skip
+    )
     return "QwenImagePipeline", module, (64, 64), 4.0
 
 
@@ -73,7 +93,8 @@ def policies(make: Any) -> tuple[Policy, Policy, dict[str, Tensor], float]:
         }
         latents = torch.randn(ROWS, 2, *shape)
     masks = {f"{sign}prompt_embeds_mask": torch.ones(ROWS, 16, dtype=torch.bool) for sign in ("", "negative_")}
-    rounded, exact = make()[1].eval(), make()[1].eval()
+    rounded = make()[1].eval()
+    exact = make()[1].eval()
     rounded.load_state_dict(module.state_dict())
     cast(rounded, torch.bfloat16, frozenset(getattr(rounded, "_keep_in_fp32_modules", None) or ()))
     exact.load_state_dict({name: tensor.float() for name, tensor in rounded.state_dict().items()})
@@ -83,11 +104,16 @@ def policies(make: Any) -> tuple[Policy, Policy, dict[str, Tensor], float]:
         for each, dtype in ((rounded, torch.bfloat16), (exact, torch.float32))
     ]
     batch = {
-        **prompts, **masks, "all_latents": latents, "all_timesteps": SIGMAS[:, :1] * 1000, "all_sigmas": SIGMAS,
-        "img_shapes": torch.tensor([[1, 8, 8]] * ROWS), "sigma_max": torch.full((ROWS, 1), 0.9),
+        **prompts,
+        **masks,
+        "all_latents": latents,
+        "all_timesteps": SIGMAS[:, :1] * 1000,
+        "all_sigmas": SIGMAS,
+        "img_shapes": torch.tensor([[1, 8, 8]] * ROWS),
+        "sigma_max": torch.full((ROWS, 1), 0.9),
         "advantages": torch.tensor([1.0, -1.0]),
         "rollout_log_probs": torch.zeros(ROWS, 1),
-    }  # fmt: skip
+    }
     return pair[0], pair[1], batch, scale
 
 
@@ -100,9 +126,15 @@ def test_rounding_of_deep_guided_models_passes_and_an_error_of_1_percent_does_no
 
     def check(engine: Tensor) -> dict[str, float]:
         objective = GRPOObjective(
-            policy, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde", guidance_scale=scale,
-            velocity_tolerance=agreement.VELOCITY_TOLERANCES[torch.bfloat16], limit_by_depth=True,
-        )  # fmt: skip
+            policy,
+            FlowGRPOLossConfig(),
+            kl_loss_coef=None,
+            noise_level=0.7,
+            sde_type="sde",
+            guidance_scale=scale,
+            velocity_tolerance=agreement.VELOCITY_TOLERANCES[torch.bfloat16],
+            limit_by_depth=True,
+        )
         projections = agreement.velocity_projections(engine)[:, None]
         return objective.summarize(objective.term({**batch, "velocity_projections": projections}, 0)[1], ROWS)
 

@@ -33,8 +33,10 @@ def reference(kind: str, x: float, v: float, s: float, s1: float, top: float, a:
 def test_moments_equal_the_formulas_in_float64(kind: str, data: st.DataObject) -> None:
     s = data.draw(st.one_of(LEVELS, st.just(1.0)))
     s1 = data.draw(st.floats(0.01, 0.98)) * s
-    top, a = data.draw(st.floats(0.5, 0.95)), data.draw(st.floats(0.05, 0.95))
-    x, v = data.draw(st.floats(-3, 3)), data.draw(st.floats(-3, 3))
+    top = data.draw(st.floats(0.5, 0.95))
+    a = data.draw(st.floats(0.05, 0.95))
+    x = data.draw(st.floats(-3, 3))
+    v = data.draw(st.floats(-3, 3))
     tensor = lambda value: torch.full((2, 1, 2, 2), value)  # noqa: E731
     level = lambda value: torch.full((2,), value)  # noqa: E731
     mean, std = sde.moments(
@@ -75,7 +77,8 @@ class Gaussian:
     """Data of N(mean, spread^2), whose noisy marginals and velocity are known exactly, in float64."""
 
     def __init__(self, mean: float, spread: float) -> None:
-        self.mean, self.spread = mean, spread
+        self.mean = mean
+        self.spread = spread
 
     def marginal(self, s: float) -> tuple[float, float]:
         """Mean and variance of x at the noise level s: x = (1 - s) data + s noise."""
@@ -109,7 +112,8 @@ def test_a_small_step_keeps_the_marginals(kind: str, s: float, a: float) -> None
 
     A drift that does not make up for the noise is wrong by a^2 dt, a hundred times what is left here.
     """
-    world, dt = Gaussian(mean=1.5, spread=0.6), 2e-3
+    world = Gaussian(mean=1.5, spread=0.6)
+    dt = 2e-3
     mean, variance = world.after(kind, s, s - dt, a)
     want_mean, want_variance = world.marginal(s - dt)
     assert mean == pytest.approx(want_mean, abs=10 * dt**2)
@@ -142,7 +146,8 @@ def test_log_prob_has_the_right_gradient_sign() -> None:
 
 
 def test_half_precision_and_unknown_kinds_are_refused() -> None:
-    x, level = torch.zeros(1, 2), torch.full((1,), 0.5)
+    x = torch.zeros(1, 2)
+    level = torch.full((1,), 0.5)
     with pytest.raises(ValueError, match="float32"):
         sde.moments("sde", x.half(), x.half(), sigma=level, sigma_next=level, sigma_max=level, noise_level=0.7)
     with pytest.raises(ValueError, match="Unknown sde_type"):

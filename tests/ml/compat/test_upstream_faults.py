@@ -60,8 +60,11 @@ def printed() -> list[str]:
     """Lines of an interpreter that has tried every fault."""
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(FAULTS.values())],
-        env={**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 

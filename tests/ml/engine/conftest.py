@@ -51,7 +51,8 @@ class Stacks:
     """Starts stacks on a Ray, each with a folder of its own."""
 
     def __init__(self, ray: SharedRay, folders: pytest.TempPathFactory) -> None:
-        self._ray, self._folders = ray, folders
+        self._ray = ray
+        self._folders = folders
         self._running: list[Any] = []
 
     def start(self, prompts: list[str], *overrides: str) -> tuple[Any, Any]:
@@ -62,10 +63,13 @@ class Stacks:
         (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
         made = configuration.load(
             [
-                f"data.train_files='{folder / 'prompts.jsonl'}'", f"trainer.default_local_dir='{folder / 'run'}'",
-                "trainer.total_training_steps=2", "reward.scorer=brightness", *overrides,
+                f"data.train_files='{folder / 'prompts.jsonl'}'",
+                f"trainer.default_local_dir='{folder / 'run'}'",
+                "trainer.total_training_steps=2",
+                "reward.scorer=brightness",
+                *overrides,
             ]
-        )  # fmt: skip
+        )
         self._running.append(self._ray.start(made))
         return made, self._running[-1]
 
@@ -95,10 +99,16 @@ def start_tiny(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
         pipeline = "actor_rollout_ref.rollout.pipeline"
         made: tuple[Any, Any] = start(
             prompts,
-            f"actor_rollout_ref.model.path='{model}'", f"actor_rollout_ref.model.lora_rank={RANK}",
-            "actor_rollout_ref.rollout.n=2", "data.max_prompt_length=16", f"{pipeline}.max_sequence_length=16",
-            f"{pipeline}.height=64", f"{pipeline}.width=64", f"{pipeline}.num_inference_steps=4", *overrides,
-        )  # fmt: skip
+            f"actor_rollout_ref.model.path='{model}'",
+            f"actor_rollout_ref.model.lora_rank={RANK}",
+            "actor_rollout_ref.rollout.n=2",
+            "data.max_prompt_length=16",
+            f"{pipeline}.max_sequence_length=16",
+            f"{pipeline}.height=64",
+            f"{pipeline}.width=64",
+            f"{pipeline}.num_inference_steps=4",
+            *overrides,
+        )
         return made
 
     return starting
@@ -207,7 +217,8 @@ class RunningFamily:
             f"{component}.{name}": tensor * (scale if name.startswith(only) else 1)
             for name, tensor in load_file(file).items()
         }
-        job, update = ray.get_runtime_context().get_job_id(), f"base-{scale}-{only}-{component}"
+        job = ray.get_runtime_context().get_job_id()
+        update = f"base-{scale}-{only}-{component}"
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
             "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}
@@ -233,15 +244,19 @@ def family(
         MAKERS[name](tmp_path / name)
         config, stack = stacks.start(
             FAMILY_PROMPTS,
-            "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
-            f"actor_rollout_ref.model.path='{tmp_path / name}'", "actor_rollout_ref.model.lora_rank=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
-            "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+            "data.train_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            f"actor_rollout_ref.model.path='{tmp_path / name}'",
+            "actor_rollout_ref.model.lora_rank=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.actor.optim.lr=1e-2",
+            "actor_rollout_ref.rollout.pipeline.height=64",
+            "actor_rollout_ref.rollout.pipeline.width=64",
             "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
             "actor_rollout_ref.rollout.pipeline.guidance_scale=3.0",
             "actor_rollout_ref.rollout.pipeline.max_sequence_length=32",
             *overrides,
-        )  # fmt: skip
+        )
         guided = [{**row, "raw_negative_prompt": NEGATIVE} for row in rows(FAMILY_PROMPTS)]
         return RunningFamily(config, stack, guided)
 
@@ -259,11 +274,14 @@ def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFa
         PROMPTS,
         "trainer.n_gpus_per_node=2",
         # With a batch size of one, images are bit-identical, and many requests take a while.
-        "actor_rollout_ref.rollout.max_num_seqs=1", "actor_rollout_ref.rollout.max_concurrent_requests=256",
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+        "actor_rollout_ref.rollout.max_concurrent_requests=256",
         f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"actor_rollout_ref.rollout.deadline_seconds={DEADLINE}",
-        "reward.scorer=null", f"reward.custom_reward_function.path='{scorer}'", "reward.num_workers=2",
-    )  # fmt: skip
+        "reward.scorer=null",
+        f"reward.custom_reward_function.path='{scorer}'",
+        "reward.num_workers=2",
+    )
     replicas = replicas_of(stack)
     assert len(replicas) == 2
     return TwoReplicas(config, stack, replicas, rows)
@@ -273,7 +291,8 @@ def two_replicas(start_tiny: Any, rows: Any, tmp_path_factory: pytest.TempPathFa
 def replica(two_replicas: TwoReplicas) -> Iterator[Replica]:
     """The first replica. After each test it must serve the same weights and leave no resources."""
     one = two_replicas.replicas[0]
-    before, counted = one.picture(), Leftovers()
+    before = one.picture()
+    counted = Leftovers()
     yield one
     assert torch.equal(one.picture(), before), "the old weights must still be served"
     counted.none()

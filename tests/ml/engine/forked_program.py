@@ -57,10 +57,25 @@ class ForkedProgram(subprocess.Popen[str]):
 
     @override
     def _execute_child(
-        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any,
-        startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int,
-        errread: int, errwrite: int, *others: Any,
-    ) -> None:  # type: ignore[override]  # fmt: skip
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        startupinfo: Any,
+        creationflags: Any,
+        shell: Any,
+        p2cread: int,
+        p2cwrite: int,
+        c2pread: int,
+        c2pwrite: int,
+        errread: int,
+        errwrite: int,
+        *others: Any,
+    ) -> None:  # type: ignore[override]
         # The signature is that of CPython 3.11 and 3.12.
         with contextlib.redirect_stdout(sys.stderr):  # libraries print when they are imported
             for name in MODULES:

@@ -20,7 +20,8 @@ from typing import Any
 
 # Not 127.0.0.1, which ray.init replaces by the machine's own address, where these nodes do not listen.
 ADDRESS = {"node_ip_address": "127.0.0.2"}
-VERSION_OF_LOSS, VERSION_OF_DRAINING = 1, 2
+VERSION_OF_LOSS = 1
+VERSION_OF_DRAINING = 2
 # Before Ray is imported, as KubeRay sets them in every pod.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 
@@ -38,11 +39,16 @@ def main() -> int:
 
     from verl_omni.trainer import main_diffusion, startup
 
-    start, found, nodes, drained = startup.start_actors, [], [], []
+    start = startup.start_actors
+    found = []
+    nodes = []
+    drained = []
 
     def starting(*arguments: Any) -> startup.Stack:
         stack = start(*arguments)
-        update, generate, join = stack.weights.update_weights, stack.agent_loop.generate_sequences, stack.weights.join
+        update = stack.weights.update_weights
+        generate = stack.agent_loop.generate_sequences
+        join = stack.weights.join
         joined = threading.Event()
 
         def updating(global_steps: int) -> None:
@@ -74,11 +80,13 @@ def main() -> int:
             join(replica, times)
             joined.set()
 
-        stack.weights.update_weights, stack.agent_loop.generate_sequences = updating, generating
+        stack.weights.update_weights = updating
+        stack.agent_loop.generate_sequences = generating
         stack.weights.join = joining
         return stack
 
-    startup.start_actors, init = starting, ray.init
+    startup.start_actors = starting
+    init = ray.init
     ray.init = lambda *, runtime_env, **options: init(
         runtime_env={**runtime_env, "py_executable": executable}, **options
     )
@@ -101,7 +109,8 @@ def main() -> int:
 def add_node(cluster: Any, resources: dict[str, float]) -> Any:
     """Start a node, as KubeRay does a pod."""
     own = dict(resources)
-    cpus, gpus = own.pop("CPU"), own.pop("GPU", 0)
+    cpus = own.pop("CPU")
+    gpus = own.pop("GPU", 0)
     return cluster.add_node(num_cpus=cpus, num_gpus=gpus, resources=own, **ADDRESS)
 
 

@@ -23,8 +23,10 @@ def main() -> int:
 
     def starting(*arguments: Any) -> startup.Stack:
         stack = start(*arguments)
-        update, generate = stack.weights.update_weights, stack.agent_loop.generate_sequences
-        join, started = stack.weights.join, threading.Semaphore(0)
+        update = stack.weights.update_weights
+        generate = stack.agent_loop.generate_sequences
+        join = stack.weights.join
+        started = threading.Semaphore(0)
 
         def updating(global_steps: int) -> Any:
             if global_steps == VERSION_OF_LOSSES:
@@ -50,7 +52,8 @@ def main() -> int:
 
         stack.agent_loop.generate_sequences = generating
         if not batches_ahead(arguments[0]):
-            stack.weights.update_weights, stack.weights.join = updating, joining
+            stack.weights.update_weights = updating
+            stack.weights.join = joining
         return stack
 
     startup.start_actors = starting

@@ -15,7 +15,8 @@ from torch import Tensor
 from verl_omni.weight_sync import names, transfer
 
 LAYER = "transformer.transformer_blocks.{block}.attn.to_{part}"
-RANK, WIDTH = 4, 32
+RANK = 4
+WIDTH = 32
 DEADLINE = 10.0  # seconds that either end of a transfer waits for the other
 SOON = 60.0  # deadline of every answer, in seconds
 TOKEN = secrets.token_hex(4)
@@ -59,16 +60,23 @@ class Replica:
         answer = self.server.collective_rpc.remote(
             "update_weights_from_ipc",
             kwargs={
-                "peft_config": settings or lora_settings(), "base_sync_done": True, "use_shm": True,
-                "zmq_update_id": update, "deadline": DEADLINE, "global_steps": version,
+                "peft_config": settings or lora_settings(),
+                "base_sync_done": True,
+                "use_shm": True,
+                "zmq_update_id": update,
+                "deadline": DEADLINE,
+                "global_steps": version,
             },
-        )  # fmt: skip
+        )
         return names.make_update_zmq_handle(base, update), answer
 
     def publish(
-        self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 1 << 20,
+        self,
+        weights: dict[str, Tensor],
+        version: int,
+        bucket_bytes: int = 1 << 20,
         settings: dict[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Send a valid update; the worker's answer."""
         import ray
 
@@ -87,9 +95,14 @@ class Replica:
     def request(seed: int) -> dict[str, Any]:
         """The arguments of a request, without its id."""
         params = {
-            "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
-            "seed": seed, "logprobs": False,
-        }  # fmt: skip
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": 4,
+            "guidance_scale": 1.0,
+            "max_sequence_length": 16,
+            "seed": seed,
+            "logprobs": False,
+        }
         return {"prompt_ids": [2, 5, 7], "sampling_params": params}
 
     def picture(self, seed: int = 5) -> Tensor:

@@ -9,7 +9,8 @@ from verl_omni.workers.rollout.vllm_rollout.engine_worker.worker_extension impor
 
 def report_settings(worker: Any) -> dict[str, Any]:
     """What the worker and its pipeline have of the engine's settings."""
-    config, pipeline = worker.od_config, worker.model_runner.pipeline
+    config = worker.od_config
+    pipeline = worker.model_runner.pipeline
     attention = config.diffusion_attention_config
     cache = getattr(worker.model_runner, "prompt_embed_cache", None)
     plain = {name: value for name, value in vars(config).items() if isinstance(value, bool | int | float | str)}

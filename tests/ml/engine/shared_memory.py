@@ -30,10 +30,12 @@ class SharedMemoryWatch(threading.Thread):
 
     def __init__(self, own: Callable[[], set[int]]) -> None:
         super().__init__(daemon=True)
-        self._own, self._ended = own, threading.Event()
+        self._own = own
+        self._ended = threading.Event()
         self.before = files()
         self.of_others: set[str] = set()
-        self._seen, self._unknown = set(self.before), dict[str, int]()
+        self._seen = set(self.before)
+        self._unknown = dict[str, int]()
         self.start()
 
     def run(self) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from contract.recipes import Recipe
 
-MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 WORDS = ("bread", "home", "open")
 SERVED = "qwen_image_ocr_lora_async_reward"  # keeps its judge, with a tiny model; others ask a server of the test
 OF_SERVERS = ("genrm", "http_scorer_client", "latent_http")  # in the paths of scorers that ask a server
@@ -20,14 +22,24 @@ def arguments(recipe: Recipe, folder: Path, server: str, steps: int, held_out: i
     MAKERS[recipe.family](folder / "model")
     write_rows(recipe, folder)
     smaller: dict[str, Any] = {
-        "trainer.nnodes": 1, "trainer.n_gpus_per_node": 1, "trainer.total_training_steps": steps,
-        "data.train_batch_size": 2, "data.val_max_samples": held_out, f"{MODEL}.path": folder / "model",
-        f"{ROLLOUT}.n": 4, f"{ROLLOUT}.pipeline.height": 64, f"{ROLLOUT}.pipeline.width": 64,
-        f"{ROLLOUT}.tensor_model_parallel_size": 1, f"{ACTOR}.ppo_mini_batch_size": 1,
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
-        f"{ACTOR}.fsdp_config.fsdp_size": -1, "trainer.default_local_dir": folder / "run",
-        "reward.reward_model.enable": False, **scorers(recipe, folder, server),
-    }  # fmt: skip
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.total_training_steps": steps,
+        "data.train_batch_size": 2,
+        "data.val_max_samples": held_out,
+        f"{MODEL}.path": folder / "model",
+        f"{ROLLOUT}.n": 4,
+        f"{ROLLOUT}.pipeline.height": 64,
+        f"{ROLLOUT}.pipeline.width": 64,
+        f"{ROLLOUT}.tensor_model_parallel_size": 1,
+        f"{ACTOR}.ppo_mini_batch_size": 1,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+        f"{ACTOR}.fsdp_config.fsdp_size": -1,
+        "trainer.default_local_dir": folder / "run",
+        "reward.reward_model.enable": False,
+        **scorers(recipe, folder, server),
+    }
     given = recipe.given
     if given.get("algorithm.sample_source") == "offline":
         del smaller[f"{ROLLOUT}.n"]  # nothing is sampled in training

@@ -20,7 +20,10 @@ from safetensors.torch import load_file, save_file
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PROMPT, SIZE, STEPS, SEED = "a red circle", 64, 4, 7
+PROMPT = "a red circle"
+SIZE = 64
+STEPS = 4
+SEED = 7
 TARGETS = ["attn.to_q", "attn.to_k", "attn.to_out.0", "attn.add_q_proj", "attn.to_add_out"]
 # vLLM-Omni alone, in a process without this project's worker extension.
 STOCK_ENGINE = """

@@ -91,9 +91,11 @@ class Jobs:
         settings = [
             f"spec.algorithm={json.dumps({'name': algorithm, 'overrides': overrides})}",
             f"spec.reward.scorers={json.dumps([{'name': scorer, 'function': function}])}",
-            "spec.trainer.evalEverySteps=0", "spec.checkpoint.everySteps=0",
-            f"spec.trainer.totalSteps={UPDATES.get(algorithm, FEW)}", *assignments,
-        ]  # fmt: skip
+            "spec.trainer.evalEverySteps=0",
+            "spec.checkpoint.everySteps=0",
+            f"spec.trainer.totalSteps={UPDATES.get(algorithm, FEW)}",
+            *assignments,
+        ]
         job = plan.resolve_paths(load_job(EXAMPLES / "red-grpo.yaml", settings).job, str(EXAMPLES))
         self.ray.train(plan.render_overrides(job, plan.local_layout(job, str(self.folder))))
         lines = [json.loads(line) for line in (self.folder / "red-grpo" / "metrics.jsonl").read_text().splitlines()]
@@ -131,9 +133,12 @@ def pairs_of_pictures(folder: Path) -> list[str]:
 
 def test_pairs_of_a_data_set_teach_without_samples(jobs: Jobs) -> None:
     (before, after), steps = jobs.trained(
-        "red", "DiffusionDPO", *pairs_of_pictures(jobs.folder), "spec.trainer.learningRate=0.01",
+        "red",
+        "DiffusionDPO",
+        *pairs_of_pictures(jobs.folder),
+        "spec.trainer.learningRate=0.01",
         more=["algorithm.sample_source=offline"],
-    )  # fmt: skip
+    )
     assert steps[0]["actor/margin"] == 0 < steps[len(steps) // 2]["actor/margin"]
     assert sum(line["actor/accuracy"] for line in steps[-4:]) / 4 > 0.7
     assert after > before + RISE
@@ -169,11 +174,15 @@ def running(start_tiny: Any, rows: Any) -> Running:
     rollout = "actor_rollout_ref.rollout"
     config, stack = start_tiny(
         PROMPTS,
-        "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        f"{rollout}.pipeline.num_inference_steps={STEPS}", f"{rollout}.algo.sde_type=dance_sde",
-        f"{rollout}.algo.sde_window_size=2", f"{rollout}.algo.sde_window_range=[0,{STEPS}]",
-        f"{rollout}.algo.sample_strategy=progressive", f"{rollout}.algo.iters_per_group=1",
-    )  # fmt: skip
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        f"{rollout}.pipeline.num_inference_steps={STEPS}",
+        f"{rollout}.algo.sde_type=dance_sde",
+        f"{rollout}.algo.sde_window_size=2",
+        f"{rollout}.algo.sde_window_range=[0,{STEPS}]",
+        f"{rollout}.algo.sample_strategy=progressive",
+        f"{rollout}.algo.iters_per_group=1",
+    )
     stack.weights.update_weights(global_steps=0)
     return Running(config, stack, rows(PROMPTS))
 
@@ -208,9 +217,13 @@ def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running
     from verl_omni.agent_loop.training_tensors import RECORDED
 
     sampler = {
-        "noise_level": 0.7, "sde_type": "sde", "logprobs": True, "sde_window_size": 2, "sde_window_range": [0, 3],
+        "noise_level": 0.7,
+        "sde_type": "sde",
+        "logprobs": True,
+        "sde_window_size": 2,
+        "sde_window_range": [0, 3],
         "sde_contiguous": False,
-    }  # fmt: skip
+    }
     running.stack.weights.update_weights(global_steps=1)  # another test may have trained
     found = [running.drawn(f"scattered{seed}", **sampler, seed=seed) for seed in range(8)]
     levels = [tuple(sample.extra_fields["all_sigmas"].tolist()) for sample in found]
@@ -228,9 +241,13 @@ def test_scattered_steps_have_the_same_likelihoods_in_engine_and_trainer(running
 
 def test_the_seed_determines_a_random_window(running: Running) -> None:
     window = {
-        "noise_level": 0.7, "sde_type": "sde", "logprobs": True, "sde_window_size": 1, "sde_window_range": [0, 4],
+        "noise_level": 0.7,
+        "sde_type": "sde",
+        "logprobs": True,
+        "sde_window_size": 1,
+        "sde_window_range": [0, 4],
         "sample_strategy": "random",
-    }  # fmt: skip
+    }
     seeded = [running.drawn(f"s{seed}", **window, seed=seed).extra_fields["all_sigmas"][0].item() for seed in range(12)]
     again = [running.drawn(f"a{seed}", **window, seed=seed).extra_fields["all_sigmas"][0].item() for seed in range(12)]
     free = [running.drawn(f"f{number}", **window).extra_fields["all_sigmas"][0].item() for number in range(12)]

@@ -23,7 +23,8 @@ from verl_omni.weight_sync.errors import PeerFailed
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPTS = ["a red circle", "two blue square on the left of a house with a dog and a cat", "the", "yellow"]
-PROMPT_LENGTH, RESPONSE_LENGTH = 32, 2000
+PROMPT_LENGTH = 32
+RESPONSE_LENGTH = 2000
 ROOM = PROMPT_LENGTH + RESPONSE_LENGTH
 AT_ONCE = 3  # requests in one engine step, fewer than are submitted
 SOON = 60.0  # deadline of every answer, in seconds
@@ -50,9 +51,10 @@ class Running:
         """The reference of the answer; greedy by default."""
         self.asked += 1
         return self.server.generate.remote(
-            prompt_ids=prompt_ids, sampling_params={"temperature": 0.0, "ignore_eos": True, **params},
+            prompt_ids=prompt_ids,
+            sampling_params={"temperature": 0.0, "ignore_eos": True, **params},
             request_id=name or f"request-{self.asked}",
-        )  # fmt: skip
+        )
 
     def write(self, prompt_ids: list[int], tokens: int) -> list[int]:
         found: list[int] = answered(self.submit(prompt_ids, max_tokens=tokens))[0].token_ids
@@ -84,10 +86,14 @@ class Running:
         receiving = self.server.collective_rpc.remote(
             "update_weights_from_ipc",
             kwargs={
-                "peft_config": adapter, "base_sync_done": adapter is not None, "use_shm": True,
-                "zmq_update_id": update, "deadline": 10.0, "global_steps": version,
+                "peft_config": adapter,
+                "base_sync_done": adapter is not None,
+                "use_shm": True,
+                "zmq_update_id": update,
+                "deadline": 10.0,
+                "global_steps": version,
             },
-        )  # fmt: skip
+        )
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         with contextlib.suppress(PeerFailed):  # the worker's answer has the cause
             transfer.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
@@ -137,19 +143,38 @@ def launched(model: Path) -> Any:
 
     rollout = OmegaConf.create(
         {
-            "_target_": "verl_omni.workers.config.DiffusionRolloutConfig", "dtype": "float32", "enforce_eager": True,
-            "load_format": "auto", "prompt_length": PROMPT_LENGTH, "response_length": RESPONSE_LENGTH,
-            "max_num_seqs": AT_ONCE, "tensor_model_parallel_size": 1, "enable_sleep_mode": False,
+            "_target_": "verl_omni.workers.config.DiffusionRolloutConfig",
+            "dtype": "float32",
+            "enforce_eager": True,
+            "load_format": "auto",
+            "prompt_length": PROMPT_LENGTH,
+            "response_length": RESPONSE_LENGTH,
+            "max_num_seqs": AT_ONCE,
+            "tensor_model_parallel_size": 1,
+            "enable_sleep_mode": False,
             # Smaller than a prompt, so that prefill is chunked.
-            "max_num_batched_tokens": 16, "gpu_memory_utilization": 0.1, "enable_prefix_caching": True,
+            "max_num_batched_tokens": 16,
+            "gpu_memory_utilization": 0.1,
+            "enable_prefix_caching": True,
             "engine_kwargs": {"vllm_omni": {"output_mode": "ar", "distributed_executor_backend": "uni"}},
         }
-    )  # fmt: skip
+    )
     target = OmegaConf.create({"_target_": "verl.workers.config.HFModelConfig", "path": str(model), "lora_rank": RANK})
-    server = ray.remote(vLLMOmniHttpServer).options(max_concurrency=100).remote(
-        config=rollout, model_config=target, rollout_mode=RolloutMode.HYBRID, workers=[], replica_rank=0, node_rank=0,
-        gpus_per_node=1, nnodes=1, cuda_visible_devices="",
-    )  # fmt: skip
+    server = (
+        ray.remote(vLLMOmniHttpServer)
+        .options(max_concurrency=100)
+        .remote(
+            config=rollout,
+            model_config=target,
+            rollout_mode=RolloutMode.HYBRID,
+            workers=[],
+            replica_rank=0,
+            node_rank=0,
+            gpus_per_node=1,
+            nnodes=1,
+            cuda_visible_devices="",
+        )
+    )
     answered(server.launch_server.remote(), within=START)
     return server
 
@@ -180,9 +205,10 @@ def test_log_probabilities_are_those_of_transformers(running: Running) -> None:
     ids = running.ids(PROMPTS[1])
     drawn = {"temperature": 1.0, "seed": 5, "max_tokens": 20}
     answers = answered(
-        running.submit(ids, max_tokens=20, logprobs=True), running.submit(ids, logprobs=True, **drawn),
+        running.submit(ids, max_tokens=20, logprobs=True),
+        running.submit(ids, logprobs=True, **drawn),
         running.submit(ids, logprobs=2, **drawn),
-    )  # fmt: skip
+    )
     greedy, sampled, again = answers
     assert greedy.token_ids != sampled.token_ids == again.token_ids
     for answer in answers:
@@ -212,11 +238,13 @@ def test_an_answer_ends_at_max_tokens_or_at_the_context_length(running: Running)
 @pytest.mark.parametrize(
     ("prompt_ids", "params", "message"),
     [
-        ([], {}, "The prompt has no tokens"), ([5] * ROOM, {}, f"Prompt length \\({ROOM}\\) meets or exceeds"),
-        ([5], {"colour": "red"}, "Unknown sampling parameters: colour"), ([5], {"temperature": -1.0}, "temperature"),
+        ([], {}, "The prompt has no tokens"),
+        ([5] * ROOM, {}, f"Prompt length \\({ROOM}\\) meets or exceeds"),
+        ([5], {"colour": "red"}, "Unknown sampling parameters: colour"),
+        ([5], {"temperature": -1.0}, "temperature"),
         ([10**6], {}, "out of vocabulary"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_request_is_refused_with_the_reason(
     running: Running, prompt_ids: list[int], params: dict[str, Any], message: str
 ) -> None:
@@ -252,7 +280,8 @@ def waiting_for(running: Running, count: int) -> None:
 
 def test_one_request_is_aborted_and_its_neighbour_is_not(running: Running) -> None:
     ids = running.ids(PROMPTS[0])
-    victim, neighbour = running.submit(ids, "victim", max_tokens=1900), running.submit(ids, "neighbour", max_tokens=90)
+    victim = running.submit(ids, "victim", max_tokens=1900)
+    neighbour = running.submit(ids, "neighbour", max_tokens=90)
     waiting_for(running, 2)
     assert answered(running.server.abort_request.remote("victim")) == [{"aborted": True, "request_id": "victim"}]
     one, other = answered(victim, neighbour)
@@ -339,7 +368,8 @@ def test_weights_do_not_change_during_a_request(running: Running) -> None:
 
 
 def test_after_half_an_update_requests_fail_until_a_complete_one(running: Running) -> None:
-    ids, weights = running.ids(PROMPTS[0]), changed(running, seed=2)
+    ids = running.ids(PROMPTS[0])
+    weights = changed(running, seed=2)
     broken = {**weights, "lm_head.weight": torch.full_like(weights["lm_head.weight"], torch.nan)}
     with pytest.raises(Exception, match=r"\[PartialWeights\].*lm_head.weight has values that are not finite"):
         running.send(broken.items(), version=2)
@@ -352,7 +382,8 @@ def test_after_half_an_update_requests_fail_until_a_complete_one(running: Runnin
 def test_an_adapter_is_attached_and_replaced_and_an_invalid_one_changes_nothing(running: Running) -> None:
     from peft import LoraConfig, get_peft_model
 
-    ids, plain = running.ids(PROMPTS[0]), running.reference
+    ids = running.ids(PROMPTS[0])
+    plain = running.reference
     settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"])
     running.reference = get_peft_model(plain, settings)
     texts = [running.write(ids, 8)]

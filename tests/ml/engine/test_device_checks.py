@@ -16,18 +16,20 @@ from tests.ml.engine import forked_program
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CHECKS = [
-    "device", "sd3 in bfloat16", "qwen_image in bfloat16", "wan in bfloat16", "memory and speed",
-    "engine", "training step", "weight sync", "agreement after it",
-]  # fmt: skip
+    "device",
+    "sd3 in bfloat16",
+    "qwen_image in bfloat16",
+    "wan in bfloat16",
+    "memory and speed",
+    "engine",
+    "training step",
+    "weight sync",
+    "agreement after it",
+]
 
 
 @pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param("cuda", marks=pytest.mark.gpu),
-        pytest.param("npu", marks=pytest.mark.npu),
-    ],
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("npu", marks=pytest.mark.npu)]
 )
 def test_every_check_of_a_device_passes(
     device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

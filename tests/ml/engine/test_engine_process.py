@@ -13,14 +13,7 @@ import pytest
 import torch
 
 from tests.ml.engine.leftovers import Leftovers
-from tests.ml.engine.replica_driver import (
-    DEADLINE,
-    SOON,
-    Replica,
-    ending_at_the_sixth,
-    replicas_of,
-    wait_for,
-)
+from tests.ml.engine.replica_driver import DEADLINE, SOON, Replica, ending_at_the_sixth, replicas_of, wait_for
 from verl_omni.weight_sync import transfer
 from verl_omni.weight_sync.errors import WeightSyncError
 
@@ -42,10 +35,11 @@ def stack(counted: Leftovers, start_tiny: Any) -> Any:
         ["a red circle"],
         "trainer.n_gpus_per_node=2",
         f"{rollout}.engine_kwargs.vllm_omni.distributed_executor_backend=mp",
-        f"{rollout}.step_execution=true", f"{rollout}.max_num_seqs=1",
+        f"{rollout}.step_execution=true",
+        f"{rollout}.max_num_seqs=1",
         f"{rollout}.checkpoint_engine.engine_kwargs.naive.deadline_seconds={DEADLINE}",
         f"{rollout}.deadline_seconds={SOON}",
-    )  # fmt: skip
+    )
     return stack
 
 
@@ -108,7 +102,8 @@ def said(asked: Any) -> str:
 def test_an_adapter_reaches_a_worker_in_another_process(replicas: list[Replica]) -> None:
     one, other = replicas
     assert len({each.pid() for each in replicas} | {worker_of(each).pid for each in replicas}) == 4
-    before, counted = one.picture(), Leftovers()
+    before = one.picture()
+    counted = Leftovers()
     assert torch.equal(before, other.picture())
     one.publish(one.adapter(2.0), version=2)
     assert not torch.equal(before, one.picture())
@@ -123,7 +118,8 @@ def test_a_worker_that_dies_while_generating_fails_its_requests_and_all_later_on
     from verl_omni.workers.rollout.replica_calls import EngineDead
 
     one, other = replicas
-    worker, picture = worker_of(other), one.picture()
+    worker = worker_of(other)
+    picture = one.picture()
     assert torch.equal(other.picture(), picture)  # its first request also asks the worker for its adapters
     ray.get([each.server.check_engine.remote() for each in replicas], timeout=SOON)
     notice_late(other)

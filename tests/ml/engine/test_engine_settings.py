@@ -38,10 +38,16 @@ GIVEN: dict[str, Any] = {
 }
 # Need several devices, an accelerator or a model with more blocks: tests/ml/workers/test_engine_stage.py.
 ELSEWHERE = {
-    "cache_backend", "cache_config", "enable_cache_dit_summary",
-    "distributed_executor_backend", "enable_cpu_offload", "enable_layerwise_offload", "quantization",
-    "quantization_config", "vae_patch_parallel_size",
-}  # fmt: skip
+    "cache_backend",
+    "cache_config",
+    "enable_cache_dit_summary",
+    "distributed_executor_backend",
+    "enable_cpu_offload",
+    "enable_layerwise_offload",
+    "quantization",
+    "quantization_config",
+    "vae_patch_parallel_size",
+}
 
 
 def name_of(given: str) -> str:
@@ -56,9 +62,12 @@ def stack(start_tiny: Any) -> Any:
         for name, value in GIVEN.items()
     )
     _, running = start_tiny(
-        PROMPTS, "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.rollout.external_lib=tests.ml.engine.reporting_worker", *overrides,
-    )  # fmt: skip
+        PROMPTS,
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.external_lib=tests.ml.engine.reporting_worker",
+        *overrides,
+    )
     running.weights.update_weights(global_steps=0)
     return running
 
@@ -90,9 +99,14 @@ def test_settings_have_their_effect(stack: Any) -> None:
     found = reported(stack)
     assert found["vae"] == (True, True), "vLLM-Omni does not apply them to a pipeline that it does not make itself"
     params = {
-        "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 16,
-        "seed": 3, "logprobs": False,
-    }  # fmt: skip
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": 4,
+        "guidance_scale": 1.0,
+        "max_sequence_length": 16,
+        "seed": 3,
+        "logprobs": False,
+    }
     for request in ("first", "again"):
         answer = stack.servers.server_handles[0].generate.remote(
             prompt_ids=[1, 2, 3], sampling_params=params, request_id=request

@@ -71,9 +71,13 @@ def latent(running: Any) -> torch.Tensor:
         asked, chat_template=CHAT_TEMPLATE, add_generation_prompt=True, return_dict=False
     )
     params = {
-        "height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 32, "seed": 1,
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": 4,
+        "max_sequence_length": 32,
+        "seed": 1,
         "output_type": "latent",
-    }  # fmt: skip
+    }
     sample = running.stack.servers.server_handles[0].generate.remote(
         prompt_ids=ids, sampling_params=params, request_id="latent"
     )
@@ -149,8 +153,9 @@ def edited_over_http(running: Any, width: int, height: int) -> Image.Image:
     answer = httpx.post(
         f"http://{running.stack.servers.server_addresses[0]}/v1/images/edits",
         data={"prompt": "a red circle", "size": "64x64", "num_inference_steps": "2"},
-        files={"image": ("first.png", png(width, height), "image/png")}, timeout=120,
-    )  # fmt: skip
+        files={"image": ("first.png", png(width, height), "image/png")},
+        timeout=120,
+    )
     assert answer.status_code == 200, answer.text
     return Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
 
@@ -194,9 +199,12 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
     assert running.update(running.samples(version=2))["actor/grad_norm"] > 0, "with the right weights they agree"
 
     for wrong, words in (
-        ({"size": "large"}, "size"), ({"num_frames": 0}, "num_frames"), ({"num_inference_steps": -3}, "greater than"),
-        ({"model": "another"}, "Model mismatch"), ({"seed": "x"}, "seed"),
-    ):  # fmt: skip
+        ({"size": "large"}, "size"),
+        ({"num_frames": 0}, "num_frames"),
+        ({"num_inference_steps": -3}, "greater than"),
+        ({"model": "another"}, "Model mismatch"),
+        ({"seed": "x"}, "seed"),
+    ):
         refused = video_over_http(running, **wrong)
         assert refused.status_code == 400 and words in refused.text
 
@@ -204,9 +212,15 @@ def test_wan_agrees_before_and_after_an_update_that_changes_the_videos(family: A
 def video_over_http(running: Any, **other: Any) -> httpx.Response:
     """The first video of `evaluate`, by the HTTP API."""
     asked = {
-        "prompt": "a red circle", "negative_prompt": "dark sky", "size": "64x64", "num_frames": FRAMES, "seed": 7,
-        "num_inference_steps": 4, "guidance_scale": 3.0, **other,
-    }  # fmt: skip
+        "prompt": "a red circle",
+        "negative_prompt": "dark sky",
+        "size": "64x64",
+        "num_frames": FRAMES,
+        "seed": 7,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+        **other,
+    }
     form = {name: (None, str(value)) for name, value in asked.items()}
     return httpx.post(f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync", files=form, timeout=120)
 
@@ -240,8 +254,10 @@ def with_first_frame(running: Any) -> httpx.Response:
     asked = {"prompt": "a red circle", "size": "64x64", "num_frames": str(FRAMES), "num_inference_steps": "2"}
     return httpx.post(
         f"http://{running.stack.servers.server_addresses[0]}/v1/videos/sync",
-        data=asked, files={"input_reference": ("first.png", png(64, 64), "image/png")}, timeout=120,
-    )  # fmt: skip
+        data=asked,
+        files={"input_reference": ("first.png", png(64, 64), "image/png")},
+        timeout=120,
+    )
 
 
 def test_each_transformer_of_wan_a14b_agrees_with_the_trainer_and_gets_its_adapter(family: Any) -> None:
@@ -268,7 +284,8 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
     share = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
     running = family("wan", *VIDEOS, "trainer.n_gpus_per_node=2", share)
     running.publish(0)
-    before, samples = running.evaluate(), running.samples(version=0)
+    before = running.evaluate()
+    samples = running.samples(version=0)
     answer = running.request_update(samples)
     assert [len(answer.meta_info["metrics"][name]) for name in ("actor/loss", "actor/grad_norm")] == [1, 1]
     (norm,), (difference,) = (answer.meta_info["metrics"][n] for n in ("actor/grad_norm", "rollout_corr/max_abs_diff"))
@@ -278,18 +295,24 @@ def test_two_ranks_share_each_samples_sequence_and_one_reports_the_rows(family: 
     assert running.update(running.samples(version=1))["rollout_corr/max_abs_diff"] < 1e-4
 
 
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 
 
 def small_run(folder: Path) -> list[str]:
     """Settings of a run in a folder that trains an adapter of the model in it."""
     return [
-        f"{MODEL}.path={folder / 'model'}", f"{MODEL}.lora_rank=4", "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"{ROLLOUT}.n=2", f"{ROLLOUT}.pipeline.height=64",
-        f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.num_inference_steps=3",
+        f"{MODEL}.path={folder / 'model'}",
+        f"{MODEL}.lora_rank=4",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        f"{ROLLOUT}.n=2",
+        f"{ROLLOUT}.pipeline.height=64",
+        f"{ROLLOUT}.pipeline.width=64",
+        f"{ROLLOUT}.pipeline.num_inference_steps=3",
         f"trainer.default_local_dir={folder / 'run'}",
-    ]  # fmt: skip
+    ]
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -311,13 +334,19 @@ def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay
         (tmp_path / "red.png").write_bytes(png(64, 64))
         rows = [{**row, "images": ["red.png"]} for row in rows]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    shared_ray.train([
-        *small_run(tmp_path), f"{ROLLOUT}.dtype=bfloat16",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
-        f"data.train_files={tmp_path / 'rows.jsonl'}", "data.max_prompt_length=400",
-        f"{ROLLOUT}.pipeline.max_sequence_length=1024", *(VIDEOS[1:] if name == "wan" else ()),
-        "reward.scorer=brightness", "trainer.total_training_steps=1",
-    ])  # fmt: skip
+    shared_ray.train(
+        [
+            *small_run(tmp_path),
+            f"{ROLLOUT}.dtype=bfloat16",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
+            f"data.train_files={tmp_path / 'rows.jsonl'}",
+            "data.max_prompt_length=400",
+            f"{ROLLOUT}.pipeline.max_sequence_length=1024",
+            *(VIDEOS[1:] if name == "wan" else ()),
+            "reward.scorer=brightness",
+            "trainer.total_training_steps=1",
+        ]
+    )
     (line,) = [line for line in metrics(tmp_path) if "actor/loss" in line]
     assert line["actor/grad_norm"] > 0 and 1e-6 < line["rollout_corr/velocity_rel_diff"] < 0.02
 
@@ -327,10 +356,12 @@ def test_a_family_trains_in_bfloat16_from_files_in_float32(shared_ray: SharedRay
 
 @pytest.mark.parametrize(
     ("name", "modules", "overrides"),
-    [("sd3", 23, ["data.max_prompt_length=16"]),
-     ("qwen_image", 34, ["data.max_prompt_length=160"]),
-     ("wan", 20, VIDEOS)],
-)  # fmt: skip
+    [
+        ("sd3", 23, ["data.max_prompt_length=16"]),
+        ("qwen_image", 34, ["data.max_prompt_length=160"]),
+        ("wan", 20, VIDEOS),
+    ],
+)
 def test_all_linear_layers_that_the_engine_adapts_have_an_effect(
     family: Any, name: str, modules: int, overrides: list[str]
 ) -> None:
@@ -351,12 +382,19 @@ def test_a_run_uses_the_algorithm_advantages_family_and_reward_of_a_users_module
     MAKERS["sd3"](tmp_path / "model")
     index = tmp_path / "model" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "MyPipeline"}))
-    shared_ray.train([
-        *small_run(tmp_path), f"{MODEL}.external_lib=tests.ml.own_extension",
-        f"{LOSS}.loss_mode=my_algorithm", f"{LOSS}.scale=3", "algorithm.adv_estimator=my_advantage",
-        "reward.scorer=my_reward", "reward.scorer_kwargs.weight=-1",
-        f"data.train_files={ROOT / 'examples' / 'prompts' / 'shapes_train.jsonl'}", "trainer.total_training_steps=2",
-    ])  # fmt: skip
+    shared_ray.train(
+        [
+            *small_run(tmp_path),
+            f"{MODEL}.external_lib=tests.ml.own_extension",
+            f"{LOSS}.loss_mode=my_algorithm",
+            f"{LOSS}.scale=3",
+            "algorithm.adv_estimator=my_advantage",
+            "reward.scorer=my_reward",
+            "reward.scorer_kwargs.weight=-1",
+            f"data.train_files={ROOT / 'examples' / 'prompts' / 'shapes_train.jsonl'}",
+            "trainer.total_training_steps=2",
+        ]
+    )
     steps = [line for line in metrics(tmp_path) if "reward/mean" in line]
     assert [line["weights/version"] for line in steps] == [1, 2]
     assert all(-1 <= line["reward/mean"] < 0 for line in steps), "the user's scorer, and its setting"

@@ -25,7 +25,8 @@ from verl_omni.pipelines.registry import FAMILIES
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-STEPS, HELD_OUT = 3, 2
+STEPS = 3
+HELD_OUT = 2
 ENTRY_POINTS = {"main_diffusion": [], "main_diffusion_v1": ["trainer.use_v1=true"]}  # what they add to the arguments
 # What differs from the example: model, resolution, batch, accelerators, length of the run, and a stand-in for the judge
 # (tests/ml/engine/test_pools.py has a run that serves one).
@@ -43,15 +44,25 @@ FEWER_IF_GIVEN = {"trainer.batch.miniBatchPrompts": 1, "trainer.batch.microBatch
 FRAMES = "actor_rollout_ref.rollout.pipeline.num_frames"
 # The trainer's settings for these fields.
 SHRUNK = {
-    "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.pipeline.height",
-    "actor_rollout_ref.rollout.pipeline.width", "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "data.train_batch_size", "data.val_max_samples",
-    "trainer.n_gpus_per_node", "trainer.total_training_steps", FRAMES,
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.pipeline.height",
+    "actor_rollout_ref.rollout.pipeline.width",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "data.train_batch_size",
+    "data.val_max_samples",
+    "trainer.n_gpus_per_node",
+    "trainer.total_training_steps",
+    FRAMES,
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "reward.scorer_kwargs.base_url", "reward.scorer_kwargs.model", "reward.reward_functions.video.server",
-    "reward.reward_model.enable", "reward.reward_model.model_path",
+    "reward.scorer_kwargs.base_url",
+    "reward.scorer_kwargs.model",
+    "reward.reward_functions.video.server",
+    "reward.reward_model.enable",
+    "reward.reward_model.model_path",
     "reward.reward_model.rollout.tensor_model_parallel_size",
-}  # fmt: skip
+}
 JOBS = {
     "sd35-ocr-grpo": "sd3",
     "sd35-nft": "sd3",
@@ -170,7 +181,8 @@ def test_an_example_trains_with_its_own_settings(
     if name in PAIRS:
         (tmp_path / PAIRS[name]).parent.mkdir()
         small_recipes.write_pairs(tmp_path / PAIRS[name])
-    own, shrunk = settings_of(EXAMPLES / f"{name}.yaml"), settings_of(job)
+    own = settings_of(EXAMPLES / f"{name}.yaml")
+    shrunk = settings_of(job)
     differing = {setting for setting in own.keys() | shrunk.keys() if own.get(setting) != shrunk.get(setting)}
     assert differing <= SHRUNK | ({"data.train_files"} if name in PAIRS else set()), "everything else is the example's"
 

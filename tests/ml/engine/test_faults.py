@@ -55,7 +55,8 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
     from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed  # imports Ray: only after Ray was started
 
     one, other = two_replicas.replicas
-    picture, counted = other.picture(), Leftovers()
+    picture = other.picture()
+    counted = Leftovers()
     assert torch.equal(one.picture(), picture)
     asked = [other.draw(seed) for seed in range(3)]
     pid = other.pid()
@@ -73,7 +74,8 @@ def test_a_silent_replica_is_named_and_serves_when_it_is_back(two_replicas: TwoR
             two_replicas.stack.weights.sleep_replicas()
     finally:
         os.kill(pid, signal.SIGCONT)
-    said, address = str(drawing.value), two_replicas.stack.servers.server_addresses[1]
+    said = str(drawing.value)
+    address = two_replicas.stack.servers.server_addresses[1]
     assert f"replica {address}: no reply for 10 s (rollout.deadline_seconds)" in said
     assert "at weight version 1" in said and any(prompt in said for prompt in PROMPTS)
     two_replicas.stack.weights.wake_up_replicas()
@@ -131,7 +133,8 @@ def test_a_replica_that_dies_while_generating_fails_the_batch_and_is_named(two_r
     import ray
 
     one, other = two_replicas.replicas
-    pid, counted = other.pid(), Leftovers()
+    pid = other.pid()
+    counted = Leftovers()
     asked = other.make_busy()
     os.kill(pid, signal.SIGKILL)
     ended = []
@@ -153,7 +156,8 @@ def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoRepl
     import ray
 
     one = two_replicas.replicas[0]
-    pid, counted = one.pid(), Leftovers()
+    pid = one.pid()
+    counted = Leftovers()
     weights = ending_at_the_sixth(one.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
     handle, answer = one.begin()
     with pytest.raises(Exception, match="PeerDisconnected"):

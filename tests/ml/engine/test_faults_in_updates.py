@@ -21,16 +21,7 @@ import torch
 from torch import Tensor
 
 from tests.ml.engine.leftovers import Leftovers
-from tests.ml.engine.replica_driver import (
-    DEADLINE,
-    LAYER,
-    PROMPTS,
-    SOON,
-    Replica,
-    TwoReplicas,
-    lora_settings,
-    wait_for,
-)
+from tests.ml.engine.replica_driver import DEADLINE, LAYER, PROMPTS, SOON, Replica, TwoReplicas, lora_settings, wait_for
 from verl_omni.weight_sync import names, transfer
 from verl_omni.weight_sync.buffers import SendBuffer
 from verl_omni.weight_sync.digest import compute_digest
@@ -82,7 +73,8 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
 def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     """The tensors in a faulty sender's buffer, and its messages after the first."""
     q, k = (f"{LAYER.format(block=0, part=part)}.lora_A.weight" for part in "qk")
-    one, two = torch.full((4, 32), 1.0), torch.full((4, 32), 2.0)
+    one = torch.full((4, 32), 1.0)
+    two = torch.full((4, 32), 2.0)
     size = one.nbytes
     of_one, of_two = (compute_digest(each.view(-1).view(torch.uint8)) for each in (one, two))
     first = {q: transfer.Entry(one.shape, "float32", 0, of_one)}
@@ -90,7 +82,7 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     swapped = {
         q: transfer.Entry(one.shape, "float32", size, of_one),
         k: transfer.Entry(two.shape, "float32", 0, of_two),
-    }  # fmt: skip
+    }
     beyond = {q: transfer.Entry(one.shape, "float32", 2 * size - 8, of_one)}
     message = transfer.BucketMessage
     return {q: one, k: two}, {
@@ -179,7 +171,8 @@ def test_a_sample_has_the_version_of_its_weights_while_weights_change(two_replic
     """Requests wait in the engine's queue during an update: some are generated before it, and some after."""
     import ray
 
-    one, seeds = two_replicas.replicas[0], range(10)
+    one = two_replicas.replicas[0]
+    seeds = range(10)
     pictures: dict[int, list[Tensor]] = {}
     for version, strength in ((3, 1.5), (2, 2.0)):
         one.publish(one.adapter(strength), version)
@@ -213,7 +206,8 @@ def change(replica: Replica, kind: Change) -> Tensor:
 def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_stays(two_replicas: TwoReplicas) -> None:
     """One replica receives the adapters in order, the other in reverse: predecessors differ."""
     one, other = two_replicas.replicas
-    first, counted = one.picture(), Leftovers()
+    first = one.picture()
+    counted = Leftovers()
     upwards = {kind: change(one, kind) for kind in CHANGES}
     downwards = {kind: change(other, kind) for kind in reversed(CHANGES)}
     for number, kind in enumerate(CHANGES):
@@ -291,7 +285,8 @@ def visitor(two_replicas: TwoReplicas) -> Iterator[Visitor]:
 def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visitor) -> None:
     import ray
 
-    one, pictures = visitor.one, {}
+    one = visitor.one
+    pictures = {}
     for version, strength in ((3, 1.5), (2, 2.0)):
         one.publish(one.adapter(strength), version)
         pictures[version] = visitor.pictures()
@@ -322,7 +317,8 @@ def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visit
 def test_a_request_over_http_is_held_while_the_replica_sleeps(two_replicas: TwoReplicas, visitor: Visitor) -> None:
     import ray
 
-    one, expected = visitor.one, visitor.pictures()
+    one = visitor.one
+    expected = visitor.pictures()
     early = visitor.queue()
     two_replicas.stack.weights.sleep_replicas()
     assert one.in_flight() == 0, "the engine has requests while it sleeps"

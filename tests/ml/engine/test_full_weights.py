@@ -23,14 +23,20 @@ BUCKET_MB = 1  # the model has 2.4 MB
 def running(start: Any) -> tuple[Any, Any]:
     config, stack = start(
         PROMPTS,
-        "data.max_prompt_length=12", "data.train_batch_size=2", f"actor_rollout_ref.model.path='{MODEL}'",
-        "actor_rollout_ref.model.lora_rank=0", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-3",
-        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64",
+        "data.max_prompt_length=12",
+        "data.train_batch_size=2",
+        f"actor_rollout_ref.model.path='{MODEL}'",
+        "actor_rollout_ref.model.lora_rank=0",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.rollout.pipeline.height=64",
+        "actor_rollout_ref.rollout.pipeline.width=64",
         "actor_rollout_ref.rollout.pipeline.num_inference_steps=4",
         "actor_rollout_ref.rollout.pipeline.max_sequence_length=12",
         f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={BUCKET_MB}",
-    )  # fmt: skip
+    )
     stack.weights.update_weights(global_steps=0)
     return config, stack
 
@@ -50,9 +56,14 @@ def ask(server: Any, seed: int) -> Any:
     import ray
 
     params = {
-        "height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 12,
-        "seed": seed, "logprobs": False,
-    }  # fmt: skip
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": 4,
+        "guidance_scale": 1.0,
+        "max_sequence_length": 12,
+        "seed": seed,
+        "logprobs": False,
+    }
     made = server.generate.remote(prompt_ids=[2, 5, 7], sampling_params=params, request_id=f"ask-{seed}")
     return ray.get(made, timeout=120)
 

@@ -94,7 +94,9 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.one = self.living[-1]
         self.replica = self.one.played
-        self.alive, self.version, self.strength = True, 1, 1.0
+        self.alive = True
+        self.version = 1
+        self.strength = 1.0
         self.replica.publish(self.replica.adapter(self.strength), self.version)
 
     def check(self, sample: Any, seed: int) -> None:
@@ -110,7 +112,8 @@ class Life(RuleBasedStateMachine):
     @alive
     @rule(strength=st.sampled_from([0.5, 1.0, 2.0]), bucket_bytes=st.sampled_from([600, 1 << 20]))
     def update(self, strength: float, bucket_bytes: int) -> None:
-        self.version, self.strength = self.version + 1, strength
+        self.version = self.version + 1
+        self.strength = strength
         self.replica.publish(self.replica.adapter(strength), self.version, bucket_bytes)
 
     @alive
@@ -175,7 +178,8 @@ class Life(RuleBasedStateMachine):
         seeds=st.lists(SEEDS, min_size=5, max_size=10),
     )
     def kill(self, moment: str, seeds: list[int]) -> None:
-        counted, pid = Leftovers(), self.replica.pid()
+        counted = Leftovers()
+        pid = self.replica.pid()
         update = self.replica.begin(self.version + 1) if moment == "updating" else None
         if moment == "asleep":
             ended(self.one.control.sleep())
@@ -240,9 +244,13 @@ def test_in_any_order_of_events_a_sample_matches_its_version(replicas: list[One]
     Life.living = replicas
     # Derandomized, so that a failure repeats. A killed replica is gone for the histories after it.
     chosen = settings(
-        max_examples=HISTORIES, stateful_step_count=12, deadline=None, derandomize=True, phases=[Phase.generate],
+        max_examples=HISTORIES,
+        stateful_step_count=12,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     run_state_machine_as_test(Life, settings=chosen)
     assert len(Life.killed) == REPLICAS - 1, Life.killed
     counted.none()

@@ -22,7 +22,9 @@ from verl_omni.models.vision_language import make_tiny_qwen3_vl
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 RM = "reward.reward_model"
-START, END = 400.0, 180.0  # seconds
+# seconds
+START = 400.0
+END = 180.0
 STEPS = 5  # more than are complete when the judge is killed
 
 
@@ -51,7 +53,9 @@ def start(
     folder: Path, *more: str, change: Callable[[Path], None] = lambda judge: None
 ) -> tuple[subprocess.Popen[str], Path, Path]:
     """A run of a tiny model with a tiny judge, its log, and the folder of the judge's model."""
-    model, judge, log = folder / "model", folder / "judge", folder / "log"
+    model = folder / "model"
+    judge = folder / "judge"
+    log = folder / "log"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
     change(judge)
@@ -61,15 +65,28 @@ def start(
     )
     pipeline = "actor_rollout_ref.rollout.pipeline"
     settings = (
-        f"data.train_files='{prompts}'", f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=genrm_ocr",
-        "reward.scorer_kwargs.max_tokens=4", "data.train_batch_size=2",
-        "data.max_prompt_length=16", f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2",
-        f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64", f"{pipeline}.width=64",
-        f"{pipeline}.num_inference_steps=4", f"{RM}.enable=true", f"{RM}.model_path='{judge}'",
-        f"{RM}.rollout.tensor_model_parallel_size=1", f"{RM}.rollout.max_model_len=512", f"{RM}.rollout.max_num_seqs=8",
-        f"{RM}.rollout.dtype=float32", *more,
-    )  # fmt: skip
+        f"data.train_files='{prompts}'",
+        f"trainer.default_local_dir='{folder / 'run'}'",
+        "reward.scorer=genrm_ocr",
+        "reward.scorer_kwargs.max_tokens=4",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=16",
+        f"actor_rollout_ref.model.path='{model}'",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        f"{pipeline}.max_sequence_length=16",
+        f"{pipeline}.height=64",
+        f"{pipeline}.width=64",
+        f"{pipeline}.num_inference_steps=4",
+        f"{RM}.enable=true",
+        f"{RM}.model_path='{judge}'",
+        f"{RM}.rollout.tensor_model_parallel_size=1",
+        f"{RM}.rollout.max_model_len=512",
+        f"{RM}.rollout.max_num_seqs=8",
+        f"{RM}.rollout.dtype=float32",
+        *more,
+    )
     with log.open("w") as output:
         command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *settings]
         return forked_program.start(command, stdout=output, stderr=subprocess.STDOUT), log, judge

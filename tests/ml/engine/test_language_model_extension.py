@@ -17,7 +17,8 @@ from torch import Tensor
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EXTENSION = "verl_omni.workers.rollout.vllm_rollout.utils.vLLMOmniColocateWorkerExtension"
-RANK, TOKENS = 4, 12
+RANK = 4
+TOKENS = 12
 
 
 @dataclass
@@ -63,9 +64,14 @@ class Running:
             )
             (answer,) = self.engine.collective_rpc(
                 "update_weights_from_ipc",
-                kwargs={"peft_config": adapter, "base_sync_done": adapter is not None, "use_shm": True,
-                        "zmq_update_id": update, "deadline": 20.0},
-            )  # fmt: skip
+                kwargs={
+                    "peft_config": adapter,
+                    "base_sync_done": adapter is not None,
+                    "use_shm": True,
+                    "zmq_update_id": update,
+                    "deadline": 20.0,
+                },
+            )
             sending.result(timeout=30)
         found: dict[str, Any] = answer
         return found
@@ -86,9 +92,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     from vllm import LLM
 
     engine = LLM(
-        str(path), dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=2, gpu_memory_utilization=0.1,
-        enable_lora=True, max_lora_rank=8, worker_extension_cls=EXTENSION, distributed_executor_backend="uni",
-    )  # fmt: skip
+        str(path),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=2,
+        gpu_memory_utilization=0.1,
+        enable_lora=True,
+        max_lora_rank=8,
+        worker_extension_cls=EXTENSION,
+        distributed_executor_backend="uni",
+    )
     model = AutoModelForCausalLM.from_pretrained(path)
     model.generation_config.eos_token_id = None
     yield Running(engine, model, AutoTokenizer.from_pretrained(path)("two blue square on the left").input_ids)

@@ -24,9 +24,14 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command of the page in a user's folder."""
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env={**os.environ, "PATH": programs}, capture_output=True, text=True,
-        timeout=400, check=False,
-    )  # fmt: skip
+        ["bash", "-ec", command],
+        cwd=folder,
+        env={**os.environ, "PATH": programs},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
 
 
 def test_the_pages_commands_train_the_family_and_a_wrong_velocity_stops_the_run(tmp_path: Path) -> None:

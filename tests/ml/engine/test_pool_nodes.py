@@ -22,17 +22,24 @@ STEPS = 3
 
 
 def test_engines_and_trainer_stay_in_their_pools_and_a_lost_node_is_replaced(tmp_path: Path) -> None:
-    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    model = tmp_path / "model"
+    prompts = tmp_path / "prompts.jsonl"
     make_tiny_sd3(model)
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     job = load_job(
         EXAMPLE,
-        [f"spec.model={{base: '{model}', lora: {{rank: 4}}}}", f"spec.data={{train: ['{prompts}'], promptLength: 16}}",
-         f"spec.trainer.totalSteps={STEPS}", "spec.trainer.batch={prompts: 2}", "spec.rollout.samplesPerPrompt=4",
-         "spec.rollout.pipeline={height: 64, width: 64, steps: 5, maxSequenceLength: 16}",
-         "spec.rollout.accelerator.rayResource=NPU", f"spec.checkpoint.path={tmp_path}",
-         "spec.algorithm.overrides=[]"],
-    ).job  # fmt: skip
+        [
+            f"spec.model={{base: '{model}', lora: {{rank: 4}}}}",
+            f"spec.data={{train: ['{prompts}'], promptLength: 16}}",
+            f"spec.trainer.totalSteps={STEPS}",
+            "spec.trainer.batch={prompts: 2}",
+            "spec.rollout.samplesPerPrompt=4",
+            "spec.rollout.pipeline={height: 64, width: 64, steps: 5, maxSequenceLength: 16}",
+            "spec.rollout.accelerator.rayResource=NPU",
+            f"spec.checkpoint.path={tmp_path}",
+            "spec.algorithm.overrides=[]",
+        ],
+    ).job
     cluster = plan.render_attempt(job, 1, plan.ClusterSettings(image="i"))["spec"]["rayClusterSpec"]
     nodes = [
         {name: float(amount) for name, amount in group["resources"].items()}

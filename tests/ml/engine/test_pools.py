@@ -35,19 +35,29 @@ ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 def command_of(folder: Path, model: Path, program: str, *overrides: str) -> list[str]:
     """The command of a short training."""
-    prompts, pipeline = folder / "prompts.jsonl", "actor_rollout_ref.rollout.pipeline"
+    prompts = folder / "prompts.jsonl"
+    pipeline = "actor_rollout_ref.rollout.pipeline"
     prompts.write_text("".join(f'{{"prompt": "a {colour} circle"}}\n' for colour in ("red", "blue", "green", "grey")))
     settings = (
-        f"data.train_files='{prompts}'", f"data.val_files='{prompts}'",
-        f"trainer.default_local_dir='{folder / 'run'}'", "reward.scorer=brightness",
-        f"trainer.total_training_steps={STEPS}", "data.train_batch_size=2", "data.max_prompt_length=16",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-2",
-        "actor_rollout_ref.rollout.n=4", f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64",
-        f"{pipeline}.width=64", f"{pipeline}.num_inference_steps=4",
+        f"data.train_files='{prompts}'",
+        f"data.val_files='{prompts}'",
+        f"trainer.default_local_dir='{folder / 'run'}'",
+        "reward.scorer=brightness",
+        f"trainer.total_training_steps={STEPS}",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=16",
+        f"actor_rollout_ref.model.path='{model}'",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "actor_rollout_ref.rollout.n=4",
+        f"{pipeline}.max_sequence_length=16",
+        f"{pipeline}.height=64",
+        f"{pipeline}.width=64",
+        f"{pipeline}.num_inference_steps=4",
         # With a batch size of one, images are bit-identical.
         "actor_rollout_ref.rollout.max_num_seqs=1",
-    )  # fmt: skip
+    )
     return [sys.executable, *program.split(), *settings, *overrides]
 
 
@@ -78,7 +88,8 @@ def test_a_run_with_standalone_replicas_equals_a_colocated_one_also_after_one_is
     colocated, _ = run(tmp_path / "colocated", model, "-m verl_omni.trainer.main_diffusion")
 
     assert [line["weights/version"] for line in metrics(pools)] == list(range(STEPS + 1))
-    averaged, synchronous = metrics(pools), metrics(colocated)
+    averaged = metrics(pools)
+    synchronous = metrics(colocated)
     # The last evaluation is that of the average in the pools, and of the policy in the other run.
     ends = [
         {name: line.pop(name) for name in [*line] if name.startswith(("val/", "diversity/images"))}
@@ -146,19 +157,31 @@ TRUTH = "answer image score final text visible exactly with all of the 1 2 3 4 5
 
 
 def test_a_served_judge_scores_what_it_sees(tmp_path: Path) -> None:
-    model, judge, saved = tmp_path / "model", tmp_path / "judge", tmp_path / "saved"
+    model = tmp_path / "model"
+    judge = tmp_path / "judge"
+    saved = tmp_path / "saved"
     make_tiny_sd3(model)
     make_tiny_qwen3_vl(judge)
     prompts = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"a {colour} circle", "ground_truth": TRUTH} for colour in ("red", "blue", "green", "grey")]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder, _ = run(
-        tmp_path, model, "-m verl_omni.trainer.main_diffusion", f"data.train_files='{prompts}'",
-        f"data.val_files='{prompts}'", "reward.scorer=genrm_ocr", "reward.scorer_kwargs.max_tokens=12",
-        f"trainer.rollout_data_dir='{saved}'", f"{RM}.enable=true", f"{RM}.model_path='{judge}'",
-        f"{RM}.rollout.tensor_model_parallel_size=1", f"{RM}.rollout.max_model_len=512",
-        f"{RM}.rollout.max_num_seqs=8", f"{RM}.rollout.dtype=float32", "trainer.total_training_steps=2",
-    )  # fmt: skip
+        tmp_path,
+        model,
+        "-m verl_omni.trainer.main_diffusion",
+        f"data.train_files='{prompts}'",
+        f"data.val_files='{prompts}'",
+        "reward.scorer=genrm_ocr",
+        "reward.scorer_kwargs.max_tokens=12",
+        f"trainer.rollout_data_dir='{saved}'",
+        f"{RM}.enable=true",
+        f"{RM}.model_path='{judge}'",
+        f"{RM}.rollout.tensor_model_parallel_size=1",
+        f"{RM}.rollout.max_model_len=512",
+        f"{RM}.rollout.max_num_seqs=8",
+        f"{RM}.rollout.dtype=float32",
+        "trainer.total_training_steps=2",
+    )
     found = [json.loads(line) for step in (1, 2) for line in (saved / f"{step}.jsonl").read_text().splitlines()]
     expected = [ocr_score(judge, saved / line["output"]) for line in found]
     assert [line["score"] for line in found] == pytest.approx(expected)

@@ -36,11 +36,12 @@ class Running:
 def running(start_tiny: Any, rows: Any) -> Running:
     settings, stack = start_tiny(
         PROMPTS,
-        "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         # The batch size affects rounding, and depends on the time at which requests
         # arrive: with a batch size of one, images are bit-identical (batches: test_full_weights.py).
         "actor_rollout_ref.rollout.max_num_seqs=1",
-    )  # fmt: skip
+    )
     stack.weights.update_weights(global_steps=0)
     return Running(settings, stack, rows(PROMPTS))
 
@@ -70,7 +71,8 @@ def train_batch(running: Running, step: int, version: int) -> Any:
 
 
 def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) -> None:
-    one, again = evaluate(running), evaluate(running)
+    one = evaluate(running)
+    again = evaluate(running)
     assert one.images.dtype == torch.uint8 and one.images.shape == (3, 3, 64, 64)
     assert torch.equal(one.images, again.images)
     assert one.versions == [0, 0, 0]
@@ -145,7 +147,8 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
 def test_an_update_changes_the_samples_and_a_restored_adapter_restores_them(running: Running, tmp_path: Path) -> None:
     from verl import DataProto
 
-    stack, counted = running.stack, Leftovers()
+    stack = running.stack
+    counted = Leftovers()
     before = evaluate(running)
     stack.workers.save_checkpoint(str(tmp_path))
     samples = train_batch(running, step=1, version=0)
@@ -210,15 +213,14 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
     """A run of two steps, scraped where Ray exports metrics, with the labels that a PodMonitor gives."""
     import ray
 
-    from verl_omni.trainer.loop import DiffusionTrainer
+    from verl_omni.trainer.main_diffusion import build_loop
     from verl_omni.trainer.run.run_folder import RunFolder
+    from verl_omni.trainer.run.step_checkpoints import RunRequests
     from verl_omni.utils.metrics import exported_metrics as exported
 
-    trainer = DiffusionTrainer(
-        running.config, running.stack, RunFolder(tmp_path / "run"), running.rows, running.rows,
-        stop_requested=lambda: False,
-    )  # fmt: skip
-    trainer.fit(None)
+    folder = RunFolder(tmp_path / "run")
+    requests = RunRequests(lambda: False)
+    build_loop(running.config, running.stack, folder, running.rows, running.rows, requests).fit(None)
     (port,) = {node["MetricsExportPort"] for node in ray.nodes()}
     labels = {"namespace": "ml", "diffusionrl_job": "red", "attempt": "1", "pod": "red-head"}
     values = {"namespace": "ml", "job": "red", "__rate_interval": "1m"}
@@ -236,11 +238,15 @@ def test_every_query_about_trainer_and_replicas_has_data_on_a_real_prometheus(
         expected = [metric for metric in (*exported.TRAINER, *exported.ROLLOUT) if metric not in absent]
         server.await_data(exported.PREFIX + metric.name for metric in expected)
         for query, value in {
-            "ray_omni_step": 2, "ray_omni_steps": 2, "ray_omni_samples_generated_total": 8,
-            "ray_omni_samples_trained_total": 8, "ray_omni_weight_version_published": 2,
-            'ray_omni_weight_version_served{replica="0"}': 2, 'ray_omni_rollout_requests_in_flight{replica="0"}': 0,
+            "ray_omni_step": 2,
+            "ray_omni_steps": 2,
+            "ray_omni_samples_generated_total": 8,
+            "ray_omni_samples_trained_total": 8,
+            "ray_omni_weight_version_published": 2,
+            'ray_omni_weight_version_served{replica="0"}': 2,
+            'ray_omni_rollout_requests_in_flight{replica="0"}': 0,
             "ray_omni_samples_collapsed": 0,
-        }.items():  # fmt: skip
+        }.items():
             server.await_equal(query, value)
         (step,) = server.query("ray_omni_step")
         assert step["metric"].items() >= labels.items() and "WorkerId" in step["metric"]

@@ -21,8 +21,15 @@ from tests.ml.engine.engine_command_line import command_line
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-HEIGHT, WIDTH, STEPS, LENGTH, FRAMES, SEED = 96, 64, 5, 32, 5, 7
-GUIDANCE, PROMPT, NEGATIVE = 3.0, "a red circle", "dark sky"
+HEIGHT = 96
+WIDTH = 64
+STEPS = 5
+LENGTH = 32
+FRAMES = 5
+SEED = 7
+GUIDANCE = 3.0
+PROMPT = "a red circle"
+NEGATIVE = "dark sky"
 PICTURE = Image.new("RGB", (WIDTH, HEIGHT), "red")
 PICTURE_PIXELS = 64 * 64  # the limit of the tiny processor; released ones have a larger one than upstream's sizes
 DYNAMIC = {"use_dynamic_shifting": True, "base_image_seq_len": 16, "max_image_seq_len": 64}
@@ -56,7 +63,7 @@ CASES = {
     "wan with another scheduler": Case("wan", {"shift": 7.0}, scheduler_class="FlowMatchEulerDiscreteScheduler"),
     "wan_5b": Case("wan_5b", {"flow_shift": 5.0}),
     "wan_a14b": Case("wan_a14b"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -106,10 +113,17 @@ async def engine_sample(model: Path, case: Case) -> np.ndarray:
         return found
 
     params = {
-        "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS, "guidance_scale": GUIDANCE,
-        "true_cfg_scale": GUIDANCE, "max_sequence_length": LENGTH, "seed": SEED, "pixel_dtype": "float32",
-        "num_frames": FRAMES if case.model.startswith("wan") else 1, **case.request,
-    }  # fmt: skip
+        "height": HEIGHT,
+        "width": WIDTH,
+        "num_inference_steps": STEPS,
+        "guidance_scale": GUIDANCE,
+        "true_cfg_scale": GUIDANCE,
+        "max_sequence_length": LENGTH,
+        "seed": SEED,
+        "pixel_dtype": "float32",
+        "num_frames": FRAMES if case.model.startswith("wan") else 1,
+        **case.request,
+    }
     request = RolloutRequest(ids(PROMPT), negative_prompt_ids=ids(NEGATIVE), image_data=images)
     engine = AsyncOmni(**arguments)
     try:
@@ -146,8 +160,15 @@ def diffusers_sample(model: Path, case: Case) -> np.ndarray:
         for name in ("CONDITION_IMAGE_SIZE", "VAE_IMAGE_SIZE"):
             patch.setattr(pipeline_qwenimage_edit_plus, name, PICTURE_PIXELS)
         found = pipeline(
-            prompt=PROMPT, negative_prompt=NEGATIVE, height=HEIGHT, width=WIDTH, num_inference_steps=STEPS,
-            max_sequence_length=LENGTH, generator=torch.Generator().manual_seed(SEED), output_type="np", **given,
-        )  # fmt: skip
+            prompt=PROMPT,
+            negative_prompt=NEGATIVE,
+            height=HEIGHT,
+            width=WIDTH,
+            num_inference_steps=STEPS,
+            max_sequence_length=LENGTH,
+            generator=torch.Generator().manual_seed(SEED),
+            output_type="np",
+            **given,
+        )
     pixels: np.ndarray = np.moveaxis((found.frames if video else found.images)[0], -1, -3) * 255
     return pixels

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPTS = ["a red circle", "two cat photo"]
-SIZE, STEPS = 64, 4
+SIZE = 64
+STEPS = 4
 AT_ONCE = 4  # requests in one engine batch
 JSON = {"content-type": "application/json"}
 
@@ -65,9 +66,14 @@ class Running:
 
 def parameters(seed: int) -> dict[str, Any]:
     return {
-        "height": SIZE, "width": SIZE, "num_inference_steps": STEPS, "guidance_scale": 1.0, "max_sequence_length": 16,
-        "seed": seed, "logprobs": False,
-    }  # fmt: skip
+        "height": SIZE,
+        "width": SIZE,
+        "num_inference_steps": STEPS,
+        "guidance_scale": 1.0,
+        "max_sequence_length": 16,
+        "seed": seed,
+        "logprobs": False,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +86,18 @@ def running(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     make_tiny_sd3(model)
     _, stack = start(
         PROMPTS,
-        "data.max_prompt_length=16", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2",
-        f"actor_rollout_ref.model.path='{model}'", "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.n_gpus_per_node=2",
-        f"actor_rollout_ref.rollout.max_num_seqs={AT_ONCE}", "actor_rollout_ref.rollout.disable_log_stats=false",
+        "data.max_prompt_length=16",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        f"actor_rollout_ref.model.path='{model}'",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "trainer.n_gpus_per_node=2",
+        f"actor_rollout_ref.rollout.max_num_seqs={AT_ONCE}",
+        "actor_rollout_ref.rollout.disable_log_stats=false",
         # Long enough to fill batches on a busy machine; a full batch does not wait.
         "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms=250.0",
-    )  # fmt: skip
+    )
     stack.weights.update_weights(global_steps=0)
     # One client: each of its own would load certificates, and a request could end between two looks at the metrics.
     with httpx.Client() as http:
@@ -111,9 +122,10 @@ def png(answer: httpx.Response, number: int = 0) -> Image.Image:
 
 def test_pixels_floats_and_latents_of_one_request(running: Running) -> None:
     (pixels, floats, latents) = answered(
-        running.submit(PROMPTS[0], 1), running.submit(PROMPTS[0], 1, pixel_dtype="float32"),
+        running.submit(PROMPTS[0], 1),
+        running.submit(PROMPTS[0], 1, pixel_dtype="float32"),
         running.submit(PROMPTS[0], 1, output_type="latent"),
-    )  # fmt: skip
+    )
     assert pixels.diffusion_output.dtype == torch.uint8 and pixels.diffusion_output.shape == (3, SIZE, SIZE)
     assert floats.diffusion_output.dtype == torch.float32
     bytes_of_floats = floats.diffusion_output.mul(255).round().to(torch.uint8)
@@ -142,7 +154,8 @@ def batches(running: Running) -> list[int]:
         from verl_omni.pipelines.sd3.engine_pipeline import SD3RolloutPipeline as Pipeline
 
         if not hasattr(Pipeline, "batches"):
-            Pipeline.batches, plain = [], Pipeline.forward
+            Pipeline.batches = []
+            plain = Pipeline.forward
 
             def forward(self: Any, req: Any) -> Any:
                 Pipeline.batches.append(req.num_reqs)
@@ -191,8 +204,12 @@ def counted(running: Running, replica: int) -> int:
 
 def test_the_http_api_returns_the_same_image_as_training(running: Running) -> None:
     asked = {
-        "prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "seed": 7, "num_inference_steps": STEPS, "guidance_scale": 1.0
-    }  # fmt: skip
+        "prompt": PROMPTS[0],
+        "size": f"{SIZE}x{SIZE}",
+        "seed": 7,
+        "num_inference_steps": STEPS,
+        "guidance_scale": 1.0,
+    }
     image = png(running.post("/v1/images/generations", json=asked))
     assert image.size == (SIZE, SIZE) and image.mode == "RGB"
     (sample,) = answered(running.submit(PROMPTS[0], 7, max_sequence_length=256))
@@ -206,8 +223,12 @@ def test_the_http_api_returns_the_same_image_as_training(running: Running) -> No
 
 def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -> None:
     asked = {
-        "prompt": PROMPTS[0], "size": f"{SIZE}x{SIZE}", "seed": 7, "num_inference_steps": STEPS, "guidance_scale": 1.0
-    }  # fmt: skip
+        "prompt": PROMPTS[0],
+        "size": f"{SIZE}x{SIZE}",
+        "seed": 7,
+        "num_inference_steps": STEPS,
+        "guidance_scale": 1.0,
+    }
     answer = running.post("/v1/images/generations", json={**asked, "n": 3})
     several = [np.asarray(png(answer, number)).astype(int) for number in range(3)]
     assert len(answer.json()["data"]) == 3
@@ -221,13 +242,20 @@ def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"size": "65x64"}, "width must be a multiple of 16, not 65"), ({"size": "large"}, "WIDTHxHEIGHT"),
+        ({"size": "65x64"}, "width must be a multiple of 16, not 65"),
+        ({"size": "large"}, "WIDTHxHEIGHT"),
         ({"size": "64x2048"}, "height must be at most 1024, not 2048"),
-        ({"size": "-64x64"}, "size"), ({"size": "0x64"}, "size"), ({"prompt": None}, "prompt"),
-        ({"num_inference_steps": 0}, "num_inference_steps"), ({"num_inference_steps": -4}, "num_inference_steps"),
-        ({"n": 0}, "n"), ({"n": 3, "size": "64x65"}, "height must be a multiple of 16, not 65"),
-        ({"guidance_scale": -1.0}, "guidance_scale"), ({"model": "another"}, "Model mismatch"),
-        ({"guidance_scale": math.nan}, "guidance_scale"), ({"true_cfg_scale": math.nan}, "true_cfg_scale"),
+        ({"size": "-64x64"}, "size"),
+        ({"size": "0x64"}, "size"),
+        ({"prompt": None}, "prompt"),
+        ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"num_inference_steps": -4}, "num_inference_steps"),
+        ({"n": 0}, "n"),
+        ({"n": 3, "size": "64x65"}, "height must be a multiple of 16, not 65"),
+        ({"guidance_scale": -1.0}, "guidance_scale"),
+        ({"model": "another"}, "Model mismatch"),
+        ({"guidance_scale": math.nan}, "guidance_scale"),
+        ({"true_cfg_scale": math.nan}, "true_cfg_scale"),
         ({"generator_device": "mps"}, "generator_device must be cpu, not 'mps'"),
         ({"prompt": "\ud800"}, "surrogates not allowed"),
         ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
@@ -239,7 +267,7 @@ def test_several_images_of_one_prompt_have_consecutive_seeds(running: Running) -
         ({"extra_params": {"noise_level": 0.7, "sde_type": "none"}}, "Unknown sde_type 'none'"),
         ({"extra_params": {"sde_noise_seed": []}}, "int() argument must be"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_image_request_is_answered_with_the_reason(
     running: Running, wrong: dict[str, Any], words: str
 ) -> None:
@@ -252,13 +280,16 @@ def test_an_invalid_image_request_is_answered_with_the_reason(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"height": "tall"}, "height"), ({"width": -64}, "width must be a whole number from 1 on, not -64"),
-        ({"num_inference_steps": 10**9}, "from 1 to 200"), ({"num_outputs_per_prompt": 10**6}, "from 1 to 10"),
-        ({"guidance_scale": "strong"}, "guidance_scale"), ({"seed": 2**70}, "seed"),
+        ({"height": "tall"}, "height"),
+        ({"width": -64}, "width must be a whole number from 1 on, not -64"),
+        ({"num_inference_steps": 10**9}, "from 1 to 200"),
+        ({"num_outputs_per_prompt": 10**6}, "from 1 to 10"),
+        ({"guidance_scale": "strong"}, "guidance_scale"),
+        ({"seed": 2**70}, "seed"),
         ({"extra_params": {"noise_level": "high"}}, "could not convert"),
         ({"resolution": "a"}, "resolution must be a whole number"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_chat_request_is_answered_with_the_reason(
     running: Running, wrong: dict[str, Any], words: str
 ) -> None:

@@ -77,8 +77,9 @@ def test_a_replica_with_defaults_generates_and_serves_http(replica: Any, model: 
     assert (first.diffusion_output.int() - again.diffusion_output.int()).abs().max() <= 1
     answer = httpx.post(
         f"http://{replica.server_address}/v1/images/generations",
-        json={"prompt": "a red circle", "size": f"{SIZE}x{SIZE}", "seed": 7}, timeout=120,
-    )  # fmt: skip
+        json={"prompt": "a red circle", "size": f"{SIZE}x{SIZE}", "seed": 7},
+        timeout=120,
+    )
     assert answer.status_code == 200, answer.text
     picture = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
     assert picture.size == (SIZE, SIZE)
@@ -92,11 +93,21 @@ def test_a_server_alone_serves_with_defaults(cluster: Any, replica: Any, model: 
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    server = ray.remote(vLLMOmniHttpServer).options(max_concurrency=100).remote(
-        config=DiffusionRolloutConfig(), model_config=DiffusionModelConfig(path=str(model)),
-        rollout_mode=RolloutMode.STANDALONE, workers=[], replica_rank=1, node_rank=0, gpus_per_node=1, nnodes=1,
-        cuda_visible_devices="",
-    )  # fmt: skip
+    server = (
+        ray.remote(vLLMOmniHttpServer)
+        .options(max_concurrency=100)
+        .remote(
+            config=DiffusionRolloutConfig(),
+            model_config=DiffusionModelConfig(path=str(model)),
+            rollout_mode=RolloutMode.STANDALONE,
+            workers=[],
+            replica_rank=1,
+            node_rank=0,
+            gpus_per_node=1,
+            nnodes=1,
+            cuda_visible_devices="",
+        )
+    )
     ray.get(server.launch_server.remote(), timeout=300)
     params = {"height": SIZE, "width": SIZE, "num_inference_steps": 4, "seed": 7}
     made = ray.get(server.generate.remote(prompt_ids=[1, 2], sampling_params=params, request_id="one"), timeout=120)
@@ -113,7 +124,8 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
 
     monkeypatch.setattr(save_before_stop, "GCS_PORT", int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
     store = save_before_stop.Store(ray._raylet.GcsClient(address=save_before_stop.head_address()))
-    run, saved = SaveRequests(), []
+    run = SaveRequests()
+    saved = []
     run.observe({"event": "start", "resumed_from": None})
     run.observe({"event": "step", "step": 1})
     hook = threading.Thread(target=lambda: saved.append(save_before_stop.save(store, 60.0)))
@@ -125,7 +137,8 @@ def test_a_pod_that_stops_has_the_run_save_what_is_complete(cluster: Any, monkey
     run.observe({"event": "checkpoint", "step": 2})
     hook.join(60.0)
     assert saved == [True] and not run.requested()
-    ends, said = iter([False, True]), []
+    ends = iter([False, True])
+    said = []
     run.wait_for_end(lambda: next(ends), said.append)
     assert len(said) == 1 and not any(ends), "a run that saved for a hook takes no step more"
     SaveRequests().wait_for_end(pytest.fail, pytest.fail)

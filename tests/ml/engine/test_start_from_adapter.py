@@ -13,9 +13,11 @@ from tests.ml.engine.shared_ray import SharedRay
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
 LAYERS = [f"transformer_blocks.{block}.attn.{name}" for block in (0, 1) for name in ("to_q", "to_out.0")]
-RANK, WIDTH = 4, 32
+RANK = 4
+WIDTH = 32
 
 
 def write_model(folder: Path) -> None:
@@ -52,13 +54,23 @@ def train(shared_ray: SharedRay, folder: Path, adapter: Path, run: Path) -> None
     pipeline = f"{ROLLOUT}.pipeline"
     shared_ray.train(
         [
-            f"{MODEL}.path='{folder / 'model'}'", f"{MODEL}.lora_adapter_path='{adapter}'",
-            f"data.train_files='{folder / 'prompts.txt'}'", "data.train_batch_size=2", "data.max_prompt_length=16",
-            f"{ROLLOUT}.n=2", f"{pipeline}.max_sequence_length=16", f"{pipeline}.height=64", f"{pipeline}.width=64",
-            f"{pipeline}.num_inference_steps=4", "reward.scorer=brightness", "trainer.total_training_steps=1",
-            f"trainer.default_local_dir='{run}'", "trainer.save_freq=1", "actor_rollout_ref.actor.optim.lr=1e-9",
+            f"{MODEL}.path='{folder / 'model'}'",
+            f"{MODEL}.lora_adapter_path='{adapter}'",
+            f"data.train_files='{folder / 'prompts.txt'}'",
+            "data.train_batch_size=2",
+            "data.max_prompt_length=16",
+            f"{ROLLOUT}.n=2",
+            f"{pipeline}.max_sequence_length=16",
+            f"{pipeline}.height=64",
+            f"{pipeline}.width=64",
+            f"{pipeline}.num_inference_steps=4",
+            "reward.scorer=brightness",
+            "trainer.total_training_steps=1",
+            f"trainer.default_local_dir='{run}'",
+            "trainer.save_freq=1",
+            "actor_rollout_ref.actor.optim.lr=1e-9",
         ]
-    )  # fmt: skip
+    )
 
 
 def test_the_engine_samples_with_the_adapter_from_the_first_sample_on(shared_ray: SharedRay, tmp_path: Path) -> None:

@@ -17,8 +17,11 @@ from tests.ml.engine.engine_command_line import command_line
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-STEPS, AT_ONCE = 4, 4
-LENGTH, OTHER_LENGTH = 32, 64  # tokens of a prompt; over HTTP a request has the model's default
+STEPS = 4
+AT_ONCE = 4
+# tokens of a prompt; over HTTP a request has the model's default
+LENGTH = 32
+OTHER_LENGTH = 64
 HTTP_STEPS = 100
 SEEDS = (1, 2, 3, 4)
 
@@ -64,13 +67,16 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
     from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import last_output
     from verl_omni.workers.rollout.vllm_rollout.server.requests import RolloutRequest
 
-    mode, settings = DiffusionMode(), DiffusionModelConfig(path=str(model))
+    mode = DiffusionMode()
+    settings = DiffusionModelConfig(path=str(model))
     engine_kwargs = {"vllm_omni": {"request_batch_max_wait_ms": 250.0}}
     rollout = DiffusionRolloutConfig(step_execution=step_execution, engine_kwargs=engine_kwargs)
     arguments = mode.engine_args(command_line(model, AT_ONCE), rollout, settings)
-    forwards, steps = list[int](), list[int]()
+    forwards = list[int]()
+    steps = list[int]()
     pipeline = load(family(settings.architecture).pipeline)
-    plain, step = pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step
+    plain = pipeline.predict_noise_maybe_with_cfg
+    step = pipeline.denoise_step
 
     def counted(self: Any, guided: bool, scale: Any, positive: Any, *rest: Any) -> Any:
         forwards.append(positive["hidden_states"].shape[0])
@@ -80,7 +86,8 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
         steps.append(batch.num_reqs)
         return step(self, batch, **more)
 
-    pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step = counted, counted_step
+    pipeline.predict_noise_maybe_with_cfg = counted
+    pipeline.denoise_step = counted_step
     engine = AsyncOmni(**arguments)
     asked = "a red circle"
     ids = settings.tokenizer(asked).input_ids
@@ -92,9 +99,17 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
     async def sample(seed: int, length: int = LENGTH) -> Any:
         guided = 1.0 + (seed > 2)
         params = {
-            "height": 64, "width": 64, "num_inference_steps": STEPS, "guidance_scale": guided, "true_cfg_scale": guided,
-            "max_sequence_length": length, "seed": seed, "logprobs": True, "noise_level": 0.7, "sde_window_size": 2,
-        }  # fmt: skip
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": STEPS,
+            "guidance_scale": guided,
+            "true_cfg_scale": guided,
+            "max_sequence_length": length,
+            "seed": seed,
+            "logprobs": True,
+            "noise_level": 0.7,
+            "sde_window_size": 2,
+        }
         request = RolloutRequest(ids, negative_prompt_ids=None if template else [])
         made = mode.engine_request(request, params, None, rollout, engine.default_sampling_params_list)
         return mode.to_output(await last_output(engine.generate(request_id=f"{seed}-{length}", **made)), params, 0)
@@ -102,13 +117,15 @@ async def _drawn(model: Path, step_execution: bool) -> Drawn:
     try:
         alone = [await sample(seed) for seed in SEEDS]
         forwards.clear()
-        together, counts = await asyncio.gather(*[sample(seed) for seed in SEEDS]), list(forwards)
+        together = await asyncio.gather(*[sample(seed) for seed in SEEDS])
+        counts = list(forwards)
         steps.clear()
         mixed, _ = await asyncio.gather(sample(SEEDS[0]), sample(SEEDS[1], OTHER_LENGTH))
         return Drawn(alone, together, counts, mixed, steps)
     finally:
         engine.shutdown()
-        pipeline.predict_noise_maybe_with_cfg, pipeline.denoise_step = plain, step
+        pipeline.predict_noise_maybe_with_cfg = plain
+        pipeline.denoise_step = step
 
 
 def test_step_execution_gives_the_same_samples_as_whole_requests(model: Path) -> None:
@@ -159,17 +176,24 @@ async def _aborted_and_updated(model: Path) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server.model_mode import WORKER_EXTENSION
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
-    settings, server = DiffusionModelConfig(path=str(model)), object.__new__(vLLMOmniHttpServer)
-    server.config, server.model_config = DiffusionRolloutConfig(step_execution=True), settings
-    server._mode, server.replica_rank, server.global_steps = DiffusionMode(), 0, 0
-    server._submission_paused, server._rejecting, server._admitting = False, False, 0
+    settings = DiffusionModelConfig(path=str(model))
+    server = object.__new__(vLLMOmniHttpServer)
+    server.config = DiffusionRolloutConfig(step_execution=True)
+    server.model_config = settings
+    server._mode = DiffusionMode()
+    server.replica_rank = 0
+    server.global_steps = 0
+    server._submission_paused = False
+    server._rejecting = False
+    server._admitting = 0
     server._resume_event = asyncio.Event()
     server._resume_event.set()
     server.node_rank = 0
     server._post_init("")
     arguments = server._mode.engine_args(command_line(model, 1, WORKER_EXTENSION), server.config, settings)
     pipeline = load(family(settings.architecture).pipeline)
-    plain, steps = pipeline.predict_noise_maybe_with_cfg, []
+    plain = pipeline.predict_noise_maybe_with_cfg
+    steps = []
 
     def counted(self: Any, *given: Any) -> Any:
         steps.append(given)

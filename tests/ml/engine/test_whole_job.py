@@ -35,14 +35,22 @@ EVALUATED = (0, 4, STEPS)
 # The job's own, which `--set` replaces.
 OVERRIDES = ("actor_rollout_ref.actor.optim.betas=[0.9,0.95]", "actor_rollout_ref.actor.optim.lr_warmup_steps=5")
 SETTINGS = (
-    "--plain", "--steps", str(STEPS), "--set", f"spec.checkpoint.everySteps={SAVED[0]}",
-    "--set", f"spec.trainer.evalEverySteps={EVALUATED[1]}",
-    "--set", "spec.trainer.learningRate=0.01",  # larger than the job's own: learning must be visible in a few steps
+    "--plain",
+    "--steps",
+    str(STEPS),
+    "--set",
+    f"spec.checkpoint.everySteps={SAVED[0]}",
+    "--set",
+    f"spec.trainer.evalEverySteps={EVALUATED[1]}",
+    "--set",
+    "spec.trainer.learningRate=0.01",  # larger than the job's own: learning must be visible in a few steps
     # Evaluations of a part of the prompts: with one image a batch, those of all 200 would be most of a run.
-    "--set", f"spec.algorithm.overrides={json.dumps([*OVERRIDES, 'data.val_max_samples=16'])}",
+    "--set",
+    f"spec.algorithm.overrides={json.dumps([*OVERRIDES, 'data.val_max_samples=16'])}",
     # With larger batches, rounding would depend on the time at which requests arrive.
-    "--set", "spec.rollout.engine.maxBatchSize=1",
-)  # fmt: skip
+    "--set",
+    "spec.rollout.engine.maxBatchSize=1",
+)
 MARK = "OMNI_OPERATOR_TEST_RUN"
 
 
@@ -60,16 +68,26 @@ class Run:
         self.watch = SharedMemoryWatch(lambda: {process.pid for process in self.alive()})
         self.process = subprocess.Popen(
             [
-                str(Path(sys.executable).with_name("drl")), "run", JOB, "--runs", str(runs), *SETTINGS,
-                *(stored_settings(store) if store else ()), *(hub_settings(hub) if hub else ()),
+                str(Path(sys.executable).with_name("drl")),
+                "run",
+                JOB,
+                "--runs",
+                str(runs),
+                *SETTINGS,
+                *(stored_settings(store) if store else ()),
+                *(hub_settings(hub) if hub else ()),
             ],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env={
-                **os.environ, MARK: self.mark,
+                **os.environ,
+                MARK: self.mark,
                 **({**store.variables, "XDG_CACHE_HOME": str(runs / "cache")} if store else {}),
                 **({**hub.variables, "HF_HUB_OFFLINE": ""} if hub else {}),
             },
-        )  # fmt: skip
+        )
 
     def until_step(self, step: int) -> None:
         """Read its output until a step is reported."""
@@ -131,10 +149,12 @@ class Run:
 def stored_settings(store: ObjectStore) -> list[str]:
     """Options by which a run reads from the store and sends its results there."""
     values = {
-        "model.base": "s3://inputs/model", "data.train": "['s3://inputs/train.jsonl']",
-        "data.validation": "['s3://inputs/held-out.jsonl']", "output": "{url: s3://results/team}",
+        "model.base": "s3://inputs/model",
+        "data.train": "['s3://inputs/train.jsonl']",
+        "data.validation": "['s3://inputs/held-out.jsonl']",
+        "output": "{url: s3://results/team}",
         "storage": f"{{endpoint: '{store.endpoint}'}}",
-    }  # fmt: skip
+    }
     return [part for name, value in values.items() for part in ("--set", f"spec.{name}={value}")]
 
 
@@ -212,9 +232,13 @@ save_file(state(pipe), {str(tmp_path / "one.safetensors")!r})
 save_file(state(other), {str(tmp_path / "other.safetensors")!r})
 """
     reader = {
-        **os.environ, **hub.variables, "HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+        **os.environ,
+        **hub.variables,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(tmp_path / "home"),
-    }  # fmt: skip
+    }
     subprocess.run([sys.executable, "-c", code], env=reader, check=True, timeout=300)
     one, other = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
     assert len(one) == len(unbroken.adapter()) > 0 and one.keys() == other.keys()
@@ -253,7 +277,8 @@ def test_an_interrupted_and_killed_run_from_a_store_ends_like_an_uninterrupted_o
     assert code == 0, said
     fourth.check_nothing_left()
     assert fourth.metrics() == unbroken.metrics()
-    one, other = fourth.adapter(), unbroken.adapter()
+    one = fourth.adapter()
+    other = unbroken.adapter()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     # The store has the adapter of the last checkpoint and the report, and says so.

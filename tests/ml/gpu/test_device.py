@@ -90,11 +90,20 @@ def test_the_main_job_runs_on_the_gpu(tmp_path: Path, lora: bool) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     done = subprocess.run(
         [
-            str(Path(sys.executable).with_name("drl")), "run", str(tmp_path / "job.yaml"), "--runs", str(tmp_path),
-            "--plain", "--steps", "3",
+            str(Path(sys.executable).with_name("drl")),
+            "run",
+            str(tmp_path / "job.yaml"),
+            "--runs",
+            str(tmp_path),
+            "--plain",
+            "--steps",
+            "3",
         ],
-        timeout=800, check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        timeout=800,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert "the policy is trained on 1 x cuda" in done.stdout
     lines: list[dict[str, Any]] = [
         json.loads(line) for line in (tmp_path / "red-grpo" / "metrics.jsonl").read_text().splitlines()

@@ -22,8 +22,12 @@ from verl_omni.models.tiny import MAKERS
 pytestmark = [pytest.mark.timeout(600), pytest.mark.gpu]
 
 STEPS = 3
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-PIPELINE, FSDP, LOSS = f"{ROLLOUT}.pipeline", f"{ACTOR}.fsdp_config", f"{ACTOR}.diffusion_loss.loss_mode"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+PIPELINE = f"{ROLLOUT}.pipeline"
+FSDP = f"{ACTOR}.fsdp_config"
+LOSS = f"{ACTOR}.diffusion_loss.loss_mode"
 JUDGE = "reward.reward_model"
 ONE_STEP = f"{ROLLOUT}.algo.noise_level=0"  # trained on final samples, which are generated without noise
 VIDEOS = f"{PIPELINE}.num_frames=5"
@@ -60,10 +64,14 @@ ON_TWO: dict[str, tuple[str, Sequence[str]]] = {
     "checkpoints in the background": ("sd3", ("trainer.save_freq=1", f"{ACTOR}.checkpoint.async_save=true")),
 }
 SERVED = (
-    "reward.scorer=genrm_ocr", "reward.scorer_kwargs.max_tokens=4", f"{JUDGE}.enable=true",
-    f"{JUDGE}.rollout.tensor_model_parallel_size=1", f"{JUDGE}.rollout.max_model_len=512",
-    f"{JUDGE}.rollout.max_num_seqs=8", f"{JUDGE}.rollout.gpu_memory_utilization=0.2",
-)  # fmt: skip
+    "reward.scorer=genrm_ocr",
+    "reward.scorer_kwargs.max_tokens=4",
+    f"{JUDGE}.enable=true",
+    f"{JUDGE}.rollout.tensor_model_parallel_size=1",
+    f"{JUDGE}.rollout.max_model_len=512",
+    f"{JUDGE}.rollout.max_num_seqs=8",
+    f"{JUDGE}.rollout.gpu_memory_utilization=0.2",
+)
 
 
 def train(folder: Path, family: str, *more: str, gpus: int = 1) -> list[dict[str, Any]]:
@@ -78,17 +86,31 @@ def train(folder: Path, family: str, *more: str, gpus: int = 1) -> list[dict[str
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = (
-        f"data.train_files='{prompts}'", f"data.val_files='{prompts}'", "data.train_batch_size=2",
-        "data.max_prompt_length=16", "reward.scorer=brightness", f"trainer.default_local_dir='{folder / 'run'}'",
-        f"trainer.total_training_steps={STEPS}", f"{MODEL}.path='{folder / 'model'}'", f"{MODEL}.lora_rank=4",
-        f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.optim.lr=1e-3", f"{ROLLOUT}.n=4",
-        f"{PIPELINE}.max_sequence_length=16", f"{PIPELINE}.height=64", f"{PIPELINE}.width=64",
+        f"data.train_files='{prompts}'",
+        f"data.val_files='{prompts}'",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=16",
+        "reward.scorer=brightness",
+        f"trainer.default_local_dir='{folder / 'run'}'",
+        f"trainer.total_training_steps={STEPS}",
+        f"{MODEL}.path='{folder / 'model'}'",
+        f"{MODEL}.lora_rank=4",
+        f"{ACTOR}.ppo_mini_batch_size=2",
+        f"{ACTOR}.optim.lr=1e-3",
+        f"{ROLLOUT}.n=4",
+        f"{PIPELINE}.max_sequence_length=16",
+        f"{PIPELINE}.height=64",
+        f"{PIPELINE}.width=64",
         f"{PIPELINE}.num_inference_steps=4",
-    )  # fmt: skip
+    )
     done = subprocess.run(
         [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *settings, *more],
-        timeout=550, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        timeout=550,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-6000:]
     assert f"the policy is trained on {gpus} x cuda" in done.stdout
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -21,7 +21,8 @@ def weights(recipe: Recipe) -> dict[str, torch.Tensor]:
 
 def test_pretraining_is_deterministic_by_seed() -> None:
     recipe = Recipe(steps=3, images=200, warm_up=1)
-    one, again = weights(recipe), weights(recipe)
+    one = weights(recipe)
+    again = weights(recipe)
     assert all(torch.equal(one[name], again[name]) for name in one)
     other = weights(Recipe(steps=3, images=200, warm_up=1, seed=1))
     assert not all(torch.equal(one[name], other[name]) for name in one)
@@ -43,5 +44,6 @@ def test_wrong_colors_change_only_the_color_words_of_captions() -> None:
 
 def test_wrong_captions_give_another_model() -> None:
     recipe = Recipe(steps=2, images=200, warm_up=1)
-    one, other = weights(recipe), weights(Recipe(steps=2, images=200, warm_up=1, wrong_colors=0.6))
+    one = weights(recipe)
+    other = weights(Recipe(steps=2, images=200, warm_up=1, wrong_colors=0.6))
     assert not all(torch.equal(one[name], other[name]) for name in one)

@@ -74,10 +74,9 @@ def test_an_image_of_other_objects_fails(shown: scenes.Scene, asked: scenes.Scen
 @settings(deadline=None)
 @given(st.sampled_from([scene for scene in ALL if scene.relation]), SEEDS)
 def test_only_the_requested_relation_passes(scene: scenes.Scene, seed: int) -> None:
-    picture, relation = picture_of(scene, seed), str(scene.relation)
-    right = [
-        checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS
-    ]  # fmt: skip
+    picture = picture_of(scene, seed)
+    relation = str(scene.relation)
+    right = [checker.judge(picture, scene.text.replace(relation, other)).correct for other in scenes.RELATIONS]
     # The checker misses a true object now and then (test_rendered_scenes_pass); then no relation may be right.
     objects_seen = checker.judge(picture, scene.text.replace(relation, "and")).correct
     assert right == [objects_seen and other == relation for other in scenes.RELATIONS]
@@ -125,9 +124,12 @@ def test_a_speck_passes_and_debris_fails(specks: int, right: bool) -> None:
 def rounded_square(corner: float, seed: int) -> scenes.Image:
     """A blue square whose corners are arcs of `corner` times half its side: 0 a square, 1 a circle."""
     rng = np.random.default_rng(seed)
-    x, y, half = 16.5 + rng.uniform(-1.5, 1.5), 16.5 + rng.uniform(-1.5, 1.5), rng.uniform(9.5, 11.5)
+    x = 16.5 + rng.uniform(-1.5, 1.5)
+    y = 16.5 + rng.uniform(-1.5, 1.5)
+    half = rng.uniform(9.5, 11.5)
     row, column = np.mgrid[0 : scenes.SIZE, 0 : scenes.SIZE] + 0.5
-    across, down = abs((column - x) / half) - (1 - corner), abs((row - y) / half) - (1 - corner)
+    across = abs((column - x) / half) - (1 - corner)
+    down = abs((row - y) / half) - (1 - corner)
     distance = np.hypot(np.maximum(across, 0), np.maximum(down, 0)) + np.minimum(np.maximum(across, down), 0) - corner
     cover = np.clip(0.5 - distance * half, 0, 1)[..., None]
     return scenes.BACKGROUND * (1 - cover) + np.array(scenes.COLORS["blue"]) * cover

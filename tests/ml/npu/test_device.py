@@ -30,7 +30,8 @@ def test_sleep_frees_memory_and_wake_restores_kept_tensors(level: int) -> None:
         pipeline = torch.nn.Linear(4096, 16384, device="npu")  # 256 MiB
         pipeline.register_buffer("scale", torch.arange(8.0, device="npu"))
     worker.model_runner = SimpleNamespace(pipeline=pipeline, refresh_diffusion_kv_block_table_layout=lambda: None)
-    weight, scale = pipeline.weight.detach().cpu(), pipeline.scale.cpu()
+    weight = pipeline.weight.detach().cpu()
+    scale = pipeline.scale.cpu()
     before = current_omni_platform.get_free_memory()
     assert worker.sleep(level) is True
     assert current_omni_platform.get_free_memory() - before > 200 * MIB

@@ -91,9 +91,7 @@ def test_latents_of_wan_have_the_factors_of_its_vae() -> None:
     assert wan_shapes.sequence_length(old, pipeline) == 4 * wan_shapes.sequence_length(new, pipeline)
 
 
-@pytest.mark.parametrize(
-    ("asked", "latent"), [(1, 1), (4, 2), (5, 2), (8, 3), (9, 3), (120, 31), (121, 31)]
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "latent"), [(1, 1), (4, 2), (5, 2), (8, 3), (9, 3), (120, 31), (121, 31)])
 def test_frames_of_wan_are_rounded_as_the_engine_does(asked: int, latent: int) -> None:
     """vllm_omni/diffusion/models/wan2_2/pipeline_wan2_2.py, `forward`: 8 frames become 9."""
     made = asked if asked % 4 == 1 else asked // 4 * 4 + 1
@@ -118,8 +116,10 @@ def test_the_qwen_image_chat_template_equals_that_of_diffusers(prompt: str) -> N
     expected = QwenImagePipeline(None, None, None, None, None).prompt_template_encode.format(prompt)
     made = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}],
-        chat_template=qwen_image.CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False,
-    )  # fmt: skip
+        chat_template=qwen_image.CHAT_TEMPLATE,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
     assert made == expected
     own = [{"role": "system", "content": "s"}, {"role": "user", "content": prompt}]
     made = tokenizer.apply_chat_template(own, chat_template=qwen_image.CHAT_TEMPLATE, tokenize=False)
@@ -136,8 +136,10 @@ def test_the_chat_template_of_an_editing_model_equals_that_of_diffusers(name: st
     plus = "Picture 1: <|vision_start|><|image_pad|><|vision_end|>" if "Plus" in name else ""
     made = text.qwen_tokenizer(["red"]).apply_chat_template(
         [{"role": "user", "content": [{"type": "image", "image": None}, {"type": "text", "text": "make it red"}]}],
-        chat_template=registry.training_adapter(name).CHAT_TEMPLATE, add_generation_prompt=True, tokenize=False,
-    )  # fmt: skip
+        chat_template=registry.training_adapter(name).CHAT_TEMPLATE,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
     assert made == pipeline.prompt_template_encode.format(f"{plus}make it red")
 
 
@@ -180,12 +182,14 @@ def test_qwen_image_guidance_keeps_the_norm_of_each_patch(negative: int) -> None
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
     batch = {
         "img_shapes": torch.tensor([[1, 2, 3]] * 2),
-        "prompt_embeds": torch.ones(2, 5, 4), "prompt_embeds_mask": mask,
+        "prompt_embeds": torch.ones(2, 5, 4),
+        "prompt_embeds_mask": mask,
         "negative_prompt_embeds": torch.zeros(2, negative, 4),
         "negative_prompt_embeds_mask": torch.tensor([[1] + [0] * (negative - 1)] * 2),
-    }  # fmt: skip
+    }
     timestep = torch.full((2,), 500.0)
-    x, dtype = torch.zeros(2, 6, 8), torch.float32
+    x = torch.zeros(2, 6, 8)
+    dtype = torch.float32
     plain = qwen_image.velocity(transformer, batch, x, timestep, 1.0, dtype=dtype)
     guided = qwen_image.velocity(transformer, batch, x, timestep, 3.0, dtype=dtype)
     assert called == [2, 4], "guidance is one batch of both prompts"

@@ -35,11 +35,19 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     MAKERS[family.folder](folder)
     adapter = training_adapter(json.loads((folder / "model_index.json").read_text())["_class_name"])
     model: Any = SimpleNamespace(
-        path=str(folder), architecture=architecture, lora_rank=4, lora_alpha=8, lora_adapter_path=None,
-        target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+        path=str(folder),
+        architecture=architecture,
+        lora_rank=4,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=list(adapter.LORA_TARGETS),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(adapter.LAYERS),
+        policy_state_adapters=("default",),
+        attn_backend="native",
         enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    )
     config = DiffusionActorConfig(diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2)
     return family.folder, folder, DiffusionActor(model, config, 1)
 
@@ -62,7 +70,8 @@ def test_diffusers_loads_every_tensor_of_the_adapter(made: tuple[str, Path, Diff
     actor.save_adapter(tmp_path)
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(tmp_path, adapter_name=build.ADAPTER)
-    loaded, trained = weight_changes(pipeline.transformer), weight_changes(actor.module)
+    loaded = weight_changes(pipeline.transformer)
+    trained = weight_changes(actor.module)
     assert loaded.keys() == trained.keys() and trained
     assert all(torch.equal(loaded[name], change) for name, change in trained.items())
 

@@ -38,7 +38,8 @@ def test_sd3_records_the_timesteps_that_its_transformer_got() -> None:
         def __init__(self) -> None:
             torch.nn.Module.__init__(self)
             self.device = torch.device("cpu")
-            self.od_config, self.scheduler = SimpleNamespace(dtype=torch.bfloat16), SimpleNamespace(sigmas=SIGMAS)
+            self.od_config = SimpleNamespace(dtype=torch.bfloat16)
+            self.scheduler = SimpleNamespace(sigmas=SIGMAS)
 
         def predict_noise_maybe_with_cfg(self, guided: bool, scale: float, positive: Any, *others: Any) -> Tensor:
             got.append(positive["timestep"].item())

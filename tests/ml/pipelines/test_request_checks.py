@@ -19,9 +19,16 @@ from verl_omni.pipelines.sample_shapes import size_check
 STEPS = 4
 CONFIGS = {"vae": {"block_out_channels": [8] * 4}, "transformer": {"patch_size": 2, "pos_embed_max_size": 4}}
 NAMES = (
-    "noise_level", "sde_window_size", "sde_window_range", "sde_type", "sample_strategy", "iters_per_group",
-    "sde_window_seed", "global_steps", "sde_contiguous",
-)  # fmt: skip
+    "noise_level",
+    "sde_window_size",
+    "sde_window_range",
+    "sde_type",
+    "sample_strategy",
+    "iters_per_group",
+    "sde_window_seed",
+    "global_steps",
+    "sde_contiguous",
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["cps", "random"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
@@ -47,14 +54,18 @@ def test_what_is_accepted_places_a_window(extra: dict[str, Any], seed: int) -> N
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"noise_level": "abc"}, "could not convert"), ({"noise_level": math.nan}, "finite"),
-        ({"noise_level": math.inf}, "finite"), ({"noise_level": [1]}, "list"),
+        ({"noise_level": "abc"}, "could not convert"),
+        ({"noise_level": math.nan}, "finite"),
+        ({"noise_level": math.inf}, "finite"),
+        ({"noise_level": [1]}, "list"),
         ({"noise_level": 0.7, "sde_window_size": 9}, "does not fit"),
-        ({"noise_level": 0.7, "sde_window_range": [0]}, "index"), ({"noise_level": 0.7, "sde_type": "no"}, "sde_type"),
+        ({"noise_level": 0.7, "sde_window_range": [0]}, "index"),
+        ({"noise_level": 0.7, "sde_type": "no"}, "sde_type"),
         ({"noise_level": 0.7, "sample_strategy": "no"}, "sample_strategy"),
-        ({"sde_noise_seed": 2**70}, "unpack"), ({"sde_noise_seed": "a"}, "invalid literal"),
+        ({"sde_noise_seed": 2**70}, "unpack"),
+        ({"sde_noise_seed": "a"}, "invalid literal"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_extra_argument_is_refused(extra: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=rf"extra argument of the SDE window: .*{words}"):
         check(extra)
@@ -67,10 +78,12 @@ def size(height: int | None, width: int | None) -> Any:
 @pytest.mark.parametrize(
     ("height", "width", "words"),
     [
-        (24, 32, "height must be a multiple of 16, not 24"), (32, 0, "width must be a multiple of 16, not 0"),
-        (32, -16, "width must be a multiple of 16"), (128, 32, "height must be at most 64, not 128"),
+        (24, 32, "height must be a multiple of 16, not 24"),
+        (32, 0, "width must be a multiple of 16, not 0"),
+        (32, -16, "width must be a multiple of 16"),
+        (128, 32, "height must be at most 64, not 128"),
     ],
-)  # fmt: skip
+)
 def test_a_size_that_no_sample_has_is_refused(height: int, width: int, words: str, tmp_path: Path) -> None:
     for name, config in CONFIGS.items():
         (tmp_path / name).mkdir()

@@ -20,13 +20,16 @@ def velocity(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
 
 noises = st.sampled_from([0.3, 0.7])
 contiguous = st.builds(
-    lambda start, size, noise: Window(tuple(range(start, start + size)), noise), st.integers(0, 2), st.integers(1, 3),
+    lambda start, size, noise: Window(tuple(range(start, start + size)), noise),
+    st.integers(0, 2),
+    st.integers(1, 3),
     noises,
-)  # fmt: skip
+)
 scattered = st.builds(
     lambda steps, noise: Window(tuple(sorted(steps)), noise, contiguous=False),
-    st.sets(st.integers(0, STEPS - 1), min_size=1), noises,
-)  # fmt: skip
+    st.sets(st.integers(0, STEPS - 1), min_size=1),
+    noises,
+)
 windows = st.none() | contiguous | scattered
 
 
@@ -40,7 +43,8 @@ def test_a_row_advanced_alone_equals_the_row_in_its_batch(rows: list[Window | No
 
     whole, recorded = denoise(velocity, noise, TIMESTEPS, SIGMAS, rows, chances())
     for row, chance in enumerate(chances()):
-        sampler, x = Sampler(TIMESTEPS, SIGMAS, [rows[row]], [chance]), noise[row : row + 1]
+        sampler = Sampler(TIMESTEPS, SIGMAS, [rows[row]], [chance])
+        x = noise[row : row + 1]
         for step, timestep in enumerate(TIMESTEPS):
             x = sampler.advance(step, x, velocity(x, timestep))
         torch.testing.assert_close(x[0], whole[row])
@@ -68,9 +72,14 @@ def test_log_probabilities_are_those_of_the_recorded_latents(kind: str, start: i
     for step in range(2):
         x, following = (found.latents[place][None].float() for place in (step, step + 1))
         mean, std = sde.moments(
-            kind, x, _velocity_of(x, start, start + step, noise), sigma=found.sigmas[step : step + 1],
-            sigma_next=found.sigmas[step + 1 : step + 2], sigma_max=SIGMAS[1:2], noise_level=0.7,
-        )  # fmt: skip
+            kind,
+            x,
+            _velocity_of(x, start, start + step, noise),
+            sigma=found.sigmas[step : step + 1],
+            sigma_next=found.sigmas[step + 1 : step + 2],
+            sigma_max=SIGMAS[1:2],
+            noise_level=0.7,
+        )
         assert torch.equal(sde.log_prob(kind, following, mean, std)[0], found.log_probs[step])
 
 
@@ -84,7 +93,8 @@ def test_scattered_steps_are_recorded_before_and_after_each(steps: set[int], kin
     window = Window(chosen, 0.7, kind, contiguous=False)
     final, (found,) = denoise(velocity, noise, TIMESTEPS, SIGMAS, [window], [chance])
     assert found is not None and found.timesteps.tolist() == [TIMESTEPS[step].item() for step in chosen]
-    x, begin = noise, 0
+    x = noise
+    begin = 0
     for place, step in enumerate(chosen):
         before, after = (found.latents[2 * place + later][None] for later in (0, 1))
         levels = {"sigma": found.sigmas[2 * place][None], "sigma_next": found.sigmas[2 * place + 1][None]}
@@ -94,7 +104,8 @@ def test_scattered_steps_are_recorded_before_and_after_each(steps: set[int], kin
             kind, before, velocity(before, TIMESTEPS[step]), sigma_max=SIGMAS[1:2], noise_level=0.7, **levels
         )
         torch.testing.assert_close(sde.log_prob(kind, after, mean, std)[0], found.log_probs[place])
-        x, begin = after, step + 1
+        x = after
+        begin = step + 1
     torch.testing.assert_close(final, _by_the_ode(x, begin, STEPS))
 
 
@@ -122,7 +133,8 @@ def test_the_recorded_timesteps_are_those_that_the_model_got() -> None:
         return velocity(x, timestep)
 
     timesteps = TIMESTEPS - 1.7
-    noise, window = torch.zeros(1, 2, 3, 3), [Window((1, 2, 3), 0.7)]
+    noise = torch.zeros(1, 2, 3, 3)
+    window = [Window((1, 2, 3), 0.7)]
     _, (recorded,) = denoise(
         rounding, noise, timesteps, SIGMAS, window, [torch.Generator()], received=timesteps.to(torch.bfloat16)
     )

@@ -16,12 +16,20 @@ from verl_omni.trainer.settings import configuration, tensor_split
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # the engine's modules take half a minute to import
 
-HEADS, SIZES = 6, range(1, 14)
+HEADS = 6
+SIZES = range(1, 14)
 SMALL = {"num_attention_heads": HEADS, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "num_layers": 1}
 SD3 = {
-    **SMALL, "sample_size": 8, "patch_size": 2, "joint_attention_dim": 12, "caption_projection_dim": 8 * HEADS,
-    "pooled_projection_dim": 8, "pos_embed_max_size": 8, "dual_attention_layers": [0], "qk_norm": "rms_norm",
-}  # fmt: skip
+    **SMALL,
+    "sample_size": 8,
+    "patch_size": 2,
+    "joint_attention_dim": 12,
+    "caption_projection_dim": 8 * HEADS,
+    "pooled_projection_dim": 8,
+    "pos_embed_max_size": 8,
+    "dual_attention_layers": [0],
+    "qk_norm": "rms_norm",
+}
 QWEN = {**SMALL, "joint_attention_dim": 12, "patch_size": 2, "axes_dims_rope": [2, 2, 4]}
 WAN = {**SMALL, "patch_size": [1, 2, 2], "text_dim": 12, "freq_dim": 16, "cross_attn_norm": True}
 CASES = {
@@ -66,9 +74,11 @@ def build_wan(transformer: dict[str, Any]) -> None:
 
 
 BUILD: dict[str, Callable[[dict[str, Any]], None]] = {
-    "StableDiffusion3Pipeline": build_sd3, "QwenImagePipeline": build_qwen, "QwenImageEditPlusPipeline": build_qwen,
+    "StableDiffusion3Pipeline": build_sd3,
+    "QwenImagePipeline": build_qwen,
+    "QwenImageEditPlusPipeline": build_qwen,
     "WanPipeline": build_wan,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,9 +96,14 @@ def test_the_sizes_that_are_accepted_are_those_with_which_the_engine_builds_the_
 
     def accepted(size: int) -> bool:
         config = configuration.load(
-            [f"actor_rollout_ref.model.path='{tmp_path}'", f"actor_rollout_ref.model.architecture={architecture}",
-             "data.train_files=x.jsonl", "trainer.total_training_steps=1", f"{tensor_split.TENSOR_PARALLEL}={size}"]
-        )  # fmt: skip
+            [
+                f"actor_rollout_ref.model.path='{tmp_path}'",
+                f"actor_rollout_ref.model.architecture={architecture}",
+                "data.train_files=x.jsonl",
+                "trainer.total_training_steps=1",
+                f"{tensor_split.TENSOR_PARALLEL}={size}",
+            ]
+        )
         try:
             tensor_split.check(config)
         except ValueError:

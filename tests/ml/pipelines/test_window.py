@@ -23,14 +23,22 @@ SIGMAS = torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.1, 0.0])
 
 
 def params(
-    version: int, rows: int | Sequence[int] = 1, seed: int | None = 5, log_probs: bool = True, n: int = 1,
-    finished: int | None = None, **algo: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
+    version: int,
+    rows: int | Sequence[int] = 1,
+    seed: int | None = 5,
+    log_probs: bool = True,
+    n: int = 1,
+    finished: int | None = None,
+    **algo: Any,
+) -> list[dict[str, Any]]:
     """What the agent loop asks of the engine for rows of a training batch: the first, or those of these places."""
     rollout = SimpleNamespace(
-        pipeline=DiffusionPipelineConfig(), algo=DiffusionRolloutAlgoConfig(**algo), calculate_log_probs=log_probs,
-        val_kwargs=DiffusionSamplingConfig(), n=n,
-    )  # fmt: skip
+        pipeline=DiffusionPipelineConfig(),
+        algo=DiffusionRolloutAlgoConfig(**algo),
+        calculate_log_probs=log_probs,
+        val_kwargs=DiffusionSamplingConfig(),
+        n=n,
+    )
     places = range(rows) if isinstance(rows, int) else rows
     meta_info = {"global_steps": version, "rollout_seed": seed, "finished_steps": finished}
     return row_params(rollout, meta_info, len(places), {"_rollout_seed_global_idx": places})
@@ -199,11 +207,15 @@ def test_requested_fields_do_not_change_the_window() -> None:
     assert sde_window(row, STEPS, 1) == sde_window(recorded, STEPS, 1) == Window((0, 1, 2, 3, 4), 0.7)
     (held_out,) = row_params(
         SimpleNamespace(
-            pipeline=None, algo=DiffusionRolloutAlgoConfig(clean_latents=True), calculate_log_probs=True,
+            pipeline=None,
+            algo=DiffusionRolloutAlgoConfig(clean_latents=True),
+            calculate_log_probs=True,
             val_kwargs=DiffusionSamplingConfig(algo={"noise_level": 0.0}),
         ),
-        {"validate": True}, 1, {},
-    )  # fmt: skip
+        {"validate": True},
+        1,
+        {},
+    )
     assert requested_fields(held_out) == RequestedFields(steps=False, clean_latents=False)
     assert sde_window(held_out, STEPS, 1) is None
 

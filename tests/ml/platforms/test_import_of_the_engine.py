@@ -25,8 +25,11 @@ print("started:", [command for command in started if "humming" in str(command)])
 def test_no_programs_of_cuda_are_built() -> None:
     variables = {name: value for name, value in os.environ.items() if name != "HUMMING_DISABLE_PARALLEL_BUILD"}
     ended = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", CODE],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**variables, "VERL_PLATFORM": "cpu"},
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "started: []"

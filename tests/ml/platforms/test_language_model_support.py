@@ -20,12 +20,15 @@ def attention(**needs: Any) -> Any:
 @pytest.mark.parametrize(
     ("needs", "named"),
     [
-        ({"sliding_window": 64}, "a sliding window"), ({"alibi_slopes": [0.1]}, "ALiBi"),
-        ({"kv_cache_dtype": "fp8"}, "a cache of fp8"), ({"logits_soft_cap": 30.0}, "a soft cap"),
-        ({"attn_type": "encoder_only"}, "encoder_only attention"), ({"sinks": torch.zeros(4)}, "attention sinks"),
+        ({"sliding_window": 64}, "a sliding window"),
+        ({"alibi_slopes": [0.1]}, "ALiBi"),
+        ({"kv_cache_dtype": "fp8"}, "a cache of fp8"),
+        ({"logits_soft_cap": 30.0}, "a soft cap"),
+        ({"attn_type": "encoder_only"}, "encoder_only attention"),
+        ({"sinks": torch.zeros(4)}, "attention sinks"),
         ({"kv_sharing_target_layer_name": "model.layers.0"}, "a cache shared between layers"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_attention_is_refused(needs: dict[str, Any], named: str) -> None:
     with pytest.raises(NotImplementedError, match=f"^unsupported attention: on a CPU, there is no {named}$"):
         attention(**needs)
@@ -60,7 +63,8 @@ def test_the_cache_fits_the_requests_within_a_share_of_free_memory(
     layer = SimpleNamespace(max_memory_usage_bytes=lambda config: 2000)
     worker: Any = object.__new__(torch_worker.TorchWorker)
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.5)
-    worker.scheduler_config, worker.vllm_config = SimpleNamespace(max_num_seqs=3), None
+    worker.scheduler_config = SimpleNamespace(max_num_seqs=3)
+    worker.vllm_config = None
     worker.get_kv_cache_spec = lambda: {"layer 0": layer, "layer 1": layer}
     monkeypatch.setattr(torch_worker, "available_memory", lambda: (free, 10**9))
     assert worker.determine_available_memory() == bytes_of_cache
@@ -72,7 +76,8 @@ def test_slots_of_a_batch_of_prompts_and_decodes() -> None:
     from verl_omni.platforms.cpu.torch_worker import compute_slot_mapping
 
     table = torch.tensor([[7, 3], [2, 5], [0, 0]], dtype=torch.int32)
-    starts, positions = torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([3, 4, 5, 6])
+    starts = torch.tensor([0, 3, 4], dtype=torch.int32)
+    positions = torch.tensor([3, 4, 5, 6])
     made = torch.full((6,), 99)
     compute_slot_mapping(4, 6, starts, positions, table, 2, 4, made, PAD_ID=-1)
     # Positions 3 to 5 of the first request, and 6 of the second, in blocks of 4.

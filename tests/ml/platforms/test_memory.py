@@ -12,9 +12,10 @@ from verl_omni.platforms.cpu.memory import available_memory
 MIB = 2**20
 V2 = {"memory.max": 512 * MIB, "memory.current": 300 * MIB, "memory.stat": "anon 1\nactive_file {0}\ninactive_file {0}"}
 V1 = {
-    "memory/memory.limit_in_bytes": 512 * MIB, "memory/memory.usage_in_bytes": 300 * MIB,
+    "memory/memory.limit_in_bytes": 512 * MIB,
+    "memory/memory.usage_in_bytes": 300 * MIB,
     "memory/memory.stat": "cache 1\ntotal_active_file {0}\ntotal_inactive_file {0}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("files", [V1, V2], ids=["cgroups v1", "cgroups v2"])

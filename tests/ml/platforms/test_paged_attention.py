@@ -56,7 +56,8 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
     table = blocks[2:].view(len(layout.chunks), width)
     # Blocks hold arbitrary values at first.
     cache = torch.full((len(blocks), layout.block_size, layout.kv_heads, 2 * HEAD), 1e4)
-    done, made = [0] * len(layout.chunks), [torch.empty(0)] * len(layout.chunks)
+    done = [0] * len(layout.chunks)
+    made = [torch.empty(0)] * len(layout.chunks)
     for step in range(max(len(own) for own in layout.chunks)):
         rows = [row for row, own in enumerate(layout.chunks) if step < len(own)]
         spans = {row: slice(done[row], done[row] + layout.chunks[row][step]) for row in rows}
@@ -69,9 +70,13 @@ def attended(layout: Layout, query: list[Tensor], key: list[Tensor], value: list
         )
         starts = [0, *counts.cumsum(0).tolist()]
         found = paged_attention.attend(
-            torch.cat([query[row][span] for row, span in spans.items()]), cache, table[rows], starts,
-            [span.stop for span in spans.values()], SCALE,
-        )  # fmt: skip
+            torch.cat([query[row][span] for row, span in spans.items()]),
+            cache,
+            table[rows],
+            starts,
+            [span.stop for span in spans.values()],
+            SCALE,
+        )
         for row, part in zip(rows, found.split(counts.tolist()), strict=True):
             made[row] = torch.cat((made[row], part)) if done[row] else part
             done[row] = spans[row].stop
@@ -86,7 +91,9 @@ def test_paged_attention_equals_attention_over_the_whole_request(layout: Layout)
     def random(heads: int) -> list[Tensor]:
         return [torch.randn(length, heads, HEAD, generator=generator) for length in layout.lengths]
 
-    query, key, value = random(layout.kv_heads * layout.groups), random(layout.kv_heads), random(layout.kv_heads)
+    query = random(layout.kv_heads * layout.groups)
+    key = random(layout.kv_heads)
+    value = random(layout.kv_heads)
     for own, q, k, v in zip(attended(layout, query, key, value), query, key, value, strict=True):
         wide = [each.repeat_interleave(layout.groups, dim=1).transpose(0, 1) for each in (k, v)]
         whole = scaled_dot_product_attention(q.transpose(0, 1), *wide, is_causal=True, scale=SCALE).transpose(0, 1)
@@ -105,7 +112,8 @@ def test_padding_is_not_stored() -> None:
 def test_the_cache_may_have_a_16_bit_dtype(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(5, 1, HEAD, generator=generator).to(dtype) for _ in range(3))
-    cache, table = torch.zeros(2, 4, 1, 2 * HEAD, dtype=dtype), torch.tensor([[1, 0]])
+    cache = torch.zeros(2, 4, 1, 2 * HEAD, dtype=dtype)
+    table = torch.tensor([[1, 0]])
     at = paged_attention.slot_indices(torch.arange(5), torch.zeros(5, dtype=torch.int64), table, 4)
     paged_attention.write(cache, key, value, at)
     assert at.tolist() == [4, 5, 6, 7, 0]

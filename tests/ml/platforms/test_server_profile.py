@@ -40,7 +40,8 @@ def test_only_the_cpu_replaces_the_scheduler_of_language_models() -> None:
     assert CPU_PROFILE.language_model_scheduler
 
 
-FLASH, TORCH = "flash_attn.FlashAttentionBackend", "sdpa.SDPABackend"
+FLASH = "flash_attn.FlashAttentionBackend"
+TORCH = "sdpa.SDPABackend"
 
 
 @pytest.fixture

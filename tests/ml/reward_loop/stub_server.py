@@ -57,7 +57,11 @@ class Answer(BaseHTTPRequestHandler):
 def start(*answers: tuple[Any, ...]) -> tuple[Server, threading.Thread]:
     """A server in a thread; call `stop` at the end."""
     server = Server(("127.0.0.1", 0), Answer)
-    server.answers, server.received, server.paths, server.keys, server.connections = list(answers), [], [], [], 0
+    server.answers = list(answers)
+    server.received = []
+    server.paths = []
+    server.keys = []
+    server.connections = 0
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     return server, thread

@@ -19,7 +19,10 @@ from verl_omni.reward_loop import rewards
 from verl_omni.reward_loop.reward_manager import VisualRewardManager
 
 pytestmark = pytest.mark.slow
-RATE, HEARD, LENGTH = 8000, 1, 10  # Hz, seconds, tokens
+# Hz, seconds, tokens
+RATE = 8000
+HEARD = 1
+LENGTH = 10
 PROMPTS = ["a red circle", "a blue square", "two red circle", "a red circle"]
 PICTURE = torch.zeros(3, 8, 8, dtype=torch.uint8)
 
@@ -47,21 +50,34 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = ClapConfig(
         text_config={**sizes, **special, "vocab_size": len(tokenizer), "max_position_embeddings": LENGTH + 2},
         audio_config={
-            "patch_embeds_hidden_size": 4, "hidden_size": 32, "depths": [1] * 4, "num_attention_heads": [1, 1, 2, 2],
-            "window_size": 4, "spec_size": 128, "num_mel_bins": 32, "num_hidden_layers": 4, "enable_fusion": fusion,
-            "fusion_type": "aff_2d" if fusion else None, "aff_block_r": 1,
+            "patch_embeds_hidden_size": 4,
+            "hidden_size": 32,
+            "depths": [1] * 4,
+            "num_attention_heads": [1, 1, 2, 2],
+            "window_size": 4,
+            "spec_size": 128,
+            "num_mel_bins": 32,
+            "num_hidden_layers": 4,
+            "enable_fusion": fusion,
+            "fusion_type": "aff_2d" if fusion else None,
+            "aff_block_r": 1,
         },
         projection_dim=8,
-    )  # fmt: skip
+    )
     torch.manual_seed(3)
     model = ClapModel(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
     model.save_pretrained(path)
     ClapFeatureExtractor(
-        feature_size=32, sampling_rate=RATE, hop_length=80, max_length_s=HEARD, fft_window_size=256, frequency_max=4000,
+        feature_size=32,
+        sampling_rate=RATE,
+        hop_length=80,
+        max_length_s=HEARD,
+        fft_window_size=256,
+        frequency_max=4000,
         truncation=request.param,
-    ).save_pretrained(path)  # fmt: skip
+    ).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
@@ -76,7 +92,8 @@ def score(folder: Path, infos: Any = None, **options: Any) -> list[float]:
 
 
 def test_the_score_is_the_cosine_of_audio_and_prompt(folder: Path) -> None:
-    model, tokenizer = ClapModel.from_pretrained(folder).double().eval(), CLIPTokenizer.from_pretrained(folder)
+    model = ClapModel.from_pretrained(folder).double().eval()
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
     extractor = ClapFeatureExtractor.from_pretrained(folder)
     wanted = []
     with torch.no_grad():
@@ -88,7 +105,8 @@ def test_the_score_is_the_cosine_of_audio_and_prompt(folder: Path) -> None:
                 input_features=torch.tensor(mel)[None].double(), is_longer=torch.zeros(1, 1, dtype=torch.bool)
             ).pooler_output
             read = model.text_model(torch.tensor([tokenizer(prompt).input_ids])).pooler_output
-            one, other = model.audio_projection(heard)[0], model.text_projection(read)[0]
+            one = model.audio_projection(heard)[0]
+            other = model.text_projection(read)[0]
             wanted.append(float(one @ other / one.norm() / other.norm()))
     assert np.std(wanted) > 0.01, "the model tells these samples apart"
     assert score(folder) == pytest.approx(wanted, rel=1e-3, abs=1e-4)

@@ -22,7 +22,10 @@ from verl_omni.reward_loop import clip_model, rewards, video_frames
 from verl_omni.reward_loop.reward_manager import MultiVisualRewardManager, VisualRewardManager
 from verl_omni.reward_loop.scorer_results import FAILURE
 
-WIDTH, SIZE, LENGTH, SEED = 8, 32, 6, 7
+WIDTH = 8
+SIZE = 32
+LENGTH = 6
+SEED = 7
 PROMPTS = ["a red circle", "a blue square", "two red circle", "a red circle", "a red square a red square a red square"]
 PICTURES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, SIZE, SIZE), dtype=np.uint8))
 INFOS = [{"prompt": prompt} for prompt in PROMPTS]
@@ -59,10 +62,12 @@ def write_clip(path: Path) -> None:
 @pytest.fixture(scope="module")
 def embeddings(folder: Path) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Embeddings of images and prompts in float64, one at a time, and the logit scale."""
-    model, tokenizer = CLIPModel.from_pretrained(folder).double().eval(), CLIPTokenizer.from_pretrained(folder)
+    model = CLIPModel.from_pretrained(folder).double().eval()
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073], dtype=torch.float64)[:, None, None]
     std = torch.tensor([0.26862954, 0.26130258, 0.27577711], dtype=torch.float64)[:, None, None]
-    images, texts = [], []
+    images = []
+    texts = []
     with torch.no_grad():
         for picture, prompt in zip(PICTURES, PROMPTS, strict=True):
             seen = model.vision_model(((picture.double() / 255 - mean) / std)[None]).pooler_output
@@ -79,7 +84,8 @@ def head(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tup
     """The file of a predictor, with names as LAION's files have them, and its layers."""
     kind, suffix = request.param
     generator = torch.Generator().manual_seed(1)
-    layers, weights = [], {}
+    layers = []
+    weights = {}
     for place, (inputs, outputs) in enumerate(zip(HEADS[kind], HEADS[kind][1:], strict=False)):
         layer = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
         layers.append(layer)
@@ -91,7 +97,8 @@ def head(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tup
 
 
 def score(name: str, folder: Path, pictures: Any = None, infos: Any = None, **options: Any) -> list[float]:
-    pictures, infos = PICTURES if pictures is None else pictures, INFOS if infos is None else infos
+    pictures = PICTURES if pictures is None else pictures
+    infos = INFOS if infos is None else infos
     given = {"model_name_or_path": str(folder), **options}
     if name == "pickscore":
         given.setdefault("processor_name_or_path", str(folder))
@@ -182,7 +189,8 @@ def test_the_score_of_a_video_is_the_mean_of_its_frames(
     folder: Path, head: Any, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(video_frames, "AT_ONCE", at_once)
-    samples, infos = [PICTURES[0], PICTURES[1:4], PICTURES[4]], [INFOS[0], INFOS[1], INFOS[3]]
+    samples = [PICTURES[0], PICTURES[1:4], PICTURES[4]]
+    infos = [INFOS[0], INFOS[1], INFOS[3]]
     for name, more in (("pickscore", {}), ("clip_score", {}), ("aesthetic", {"head_path": str(head[0])})):
         first, *frames, last = score(name, folder, PICTURES, [INFOS[0], *[INFOS[1]] * 3, INFOS[3]], **more)
         assert np.std(frames) > 1e-3

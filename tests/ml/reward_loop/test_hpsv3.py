@@ -37,7 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def score(folder: Path, pictures: Any = None, prompts: Any = None, **options: str) -> list[float]:
-    pictures, prompts = tiny.pictures() if pictures is None else pictures, PROMPTS if prompts is None else prompts
+    pictures = tiny.pictures() if pictures is None else pictures
+    prompts = PROMPTS if prompts is None else prompts
     given = {"model_name_or_path": str(folder), "processor_name_or_path": str(folder / "base"), **options}
     infos = [{"prompt": prompt} for prompt in prompts]
     return rewards.get_scorer("hpsv3")(["t"] * len(infos), list(pictures), [""] * len(infos), infos, **given)

@@ -41,12 +41,14 @@ async def serve() -> AsyncIterator[Serve]:
 @asynccontextmanager
 async def slow_replica() -> AsyncIterator[tuple[str, asyncio.Semaphore, asyncio.Event]]:
     """A replica's address, what each request that arrives releases, and the event that it waits for, or its end."""
-    arrived, release = asyncio.Semaphore(0), asyncio.Event()
+    arrived = asyncio.Semaphore(0)
+    release = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         arrived.release()
-        given_up, released = asyncio.ensure_future(reader.read()), asyncio.ensure_future(release.wait())
+        given_up = asyncio.ensure_future(reader.read())
+        released = asyncio.ensure_future(release.wait())
         _, left = await asyncio.wait({given_up, released}, return_when=asyncio.FIRST_COMPLETED)
         for each in left:
             each.cancel()
@@ -97,9 +99,14 @@ async def test_a_replica_that_is_gone_is_left_out_and_without_any_the_error_name
     assert answer.status_code == 503 and f"the judge tiny-vl has no replica left: replica {gone.address}: " in message
     with pytest.raises(JudgeError, match=r"status 503.*the judge tiny-vl has no replica left"):
         await rewards.get_scorer("genrm_ocr")(
-            "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
-            reward_router_address=address, model_name="tiny-vl", attempts=1,
-        )  # fmt: skip
+            "test",
+            torch.zeros(3, 4, 4, dtype=torch.uint8),
+            "OPEN",
+            {"prompt": "a sign"},
+            reward_router_address=address,
+            model_name="tiny-vl",
+            attempts=1,
+        )
     await router.stop()
 
 
@@ -120,9 +127,15 @@ async def test_a_replica_that_ends_a_connection_in_an_answer_is_asked_again_and_
 def ask_judge(address: str, **settings: Any) -> Awaitable[Any]:
     """The score of a sample from a scorer that makes one attempt."""
     return rewards.get_scorer("genrm_ocr")(
-        "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
-        reward_router_address=address, model_name="tiny-vl", attempts=1, **settings,
-    )  # fmt: skip
+        "test",
+        torch.zeros(3, 4, 4, dtype=torch.uint8),
+        "OPEN",
+        {"prompt": "a sign"},
+        reward_router_address=address,
+        model_name="tiny-vl",
+        attempts=1,
+        **settings,
+    )
 
 
 async def test_without_a_replica_a_scorer_asks_again_until_another_one_comes(serve: Serve) -> None:
@@ -247,8 +260,12 @@ async def test_a_scorer_gets_its_score_through_the_router(serve: Serve) -> None:
     server = serve((200, said))
     router, address = await routed(server.address)
     found = await rewards.get_scorer("genrm_ocr")(
-        "test", torch.zeros(3, 4, 4, dtype=torch.uint8), "OPEN", {"prompt": "a sign"},
-        reward_router_address=address, model_name="tiny-vl",
-    )  # fmt: skip
+        "test",
+        torch.zeros(3, 4, 4, dtype=torch.uint8),
+        "OPEN",
+        {"prompt": "a sign"},
+        reward_router_address=address,
+        model_name="tiny-vl",
+    )
     assert found == {"score": 1.0, "exact": 1.0, "cut": 0.0} and server.received[0]["model"] == "tiny-vl"
     await router.stop()

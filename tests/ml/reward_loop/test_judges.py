@@ -164,9 +164,15 @@ async def test_a_busy_judge_is_asked_again_and_one_that_refuses_is_not(serve: Se
 
 @pytest.mark.parametrize(
     "answer",
-    [(429, "slow down"), (500, ""), (200, "<html>proxy</html>"), (200, says("3")[1][:20]), (*says("3"), CUT),
-     (200, "[" * 100_000)],
-)  # fmt: skip
+    [
+        (429, "slow down"),
+        (500, ""),
+        (200, "<html>proxy</html>"),
+        (200, says("3")[1][:20]),
+        (*says("3"), CUT),
+        (200, "[" * 100_000),
+    ],
+)
 async def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
     serve: Serve, answer: tuple[Any, ...]
 ) -> None:
@@ -197,9 +203,18 @@ async def test_a_judge_that_says_when_to_ask_again_is_asked_then(serve: Serve, m
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("30", 30.0), ("0", 0.0), ("Sat, 03 Jan 2026 00:00:05 GMT", 5.0), ("Fri, 02 Jan 2026 00:00:00 GMT", 0.0),
-     (None, None), ("", None), ("soon", None), ("-5", None), ("1e9", None)],
-)  # fmt: skip
+    [
+        ("30", 30.0),
+        ("0", 0.0),
+        ("Sat, 03 Jan 2026 00:00:05 GMT", 5.0),
+        ("Fri, 02 Jan 2026 00:00:00 GMT", 0.0),
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("1e9", None),
+    ],
+)
 def test_a_server_may_say_in_two_ways_when_to_ask_again(value: str | None, seconds: float | None) -> None:
     assert http_answers.retry_after(value, lambda: datetime(2026, 1, 3, tzinfo=UTC)) == seconds
 

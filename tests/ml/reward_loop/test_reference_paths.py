@@ -45,7 +45,8 @@ def test_the_data_source_chooses_the_scorer(tmp_path: Path) -> None:
     small = default_compute_score_image("jpeg", IMAGE.float() / 255, "", quality=5, other=1)
     assert small == rewards.get_scorer("jpeg")("d", IMAGE, None, None, quality=5) > jpeg(IMAGE)
     write_clip(tmp_path)
-    info, settings = {"prompt": "a red circle"}, {"model_name_or_path": str(tmp_path)}
+    info = {"prompt": "a red circle"}
+    settings = {"model_name_or_path": str(tmp_path)}
     (wanted,) = rewards.get_scorer("clip_score")(["d"], [IMAGE], [""], [info], **settings)
     assert default_compute_score_image("clip_score", IMAGE, "", info, **settings) == wanted
     with pytest.raises(NotImplementedError, match="no scorer for data_source 'my_data'; scorers are aesthetic, "):
@@ -54,7 +55,8 @@ def test_the_data_source_chooses_the_scorer(tmp_path: Path) -> None:
 
 def test_pickscore_has_the_scale_of_the_reference(tmp_path: Path) -> None:
     write_clip(tmp_path)
-    info, path = {"prompt": "a red circle"}, str(tmp_path)
+    info = {"prompt": "a red circle"}
+    path = str(tmp_path)
     models = {"model_name_or_path": path, "processor_name_or_path": path}
     (plain,) = rewards.get_scorer("pickscore")(["d"], [IMAGE], [""], [info], **models)
     assert compute_score_pickscore("d", IMAGE, "", info, **models, other=1) == pytest.approx(plain / 26)
@@ -65,16 +67,21 @@ def test_pickscore_has_the_scale_of_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("response", "truth", "score"),
     [
-        ("It is <answer> B </answer>", "B", 1.0), ("<answer>B</answer>", "<answer>B</answer>", 1.0),
-        ("<answer>A</answer>", "B", 0.0), ("B", "B", 0.0), ("", "B", 0.0), ("", "", 0.0), ("<answer>B", "B", 0.0),
+        ("It is <answer> B </answer>", "B", 1.0),
+        ("<answer>B</answer>", "<answer>B</answer>", 1.0),
+        ("<answer>A</answer>", "B", 0.0),
+        ("B", "B", 0.0),
+        ("", "B", 0.0),
+        ("", "", 0.0),
+        ("<answer>B", "B", 0.0),
     ],
-)  # fmt: skip
+)
 def test_a_choice_is_right_only_in_an_answer(response: str, truth: str, score: float) -> None:
     assert compute_choice(response, truth) == {"score": score, "accuracy": score}
 
 
 def test_the_data_source_of_a_missing_scorer_or_setting_is_told_what_to_do() -> None:
-    with pytest.raises(NotImplementedError, match="the scorer imagebind is not available: the package imagebind of"):
+    with pytest.raises(NotImplementedError, match="the scorer imagebind is not available: no working package fits"):
         default_compute_score_image("imagebind", IMAGE, "")
     with pytest.raises(TypeError, match="the scorer http: url: must be given"):
         default_compute_score_image("http", IMAGE, "", server_url="http://x")

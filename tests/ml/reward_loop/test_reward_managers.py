@@ -101,10 +101,11 @@ def with_custom_function(settings: Settings, path: str) -> Any:
     config = settings(
         custom_reward_function={"path": path, "name": "judge", "reward_kwargs": {"bonus": 2}},
         reward_manager={
-            "source": "importlib", "name": "VisualRewardManager",
+            "source": "importlib",
+            "name": "VisualRewardManager",
             "module": {"path": "pkg://verl_omni.reward_loop.reward_manager"},
         },
-    )  # fmt: skip
+    )
     return load_reward_manager(config, None, reward_router_address="router:1", reward_model_tokenizer=None)
 
 
@@ -223,9 +224,11 @@ async def test_float_pixels_score_as_the_same_bytes_do(settings: Settings, sampl
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("import sys\nsys.exit(2)\n", r"ValueError: .*scorer.py calls sys.exit\(2\) when it is imported"),
-     ("import not_installed\n", "ModuleNotFoundError: No module named 'not_installed'")],
-)  # fmt: skip
+    [
+        ("import sys\nsys.exit(2)\n", r"ValueError: .*scorer.py calls sys.exit\(2\) when it is imported"),
+        ("import not_installed\n", "ModuleNotFoundError: No module named 'not_installed'"),
+    ],
+)
 async def test_a_file_that_cannot_be_imported_is_named_and_ends_no_process(
     settings: Settings, sample: Sample, user_file: Callable[[str], str], text: str, said: str
 ) -> None:
@@ -258,8 +261,10 @@ async def test_several_scorers_are_averaged_or_added_by_weight(
     found = await multi(settings(reward_functions=functions, **chosen)).run_single(sample())
     assert found["reward_score"] == pytest.approx(combined)
     assert found["reward_extra_info"] == {
-        "reward/brightness": DARK, "reward/greenness": NOTHING, "reward/combined": pytest.approx(combined)
-    }  # fmt: skip
+        "reward/brightness": DARK,
+        "reward/greenness": NOTHING,
+        "reward/combined": pytest.approx(combined),
+    }
 
 
 async def test_the_fields_of_a_part_carry_its_name(

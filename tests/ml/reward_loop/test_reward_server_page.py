@@ -27,10 +27,16 @@ PAGE = (Path(__file__).parents[3] / "docs" / "reward-server.md").read_text(encod
 HALVES = torch.zeros(3, 8, 8, dtype=torch.uint8)
 HALVES[:, :, 4:] = 255
 TYPES = {
-    "string": str, "string, or null": str, "any JSON": str, "list of objects": list, "list of integers": list,
-    "list of strings": list, "object": dict,
-    "number": (int, float), "integer, or null": int,
-}  # fmt: skip
+    "string": str,
+    "string, or null": str,
+    "any JSON": str,
+    "list of objects": list,
+    "list of integers": list,
+    "list of strings": list,
+    "object": dict,
+    "number": (int, float),
+    "integer, or null": int,
+}
 LISTS = ("data_sources", "solution_images", "ground_truths", "extra_infos")
 
 
@@ -102,7 +108,8 @@ def test_the_server_of_the_page_scores_an_image(tmp_path: Path) -> None:
     (port,) = free_ports(1, random.Random())
     server = subprocess.Popen([sys.executable, "reward_server.py", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
-        scorer, url = rewards.get_scorer("http"), f"http://127.0.0.1:{port}/score"
+        scorer = rewards.get_scorer("http")
+        url = f"http://127.0.0.1:{port}/score"
         plain = torch.full((3, 8, 8), 128, dtype=torch.uint8)
         found = [scorer("d", each, "", {"prompt": "a prompt"}, url=url, attempts=20) for each in (HALVES, plain)]
         assert found == [{"score": 1.0, "words": 2.0}, {"score": 0.0, "words": 2.0}]

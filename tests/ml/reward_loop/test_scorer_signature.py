@@ -29,9 +29,16 @@ alias = judge
 
 
 def judge(
-    data_source: str, solution_image: Any, ground_truth: Any, extra_info: Any, factor: float, depth: int = 3,
-    *, model_name: str | None = None, scale: float = 1.0,
-) -> float:  # fmt: skip
+    data_source: str,
+    solution_image: Any,
+    ground_truth: Any,
+    extra_info: Any,
+    factor: float,
+    depth: int = 3,
+    *,
+    model_name: str | None = None,
+    scale: float = 1.0,
+) -> float:
     return 1.0
 
 

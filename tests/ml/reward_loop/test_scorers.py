@@ -116,7 +116,8 @@ def test_a_function_of_a_file_gets_the_arguments_and_the_settings(scorer_file: P
 
 
 def test_many_threads_execute_a_file_once(scorer_file: Path) -> None:
-    ready, found = threading.Barrier(8), []
+    ready = threading.Barrier(8)
+    found = []
 
     def ask() -> None:
         ready.wait()
@@ -188,8 +189,11 @@ def test_the_server_gets_the_picture_and_the_prompt(serve: Callable[..., Server]
     decoded = np.array(Image.open(io.BytesIO(base64.b64decode(sent.pop("image")))))
     assert (decoded == picture.permute(1, 2, 0).numpy()).all()
     assert sent == {
-        "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "extra_info": {"prompt": "a prompt"}
-    }  # fmt: skip
+        "prompt": "a prompt",
+        "ground_truth": "truth",
+        "data_source": "test",
+        "extra_info": {"prompt": "a prompt"},
+    }
 
 
 @pytest.mark.parametrize("name", ["http", "http_batch", "latent_http"])
@@ -212,7 +216,8 @@ def test_a_server_gets_the_fields_of_a_row_that_json_has(serve: Callable[..., Se
 def test_the_first_pause_is_a_setting_and_later_ones_grow(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str, attempts: dict[str, int]
 ) -> None:
-    server, paused = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}')), []
+    server = serve(*[(503, "busy")] * 3, (200, '{"score": 1, "scores": [{"score": 1}]}'))
+    paused = []
     monkeypatch.setattr(http, "SLEEP", paused.append)
     values: tuple[Any, ...] = ("d", torch.zeros(2, 2) if name == "latent_http" else CONSTANT, "t", {})
     arguments = [[value] for value in values] if name == "http_batch" else values
@@ -230,9 +235,13 @@ def test_a_server_of_latents_gets_them_and_its_score_is_scaled(serve: Callable[.
     decoded = np.frombuffer(base64.b64decode(sent.pop("latents")), "<f4").reshape(sent.pop("shape"))
     assert (decoded == latents.float().numpy()).all() and len(server.received) == 2
     assert sent == {
-        "prompt": "a prompt", "ground_truth": "truth", "data_source": "test", "noise_level": 0.4, "noise_seed": None,
+        "prompt": "a prompt",
+        "ground_truth": "truth",
+        "data_source": "test",
+        "noise_level": 0.4,
+        "noise_seed": None,
         "extra_info": {"prompt": "a prompt"},
-    }  # fmt: skip
+    }
     with pytest.raises(ValueError, match=r"latent_http takes latents, and got torch.uint8 pixels; write .*=latent"):
         score("latent_http", CONSTANT, **given)
 
@@ -246,10 +255,8 @@ def test_connections_are_kept(serve: Callable[..., Server]) -> None:
 
 def batch_of(pictures: list[torch.Tensor], **settings: Any) -> Any:
     count = len(pictures)
-    truths, infos = (
-        [f"truth {place}" for place in range(count)],
-        [{"prompt": f"prompt {place}"} for place in range(count)],
-    )
+    truths = [f"truth {place}" for place in range(count)]
+    infos = [{"prompt": f"prompt {place}"} for place in range(count)]
     return rewards.get_scorer("http_batch")(["test"] * count, pictures, truths, infos, **settings)
 
 
@@ -258,8 +265,9 @@ def test_a_batch_is_one_request(serve: Callable[..., Server]) -> None:
     assert batch_of([CONSTANT, CONSTANT // 2], url=url(server)) == [{"score": 0.25, "detail": 2.0}, {"score": 1.0}]
     (sent,) = server.received
     assert [(each["prompt"], each["ground_truth"]) for each in sent["samples"]] == [
-        ("prompt 0", "truth 0"), ("prompt 1", "truth 1"),
-    ]  # fmt: skip
+        ("prompt 0", "truth 0"),
+        ("prompt 1", "truth 1"),
+    ]
     alone = serve((200, '{"score": 1}'))
     score("http", CONSTANT, url=url(alone))
     assert alone.received[0]["image"] == sent["samples"][0]["image"] != sent["samples"][1]["image"]
@@ -319,9 +327,16 @@ def test_an_unusable_response_names_the_server_and_the_fault(
 
 @pytest.mark.parametrize(
     "answer",
-    [(429, "slow down"), (408, ""), (502, "<html>bad gateway</html>"), (200, "<html>proxy</html>"), (200, '{"sco'),
-     (200, '{"score": 0.5, "detail": 1}', CUT), (200, "[" * 100_000)],
-)  # fmt: skip
+    [
+        (429, "slow down"),
+        (408, ""),
+        (502, "<html>bad gateway</html>"),
+        (200, "<html>proxy</html>"),
+        (200, '{"sco'),
+        (200, '{"score": 0.5, "detail": 1}', CUT),
+        (200, "[" * 100_000),
+    ],
+)
 def test_an_answer_that_may_be_another_one_later_is_asked_for_again(
     serve: Callable[..., Server], answer: tuple[Any, ...]
 ) -> None:

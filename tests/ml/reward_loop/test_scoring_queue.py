@@ -34,17 +34,21 @@ async def test_a_scorer_that_takes_lists_gets_all_samples_that_wait(kind: str) -
     sizes: list[int] = []
 
     def judge(
-        data_sources: Sequence[str], solution_images: Sequence[int], ground_truths: Sequence[str],
+        data_sources: Sequence[str],
+        solution_images: Sequence[int],
+        ground_truths: Sequence[str],
         extra_infos: Sequence[Any],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         sizes.append(len(solution_images))
         assert list(ground_truths) == [f"t{image}" for image in solution_images]
         return [f"score {image}" for image in solution_images]
 
     async def late(
-        data_sources: Sequence[str], solution_images: Sequence[int], ground_truths: Sequence[str],
+        data_sources: Sequence[str],
+        solution_images: Sequence[int],
+        ground_truths: Sequence[str],
         extra_infos: Sequence[Any],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         await asyncio.sleep(0)
         return judge(data_sources, solution_images, ground_truths, extra_infos)
 
@@ -73,7 +77,8 @@ async def test_a_scorer_gets_the_arguments_that_it_takes() -> None:
 
 
 async def test_the_calls_at_a_time_are_limited_and_none_is_left_unused() -> None:
-    running, seen = 0, []
+    running = 0
+    seen = []
 
     async def judge(data_source: str, solution_image: int, ground_truth: str, extra_info: Any) -> int:
         nonlocal running
@@ -124,7 +129,8 @@ async def test_a_call_that_does_not_end_fails_and_the_next_ones_run() -> None:
 
 async def test_a_function_that_returns_after_its_deadline_delays_the_next_calls_and_fails_none_of_them() -> None:
     """It keeps its thread until it returns, and the deadline of the next call begins after that."""
-    running, go = 0, threading.Event()
+    running = 0
+    go = threading.Event()
     most = 0
 
     def judge(data_sources: Any, solution_images: Sequence[int], ground_truths: Any, extra_infos: Any) -> list[int]:

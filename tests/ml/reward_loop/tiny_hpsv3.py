@@ -14,13 +14,23 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
     "<|video_pad|>",
-)  # fmt: skip
+)
 BYTES = 256
 IDS = dict(zip(SPECIAL, range(BYTES, BYTES + len(SPECIAL)), strict=True))
 TOKENS = BYTES + len(SPECIAL) + 1  # with <|Reward|>, the last
-WIDTH, LAYERS, HEADS, GROUPS, INNER, CELL = 16, 2, 2, 1, 24, 14
+WIDTH = 16
+LAYERS = 2
+HEADS = 2
+GROUPS = 1
+INNER = 24
+CELL = 14
 HEAD = {"rm_head.0": (1024, WIDTH), "rm_head.3": (16, 1024), "rm_head.5": (2, 16)}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -28,32 +38,71 @@ CHAT_TEMPLATE = (
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # What a model of this kind is asked here. The package's wording belongs to the released weights.
-BEFORE, AFTER = "\nHow good is this picture?\nPrompt - {text_prompt}\n\n", "\nRating: <|Reward|>\n\nEND\n"
+BEFORE = "\nHow good is this picture?\nPrompt - {text_prompt}\n\n"
+AFTER = "\nRating: <|Reward|>\n\nEND\n"
 
 
 def write_base(folder: Path) -> None:
     """Configuration, tokenizer and processor of a Qwen2-VL, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "config.json", {
-        "architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "vocab_size": TOKENS + 7,
-        "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS, "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}, "use_cache": True,
-        "attention_dropout": 0.0, "tie_word_embeddings": False, "torch_dtype": "float32", "use_sliding_window": False,
-        "bos_token_id": IDS["<|endoftext|>"], "eos_token_id": IDS["<|im_end|>"],
-        "vision_start_token_id": IDS["<|vision_start|>"], "vision_end_token_id": IDS["<|vision_end|>"],
-        "image_token_id": IDS["<|image_pad|>"], "video_token_id": IDS["<|video_pad|>"],
-        "vision_config": {
-            "depth": 2, "embed_dim": WIDTH, "hidden_size": WIDTH, "mlp_ratio": 2, "num_heads": 2, "in_chans": 3,
-            "in_channels": 3, "patch_size": CELL, "spatial_patch_size": CELL, "spatial_merge_size": 2,
-            "temporal_patch_size": 2, "hidden_act": "quick_gelu", "model_type": "qwen2_vl",
+    _write(
+        folder / "config.json",
+        {
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "model_type": "qwen2_vl",
+            "vocab_size": TOKENS + 7,
+            "hidden_size": WIDTH,
+            "intermediate_size": INNER,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": GROUPS,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]},
+            "use_cache": True,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            "use_sliding_window": False,
+            "bos_token_id": IDS["<|endoftext|>"],
+            "eos_token_id": IDS["<|im_end|>"],
+            "vision_start_token_id": IDS["<|vision_start|>"],
+            "vision_end_token_id": IDS["<|vision_end|>"],
+            "image_token_id": IDS["<|image_pad|>"],
+            "video_token_id": IDS["<|video_pad|>"],
+            "vision_config": {
+                "depth": 2,
+                "embed_dim": WIDTH,
+                "hidden_size": WIDTH,
+                "mlp_ratio": 2,
+                "num_heads": 2,
+                "in_chans": 3,
+                "in_channels": 3,
+                "patch_size": CELL,
+                "spatial_patch_size": CELL,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+                "hidden_act": "quick_gelu",
+                "model_type": "qwen2_vl",
+            },
         },
-    })  # fmt: skip
-    _write(folder / "preprocessor_config.json", {
-        "min_pixels": 3136, "max_pixels": 12845056, "patch_size": CELL, "temporal_patch_size": 2, "merge_size": 2,
-        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
-        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor",
-    })  # fmt: skip
+    )
+    _write(
+        folder / "preprocessor_config.json",
+        {
+            "min_pixels": 3136,
+            "max_pixels": 12845056,
+            "patch_size": CELL,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "image_std": [0.26862954, 0.26130258, 0.27577711],
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2VLProcessor",
+        },
+    )
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,35 +112,49 @@ def write_base(folder: Path) -> None:
     _write(folder / "vocab.json", {letter: place for place, letter in enumerate(letters)})
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     content = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
-    _write(folder / "tokenizer_config.json", {
-        "tokenizer_class": "Qwen2Tokenizer", "pad_token": SPECIAL[0], "eos_token": "<|im_end|>", "padding_side": "left",
-        "additional_special_tokens": list(SPECIAL[1:]), "chat_template": CHAT_TEMPLATE, "model_max_length": 4096,
-        "added_tokens_decoder": {str(place): {"content": each, **content} for each, place in IDS.items()},
-    })  # fmt: skip
+    _write(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "pad_token": SPECIAL[0],
+            "eos_token": "<|im_end|>",
+            "padding_side": "left",
+            "additional_special_tokens": list(SPECIAL[1:]),
+            "chat_template": CHAT_TEMPLATE,
+            "model_max_length": 4096,
+            "added_tokens_decoder": {str(place): {"content": each, **content} for each, place in IDS.items()},
+        },
+    )
     _write(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
 
 
 def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     """All weights, fp32, with the names that the released file has."""
     shapes = {"model.embed_tokens.weight": (TOKENS, WIDTH), "model.norm.weight": (WIDTH,)}
-    group, half = WIDTH // HEADS * GROUPS, WIDTH // HEADS
+    group = WIDTH // HEADS * GROUPS
+    half = WIDTH // HEADS
     for layer in (f"model.layers.{place}." for place in range(LAYERS)):
         for name, rows in {"q_proj": half * HEADS, "k_proj": group, "v_proj": group}.items():
             shapes |= {f"{layer}self_attn.{name}.weight": (rows, WIDTH), f"{layer}self_attn.{name}.bias": (rows,)}
         shapes |= {
-            f"{layer}self_attn.o_proj.weight": (WIDTH, WIDTH), f"{layer}input_layernorm.weight": (WIDTH,),
-            f"{layer}post_attention_layernorm.weight": (WIDTH,), f"{layer}mlp.gate_proj.weight": (INNER, WIDTH),
-            f"{layer}mlp.up_proj.weight": (INNER, WIDTH), f"{layer}mlp.down_proj.weight": (WIDTH, INNER),
-        }  # fmt: skip
+            f"{layer}self_attn.o_proj.weight": (WIDTH, WIDTH),
+            f"{layer}input_layernorm.weight": (WIDTH,),
+            f"{layer}post_attention_layernorm.weight": (WIDTH,),
+            f"{layer}mlp.gate_proj.weight": (INNER, WIDTH),
+            f"{layer}mlp.up_proj.weight": (INNER, WIDTH),
+            f"{layer}mlp.down_proj.weight": (WIDTH, INNER),
+        }
     shapes["visual.patch_embed.proj.weight"] = (WIDTH, 3, 2, CELL, CELL)
     linear = {"visual.merger.mlp.0": (4 * WIDTH, 4 * WIDTH), "visual.merger.mlp.2": (WIDTH, 4 * WIDTH), **HEAD}
     norms = ["visual.merger.ln_q"]
     for block in (f"visual.blocks.{place}." for place in range(2)):
         norms += [f"{block}norm1", f"{block}norm2"]
         linear |= {
-            f"{block}attn.qkv": (3 * WIDTH, WIDTH), f"{block}attn.proj": (WIDTH, WIDTH),
-            f"{block}mlp.fc1": (2 * WIDTH, WIDTH), f"{block}mlp.fc2": (WIDTH, 2 * WIDTH),
-        }  # fmt: skip
+            f"{block}attn.qkv": (3 * WIDTH, WIDTH),
+            f"{block}attn.proj": (WIDTH, WIDTH),
+            f"{block}mlp.fc1": (2 * WIDTH, WIDTH),
+            f"{block}mlp.fc2": (WIDTH, 2 * WIDTH),
+        }
     for name in norms:
         shapes |= {f"{name}.weight": (WIDTH,), f"{name}.bias": (WIDTH,)}
     for name, shape in linear.items():

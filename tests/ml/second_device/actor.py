@@ -46,14 +46,16 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any], Updates]] = {
     "flow_grpo with a KL": (grpo.make, {"use_kl_loss": True, "kl_loss_coef": 1.0}, by_grpo),
     "flow_grpo of all weights": (grpo.make, {"rank": 0}, by_grpo),
     "diffusion_nft": (
-        others.make, {"adapters": others.BOTH, "diffusion_loss": others.NFT},
+        others.make,
+        {"adapters": others.BOTH, "diffusion_loss": others.NFT},
         lambda actor: [actor.update(others.judged(), step=step) for step in (1, 2, 3)],
     ),
     "diffusion_dpo": (
-        others.make, {"diffusion_loss": others.DPO},
+        others.make,
+        {"diffusion_loss": others.DPO},
         lambda actor: [actor.update(others.compared()) for _ in range(3)],
     ),
-}  # fmt: skip
+}
 
 
 def published(actor: DiffusionActor) -> dict[str, torch.Tensor]:
@@ -74,7 +76,8 @@ def test_mixing_devices_is_refused(second: torch.device) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_training_on_the_device_equals_training_on_the_cpu(second: torch.device, folder: Path, algorithm: str) -> None:
     make, settings, updates = ALGORITHMS[algorithm]
-    host, there = make(folder, **settings), make(folder, device=second, **settings)
+    host = make(folder, **settings)
+    there = make(folder, device=second, **settings)
     assert {parameter.device for parameter in there.module.parameters()} == {second}
     for found, expected in zip(updates(there), updates(host), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-6)
@@ -116,10 +119,11 @@ def test_weights_and_optimizer_state_can_be_offloaded_separately(second: torch.d
     for actor in (weights, states):
         by_grpo(actor)
     where = [
-        {tensor.device for tensor in actor.module.parameters()} | {"states"}
+        {tensor.device for tensor in actor.module.parameters()}
+        | {"states"}
         | {value.device for state in actor.optimizer.state.values() for value in state.values() if value.ndim}
         for actor in (weights, states)
-    ]  # fmt: skip
+    ]
     assert where == [{HOST, "states", second}, {second, "states", HOST}]
 
 
@@ -159,17 +163,20 @@ def test_each_family_predicts_the_same(second: torch.device, tmp_path: Path, arc
     generator = torch.Generator().manual_seed(0)
     rows = {
         f"{negative}{name}": torch.randn(2, *of, generator=generator)
-        for negative in ("", "negative_") for name, of in conditions.items()
-    }  # fmt: skip
+        for negative in ("", "negative_")
+        for name, of in conditions.items()
+    }
     rows |= {f"{name}_mask": torch.ones(2, 8) for name in rows if name.endswith("prompt_embeds")}
     rows |= {"img_shapes": torch.tensor([[1, 4, 4]] * 2)}
     if "Edit" in architecture:
         rows |= {"image_latents": torch.randn(2, 16, 16), "img_shapes": torch.tensor([[[1, 4, 4]] * 2] * 2)}
-    x, timestep = torch.randn(2, *shape, generator=generator), torch.full((2,), 500.0)
+    x = torch.randn(2, *shape, generator=generator)
+    timestep = torch.full((2,), 500.0)
     module = build.load_transformer(
         SimpleNamespace(path=str(tmp_path), lora_rank=0, attn_backend="native", enable_gradient_checkpointing=False),
-        precision=Precision(torch.float32, torch.float32), seed=0,
-    )  # fmt: skip
+        precision=Precision(torch.float32, torch.float32),
+        seed=0,
+    )
     velocity = training_adapter(architecture).velocity
     with torch.no_grad():
         expected = velocity(module, rows, x, timestep, 3.0, dtype=torch.float32)

@@ -49,9 +49,12 @@ def _load_library() -> None:
     # Built in a temporary folder: a build that is killed leaves a lock that the next build would wait for.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         cpp_extension.load(
-            "second_device", [str(SOURCE)], build_directory=folder, is_python_module=False,
+            "second_device",
+            [str(SOURCE)],
+            build_directory=folder,
+            is_python_module=False,
             extra_cflags=["-O0", "-std=c++20"],
-        )  # fmt: skip
+        )
         (Path(folder) / "second_device.so").replace(library)
 
 

@@ -24,7 +24,8 @@ def test_sampling_on_the_device_equals_sampling_on_the_cpu(second: torch.device,
         found[where.type] = denoise(
             lambda x, t: 0.5 * x + t / 1000, start.to(where), (sigmas[:-1] * 1000).to(where), sigmas, windows, chances
         )
-    (here, recorded_here), (there, recorded_there) = found["cpu"], found[second.type]
+    (here, recorded_here) = found["cpu"]
+    (there, recorded_there) = found[second.type]
     assert there.device == second and torch.allclose(there.cpu(), here, atol=1e-5)
     for row, (one, other) in enumerate(zip(recorded_there, recorded_here, strict=True)):
         if windows[row] is None:

@@ -193,10 +193,13 @@ def pool_of(
     updates = ReplicaUpdates(memory, list(memory.replicas), least, patience, Recorded(), clock=clock or (lambda: 0.0))
     updates.update_weights(0)
     return ReplicaPool(
-        updates, memory, count,
+        updates,
+        memory,
+        count,
         looked=lambda hosts: updates.looked(sum(each.requests for each in memory.replicas), hosts),
-        clock=clock or (lambda: 0.0), run=lambda action: action(),
-    )  # fmt: skip
+        clock=clock or (lambda: 0.0),
+        run=lambda action: action(),
+    )
 
 
 class NodesInAnyOrder(RuleBasedStateMachine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,40 @@ import torch
 from tensordict import TensorDict
 from verl import DataProto
 
-from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.loop import TrainingLoop
+from verl_omni.trainer.main_diffusion import build_loop
 from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.run.step_checkpoints import RunRequests
 from verl_omni.trainer.settings import configuration, process_counts
 
 ASYNC = ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
 AHEAD = "trainer.v1.separate_async.num_warmup_batches"
 THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
 STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
+
+
+@dataclass
+class RunInMemory:
+    """A run whose engines and ranks are stand-ins."""
+
+    config: Any
+    stack: Any
+    folder: RunFolder
+    requests: RunRequests
+    rows: Any
+    loop: TrainingLoop
+
+    def fit(self, checkpoint: Path | None) -> None:
+        """Train; see `TrainingLoop.fit`."""
+        self.loop.fit(checkpoint)
+
+
+def run_in_memory(config: Any, stack: Any, folder: Path, rows: Any, held_out: Any | None, **parts: Any) -> RunInMemory:
+    """A run on a stack of stand-ins that gets no request to stop."""
+    run_folder = RunFolder(folder)
+    requests = RunRequests(lambda: False)
+    loop = build_loop(config, stack, run_folder, rows, held_out, requests, **parts)
+    return RunInMemory(config, stack, run_folder, requests, rows, loop)
 
 
 class Trained:
@@ -56,25 +83,42 @@ class Trained:
         assert (Path(folder) / "weights").is_file()
 
 
-def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> DiffusionTrainer:
+def trainer(folder: Path, stack: Any, steps: int, *overrides: str) -> RunInMemory:
     config = configuration.load(
         [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", f"trainer.total_training_steps={steps}",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", "trainer.save_freq=1",
-            "actor_rollout_ref.actor.checkpoint.async_save=false", "data.val_files=null",
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            f"trainer.total_training_steps={steps}",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            "trainer.save_freq=1",
+            "actor_rollout_ref.actor.checkpoint.async_save=false",
+            "data.val_files=null",
             "actor_rollout_ref.rollout.dtype=float32",
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32", *ASYNC, *overrides,
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
+            *ASYNC,
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     process_counts.fill_in(config, cpus=2)
     rows = [
-        {"raw_prompt": [{"role": "user", "content": str(row)}], "data_source": "brightness",
-         "reward_model": {"ground_truth": ""}, "extra_info": {"prompt": str(row)}} for row in range(7)
-    ]  # fmt: skip
+        {
+            "raw_prompt": [{"role": "user", "content": str(row)}],
+            "data_source": "brightness",
+            "reward_model": {"ground_truth": ""},
+            "extra_info": {"prompt": str(row)},
+        }
+        for row in range(7)
+    ]
     made = SimpleNamespace(
-        agent_loop=stack, workers=stack, pool=None, judges=None, versions=lambda: [stack.served],
+        agent_loop=stack,
+        workers=stack,
+        pool=None,
+        judges=None,
+        versions=lambda: [stack.served],
         weights=SimpleNamespace(update_weights=stack.update_weights, sleep_replicas=lambda: None),
         before_ray_ends=[],
-    )  # fmt: skip
-    return DiffusionTrainer(config, made, RunFolder(folder), rows, None, stop_requested=lambda: False)
+    )
+    return run_in_memory(config, made, folder, rows, None)

@@ -12,15 +12,17 @@ from verl import DataProto
 
 from tests.ml.trainer.runs_in_memory import AHEAD, STRATEGY, THRESHOLD, Trained, trainer
 from verl_omni.agent_loop.rows import SampleFailed
-from verl_omni.trainer.loop import LOSSES_OF_ALL_REPLICAS, Interrupted
+from verl_omni.trainer.generation.sample_generator import LOSSES_OF_ALL_REPLICAS
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.run.step_checkpoints import Interrupted
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_path: Path, ahead: int) -> None:
-    steps, draw = 24, random.Random(ahead)
+    steps = 24
+    draw = random.Random(ahead)
     whole = Trained()
     trainer(tmp_path / "whole", whole, steps, f"{AHEAD}={ahead}").fit(None)
     lines = RunFolder(tmp_path / "whole").metrics()
@@ -30,7 +32,8 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
     trained: dict[int, tuple[str, ...]] = {}
     updates = stops = kills = 0
     while len(trained) < steps:
-        stack, newest = Trained(), checkpoints.latest(tmp_path / "run" / "checkpoints")
+        stack = Trained()
+        newest = checkpoints.latest(tmp_path / "run" / "checkpoints")
         first = 0 if newest is None else checkpoints.step_of(newest)
         made = trainer(tmp_path / "run", stack, steps, f"{AHEAD}={ahead}")
         last = first + draw.randint(1, 2)
@@ -39,7 +42,7 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
             fail_after(stack, last - first)
         else:
             stops += 1
-            made.stop_requested = lambda stack=stack, count=last - first: len(stack.updates) == count
+            made.requests.stop_wanted = lambda stack=stack, count=last - first: len(stack.updates) == count
         with contextlib.suppress(Interrupted, ConnectionError):
             made.fit(newest)
         trained |= {first + place: update for place, update in enumerate(stack.updates, 1)}
@@ -54,7 +57,8 @@ def test_runs_that_are_killed_and_stopped_train_on_each_prompt_group_once(tmp_pa
 def test_no_sample_is_older_than_the_threshold_and_no_prompt_group_is_lost_with_the_strategy_drop(
     tmp_path: Path, threshold: int, staleness: list[int] | None
 ) -> None:
-    whole, stack = Trained(), Trained()
+    whole = Trained()
+    stack = Trained()
     trainer(tmp_path / "whole", whole, 6).fit(None)
     limited = (f"{AHEAD}=4", f"{STRATEGY}=drop", f"{THRESHOLD}={threshold}")
     made = trainer(tmp_path / "limited", stack, 6, *limited)
@@ -78,9 +82,11 @@ def fail_after(stack: Trained, updates: int) -> None:
 
 @pytest.mark.slow
 def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_path: Path) -> None:
-    whole, stack = Trained(), Trained()
+    whole = Trained()
+    stack = Trained()
     trainer(tmp_path / "whole", whole, 6).fit(None)
-    generate, calls = stack.generate_sequences, []
+    generate = stack.generate_sequences
+    calls = []
 
     def losing(prompts: DataProto) -> DataProto:
         calls.append(len(calls))
@@ -97,7 +103,8 @@ def test_a_run_whose_replicas_are_all_lost_trains_on_each_prompt_group_once(tmp_
 
 @pytest.mark.slow
 def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path) -> None:
-    stack, calls = Trained(), []
+    stack = Trained()
+    calls = []
 
     def losing(prompts: DataProto) -> DataProto:
         calls.append(len(calls))
@@ -111,7 +118,8 @@ def test_a_run_whose_replicas_are_lost_again_and_again_ends(tmp_path: Path) -> N
 
 def lost_in_evaluations(stack: Trained, *numbers: int) -> list[int]:
     """All replicas are lost in the calls for evaluations of these numbers. Returns the version of each call."""
-    generate, calls = stack.generate_sequences, []
+    generate = stack.generate_sequences
+    calls = []
 
     def losing(prompts: DataProto) -> DataProto:
         if prompts.meta_info.get("validate"):
@@ -127,11 +135,12 @@ def lost_in_evaluations(stack: Trained, *numbers: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["true", "false"], ids=["before the first step, too", "after steps only"])
 def test_an_evaluation_that_loses_all_replicas_is_repeated_with_the_same_weights(tmp_path: Path, first: str) -> None:
-    whole, stack = Trained(), Trained()
+    whole = Trained()
+    stack = Trained()
     trainer(tmp_path / "whole", whole, 4).fit(None)
     calls = lost_in_evaluations(stack, 0, 2, 3)
     made = trainer(tmp_path / "lost", stack, 4, "trainer.test_freq=2", f"trainer.val_before_train={first}")
-    made.held_out = made.train
+    made.loop.evaluation.rows = made.rows
     made.fit(None)
     assert calls == ([0, 0, 2, 2, 2, 4] if first == "true" else [2, 2, 4, 4, 4])
     assert stack.updates == whole.updates
@@ -144,7 +153,7 @@ def test_evaluations_that_lose_all_replicas_again_and_again_end_the_run(tmp_path
     stack = Trained()
     calls = lost_in_evaluations(stack, *range(10))
     made = trainer(tmp_path, stack, 4, "trainer.val_before_train=true")
-    made.held_out = made.train
+    made.loop.evaluation.rows = made.rows
     with pytest.raises(SampleFailed):
         made.fit(None)
     assert calls == [0] * (LOSSES_OF_ALL_REPLICAS + 1)
@@ -155,6 +164,7 @@ def test_log_probabilities_are_compared_for_samples_of_the_current_weights_only(
     stack = Trained()
     made = trainer(tmp_path, stack, 3)
     made.fit(None)
-    tolerance, none = made.config.trainer.max_log_prob_difference, float("inf")
+    tolerance = made.config.trainer.max_log_prob_difference
+    none = float("inf")
     assert stack.tolerances == [(tolerance, 1e-3), (none, none), (none, none)]
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[2])["weights/staleness"] == 1

@@ -41,7 +41,8 @@ def test_freed_memory_is_used_again_and_stays_reserved() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30 * MIB), st.booleans()), max_size=60))
 def test_what_is_freed_is_as_much_as_was_reserved(events: list[tuple[int, bool]]) -> None:
-    allocator, blocks = CachingAllocator(), []
+    allocator = CachingAllocator()
+    blocks = []
     live = peak = 0
     for size, frees in events:
         blocks.append((allocator.allocate(size), size))

@@ -27,7 +27,9 @@ class WritingWorkers:
 
     def start_checkpoint(self, folder: str) -> None:
         self.calls.append("start")
-        self.ended, self._copy, self._folder = False, self.state, Path(folder)
+        self.ended = False
+        self._copy = self.state
+        self._folder = Path(folder)
         (self._folder / "rank0").write_text(self._copy)
 
     def finish_checkpoint(self, wait_s: float) -> list[bool]:
@@ -92,7 +94,8 @@ def test_a_full_disk_is_raised(saver: CheckpointSaver, workers: WritingWorkers, 
     saver.save(1)
     saver.wait()
     saver.save(2)
-    workers.error, workers.ended = OSError(errno.ENOSPC, "No space left on device"), True
+    workers.error = OSError(errno.ENOSPC, "No space left on device")
+    workers.ended = True
     with pytest.raises(OSError, match="No space left on device"):
         saver.save(3) if then == "save" else getattr(saver, then)()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"], "neither the broken one nor the next"
@@ -172,7 +175,8 @@ def test_a_process_that_may_not_write_touches_nothing(
         raise PermissionError("another attempt")
 
     (checkpoints.begin(tmp_path, 1) / "rank0").touch()
-    saver._may_write, saver._background = refuse, background
+    saver._may_write = refuse
+    saver._background = background
     with pytest.raises(PermissionError, match="another attempt"):
         saver.save(2)
     assert workers.calls == []

@@ -12,10 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_omni.trainer.loop import DiffusionTrainer
+from tests.ml.trainer.runs_in_memory import run_in_memory
 from verl_omni.trainer.metrics import collapse, step_metrics
 from verl_omni.trainer.metrics.collapse import IMAGES, REWARD_SPREAD, CollapseState
-from verl_omni.trainer.run.run_folder import RunFolder
 
 # Measured: `drl run examples/red-grpo.yaml`, and the same job at learning rate 0.
 MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
@@ -23,7 +22,8 @@ MEASURED = json.loads((Path(__file__).parent / "collapse.json").read_text())
 
 def warnings(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     """The place of each warning, and its text."""
-    state, found = CollapseState(), []
+    state = CollapseState()
+    found = []
     for place, line in enumerate(lines):
         state, message = collapse.observe(state, line)
         if message is not None:
@@ -121,7 +121,7 @@ def test_the_diversity_of_pictures_is_their_mean_pixel_deviation() -> None:
 
 
 def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
-    def trainer() -> Any:
+    def recorder() -> Any:
         from omegaconf import OmegaConf
 
         from verl_omni.trainer.settings import configuration as trainer_settings
@@ -129,21 +129,15 @@ def test_the_run_folder_gets_a_warning_event_and_a_resumed_run_does_not_repeat_i
         required = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
         config = trainer_settings.load(required)
         assert OmegaConf.is_dict(config)
-        return DiffusionTrainer(
-            config,
-            SimpleNamespace(workers=None, pool=None, judges=None),
-            RunFolder(tmp_path),
-            [{"prompt": "a"}],
-            None,
-            stop_requested=lambda: False,
-        )
+        stack = SimpleNamespace(workers=None, pool=None, judges=None)
+        return run_in_memory(config, stack, tmp_path, [{"prompt": "a"}], None).loop.recorder
 
-    first = trainer()
+    first = recorder()
     for step, diversity in enumerate([0.08, 0.01, 0.01]):
-        first._record({"step": step, IMAGES: diversity})
-    second = trainer()
-    second._warnings.restore()
-    second._record({"step": 3, IMAGES: 0.01})
+        first.record({"step": step, IMAGES: diversity})
+    second = recorder()
+    second.warnings.restore()
+    second.record({"step": 3, IMAGES: 0.01})
     events = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     (warning,) = [event for event in events if event["event"] == "warning"]
     assert (warning["reason"], warning["step"], warning["message"][:38]) == (

@@ -19,7 +19,8 @@ NONE: dict[str, float | None] = {}
 
 def warnings(lines: list[dict[str, float | None]]) -> list[tuple[int, str]]:
     """The place of each warning, and its text."""
-    state, found = RewardState(), []
+    state = RewardState()
+    found = []
     for place, line in enumerate(lines):
         state, message = observe_reward(state, line)
         if message is not None:
@@ -43,7 +44,8 @@ def test_a_reward_that_never_varies_is_found_once(rewards: tuple[float, float]) 
 
 
 def test_one_sample_that_differs_in_one_of_the_first_steps_is_enough() -> None:
-    same, other = line([0.0] * 12), line([0.0] * 11 + [1.0])
+    same = line([0.0] * 12)
+    other = line([0.0] * 11 + [1.0])
     assert warnings([same] * 4 + [other] + [same] * 20) == []
     assert warnings([other, *[same] * 20]) == [], "that is a collapse"
 
@@ -56,7 +58,8 @@ def test_lines_without_a_spread_do_not_count() -> None:
 
 
 def test_the_run_folder_gets_the_warning_and_a_resumed_run_does_not_repeat_it(tmp_path: Path) -> None:
-    folder, same = RunFolder(tmp_path), line([0.0] * 12)
+    folder = RunFolder(tmp_path)
+    same = line([0.0] * 12)
     first = RunWarnings(folder)
     for step in range(1, 8):
         first.observe(step, folder.step({"step": step, **same}))

@@ -17,20 +17,28 @@ from verl_omni.trainer.settings import configuration
 
 ROW = {
     "prompt": [{"role": "system", "content": "Draw."}, {"role": "user", "content": "a cat"}],
-    "negative_prompt": "dark", "data_source": "ocr", "reward_model": {"style": "rule", "ground_truth": "HELLO"},
+    "negative_prompt": "dark",
+    "data_source": "ocr",
+    "reward_model": {"style": "rule", "ground_truth": "HELLO"},
     "extra_info": {"index": 4711, "prompt": "own", "split": "train"},
-    "agent_name": "my_agent", "ability": "text", "tools_kwargs": {"a": 1}, "seed": 5, "reward_scores": [0.5, 1.0],
-}  # fmt: skip
+    "agent_name": "my_agent",
+    "ability": "text",
+    "tools_kwargs": {"a": 1},
+    "seed": 5,
+    "reward_scores": [0.5, 1.0],
+}
 DOG = {"prompt": [{"role": "user", "content": "a dog"}]}
 
 
 def config(folder: Path) -> Any:
     return configuration.load(
         [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1",
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            "trainer.total_training_steps=1",
             f"data.cache_dir='{folder}'",
         ]
-    ).data  # fmt: skip
+    ).data
 
 
 def load_text(path: Path, text: str) -> Any:

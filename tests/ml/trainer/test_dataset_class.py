@@ -73,9 +73,14 @@ def test_a_class_that_its_file_defines_or_may_make_is_accepted(own: Path) -> Non
 
 def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
     config = configuration.load(
-        ["actor_rollout_ref.model.path=m", f"data.train_files={own}", "trainer.total_training_steps=1",
-         f"{SETTING}.path={own}", f"{SETTING}.name=Wrong"]
-    )  # fmt: skip
+        [
+            "actor_rollout_ref.model.path=m",
+            f"data.train_files={own}",
+            "trainer.total_training_steps=1",
+            f"{SETTING}.path={own}",
+            f"{SETTING}.name=Wrong",
+        ]
+    )
     with pytest.raises(DatasetClassNotUsable, match="has no class Wrong; one of OwnPrompts"):
         prompt_files.check(config)
 

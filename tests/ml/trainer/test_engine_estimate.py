@@ -39,7 +39,8 @@ def estimated(folder: Path, *overrides: str, accelerator: bool = True) -> job_es
 @pytest.mark.slow
 def test_an_engine_that_does_not_sleep_holds_what_its_allocator_reserved(tiny: Path) -> None:
     awake = [f"actor_rollout_ref.rollout.{name}=false" for name in ("enable_sleep_mode", "free_cache_engine")]
-    sleeping, serving = estimated(tiny), estimated(tiny, *awake)
+    sleeping = estimated(tiny)
+    serving = estimated(tiny, *awake)
     assert sleeping.engine == serving.engine and sleeping.engine.kept > sleeping.engine.peak
     held = {
         found: [phase.parts.get("engine activations") for phase in made.estimate.device]
@@ -98,7 +99,8 @@ def test_tensor_parallelism_divides_attention_and_feed_forward_layers_only(tmp_p
     public_models.write("Qwen/Qwen-Image", tmp_path)
     transformer = model_shapes.read(tmp_path).on_meta("transformer", torch.bfloat16)
     whole, half = (engine_memory.share(transformer, size) / 2e9 for size in (1, 2))
-    layers, width = 60, 3072
+    layers = 60
+    width = 3072
     assert whole == pytest.approx(20.4, abs=0.05)
     assert whole - half == pytest.approx(layers * 24 * width**2 / 2 / 1e9, rel=1e-3)
 

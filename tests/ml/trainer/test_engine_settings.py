@@ -16,9 +16,11 @@ from verl_omni.utils.engine_settings import GROUP, SETTINGS
 from verl_omni.utils.reference_settings import rules
 
 REQUIRED = [
-    "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1",
+    "data.train_files=t",
+    "actor_rollout_ref.model.path=m",
+    "trainer.total_training_steps=1",
     "actor_rollout_ref.model.lora_rank=4",
-]  # fmt: skip
+]
 AWAKE = "actor_rollout_ref.rollout.enable_sleep_mode=false"
 
 
@@ -114,8 +116,10 @@ def test_what_the_engine_does_not_take_is_refused(given: str, said: str) -> None
 def test_a_group_is_checked_like_its_settings() -> None:
     said = refusal(f"{GROUP}={{no_such: 1, ulysses_degree: 2, vae-use-tiling: maybe, mm_processor_cache_gb: 0}}")
     assert [line.partition(":")[0].rpartition(".")[2] for line in said.splitlines()] == [
-        "no_such", "ulysses_degree", "vae_use_tiling",
-    ]  # fmt: skip
+        "no_such",
+        "ulysses_degree",
+        "vae_use_tiling",
+    ]
     given = f"{GROUP}={{mm-processor-cache-gb: 0, ring_degree: 1, flow_shift: 2}}"
     assert dict(load(given).engine_kwargs.vllm_omni) == {**load().engine_kwargs.vllm_omni, "flow_shift": 2.0}
     assert list(configuration.without_effect([given])) == [f"{GROUP}.mm_processor_cache_gb"]
@@ -130,10 +134,14 @@ def test_two_spellings_with_two_values_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("custom_pipeline", "mine.Pipeline"), ("custom-pipeline", "mine.Pipeline"), ("deploy_config", "/d.yaml"),
-        ("mm_processor_cache_gb", "0"), ("stage_configs_path", "/s.yaml"), ("stage-init-timeout", "9"),
+        ("custom_pipeline", "mine.Pipeline"),
+        ("custom-pipeline", "mine.Pipeline"),
+        ("deploy_config", "/d.yaml"),
+        ("mm_processor_cache_gb", "0"),
+        ("stage_configs_path", "/s.yaml"),
+        ("stage-init-timeout", "9"),
     ],
-)  # fmt: skip
+)
 def test_what_recipes_set_in_vain_loads_and_is_named(name: str, value: str) -> None:
     given = [f"+{GROUP}.{name}={value}"]
     assert load(*given) == load()
@@ -207,8 +215,9 @@ def test_what_does_nothing_next_to_other_settings_is_named() -> None:
         "prompt_embed_cache_size": "enable_prompt_embed_cache is not set",
     }
     assert idle(*given, f"{GROUP}.cache_backend=none", f"{GROUP}.enable_prompt_embed_cache=true").keys() == {
-        "cache_config", "vae_parallel_mode",
-    }  # fmt: skip
+        "cache_config",
+        "vae_parallel_mode",
+    }
     assert idle(f"{GROUP}.cache_config={{}}", f"{GROUP}.cache_backend=cache_dit") == {}
     compiled = f"{GROUP}.diffusion-compile-dynamic=true"
     assert list(idle(compiled)) == ["diffusion_compile_dynamic"]

@@ -50,7 +50,8 @@ def run(folder: Path, *overrides: str) -> tuple[Recorder, Any]:
 @pytest.mark.slow  # composes all settings
 def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(tmp_path: Path) -> None:
     recorder, made = run(tmp_path)
-    values, lines = recorder.values, made.folder.metrics()
+    values = recorder.values
+    lines = made.folder.metrics()
     of_others = (*OF_A_STORE, *OF_STANDALONE_REPLICAS, *OF_A_JUDGE)
     expected = {metric.name for metric in TRAINER if metric not in of_others}
     assert {name.partition("/")[0] for name in values} == expected

@@ -68,12 +68,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     folder = tmp_path_factory.mktemp("runs")
     program = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *CASES, KILLED],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=570, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=570,
+        check=False,
+    )
     assert program.returncode == 0, program.stdout
     *outputs, _ = re.split(r"^exit code (\d+)\n", program.stdout, flags=re.MULTILINE)
     assert len(outputs) == 2 * (len(CASES) + 1), program.stdout
-    texts, codes = outputs[::2], outputs[1::2]
+    texts = outputs[::2]
+    codes = outputs[1::2]
     return {
         case: Ended(folder / case, text.splitlines(), int(code))
         for case, text, code in zip((*CASES, KILLED), texts, codes, strict=True)
@@ -85,7 +90,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_last_line_and_the_error_event_are_what_a_worker_raised(ended: dict[str, Ended], case: str) -> None:
     """A real Ray: the error crosses two processes, and Ray prints and wraps it on the way."""
-    (kind, message), run = CASES[case], ended[case]
+    (kind, message) = CASES[case]
+    run = ended[case]
     assert run.code == main_diffusion.FAILURE, run.said
     assert run.said[-1] == f"error: {message}"
     assert any("Traceback" in line for line in run.said), "train.log has the whole traceback"

@@ -17,12 +17,18 @@ from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, j
 from verl_omni.trainer.settings import configuration
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
-ACTOR, PIPELINE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.pipeline"
+ACTOR = "actor_rollout_ref.actor"
+PIPELINE = "actor_rollout_ref.rollout.pipeline"
 SMALL = (
-    "actor_rollout_ref.model.lora_rank=4", "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", f"{PIPELINE}.height=64", f"{PIPELINE}.width=64",
-    f"{PIPELINE}.num_inference_steps=3", f"{PIPELINE}.max_sequence_length=16",
-)  # fmt: skip
+    "actor_rollout_ref.model.lora_rank=4",
+    "data.train_batch_size=4",
+    f"{ACTOR}.ppo_mini_batch_size=4",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=2",
+    f"{PIPELINE}.height=64",
+    f"{PIPELINE}.width=64",
+    f"{PIPELINE}.num_inference_steps=3",
+    f"{PIPELINE}.max_sequence_length=16",
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,8 @@ def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
             configuration.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
 
 
-MICRO, BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.max_num_seqs"
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+BATCH = "actor_rollout_ref.rollout.max_num_seqs"
 SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
@@ -92,8 +99,9 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
 
     found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 60)
     assert [(each.change.setting, each.phase, each.peak, each.fits) for each in found] == [
-        (MICRO, "update", 100, False), (BATCH, "generation", 50, True)
-    ]  # fmt: skip
+        (MICRO, "update", 100, False),
+        (BATCH, "generation", 50, True),
+    ]
 
 
 def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
@@ -120,8 +128,9 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
 
     found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 45)
     assert [(each.change.setting, each.change.value, each.peak, each.fits) for each in found] == [
-        (MICRO, 1, 82, False), ("actor_rollout_ref.model.lora_rank", 32, 42, True)
-    ]  # fmt: skip
+        (MICRO, 1, 82, False),
+        ("actor_rollout_ref.model.lora_rank", 32, 42, True),
+    ]
     assert len(estimated) == 1 + len(set(estimated[1:])), "each is estimated once; the first is of this test"
 
 
@@ -136,7 +145,8 @@ def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: lis
     start = OmegaConf.select(config, helps)
 
     def phases_of(changed: Any) -> dict[str, int]:
-        split, helped = OmegaConf.select(changed, SPLIT) > 1, OmegaConf.select(changed, helps) != start
+        split = OmegaConf.select(changed, SPLIT) > 1
+        helped = OmegaConf.select(changed, helps) != start
         return {"generation": 100 - 30 * split - 60 * helped}
 
     found = advice.advise(config, phases_of(config), phases_of, lambda peak: peak <= 50)

@@ -161,8 +161,12 @@ def test_requests_of_another_user_are_refused(server: object, tmp_path: Path) ->
     )
     asked = subprocess.run(
         [sys.executable, "-c", as_another],
-        input=Path(CLIENT).read_text(), text=True, timeout=DEADLINE, capture_output=True, check=False,
-    )  # fmt: skip
+        input=Path(CLIENT).read_text(),
+        text=True,
+        timeout=DEADLINE,
+        capture_output=True,
+        check=False,
+    )
     assert asked.returncode == 1
     assert "no Ray worker was forked" in asked.stderr
 
@@ -172,8 +176,11 @@ def test_without_a_server_the_client_runs_the_script_itself(tmp_path: Path) -> N
     script.write_text("import sys\nprint(sys.argv[1:])\n")
     done = subprocess.run(
         [sys.executable, "-S", "-E", CLIENT, "omni-test-absent", str(script), "one"],
-        capture_output=True, text=True, timeout=DEADLINE, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
     assert done.stdout == "['one']\n"
 
 

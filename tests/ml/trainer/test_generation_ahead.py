@@ -21,7 +21,8 @@ WAIT = 30.0  # seconds until a thread that should have run is missed
 
 @given(ahead=st.integers(0, 4), first=st.integers(0, 5), steps=st.integers(0, 12))
 def test_every_batch_is_generated_once_by_the_version_of_the_schedule(ahead: int, first: int, steps: int) -> None:
-    served, drawn = first, []
+    served = first
+    drawn = []
 
     def generate(step: int, version: int) -> tuple[int, int]:
         assert version == served, "the engines have other weights than the schedule says"
@@ -70,13 +71,17 @@ def test_an_error_of_the_generation_is_raised_for_its_batch_and_those_after_it()
 
 
 @given(
-    ahead=st.integers(1, 3), first=st.integers(0, 2), steps=st.integers(1, 8),
+    ahead=st.integers(1, 3),
+    first=st.integers(0, 2),
+    steps=st.integers(1, 8),
     losses=st.lists(st.booleans(), max_size=12),
-)  # fmt: skip
+)
 def test_batches_of_lost_replicas_are_generated_by_the_version_that_is_published_next(
     ahead: int, first: int, steps: int, losses: list[bool]
 ) -> None:
-    served, drawn, left = first, [], list(losses)
+    served = first
+    drawn = []
+    left = list(losses)
 
     def generate(step: int, version: int) -> tuple[int, int]:
         assert version == served, "a replica has no other weights than the current ones"
@@ -117,7 +122,8 @@ def test_another_error_than_a_loss_is_raised_by_the_drain() -> None:
 
 
 def test_a_stopped_generation_makes_no_further_batch() -> None:
-    drawn, stopped = [], threading.Event()
+    drawn = []
+    stopped = threading.Event()
 
     def generate(step: int, version: int) -> None:
         drawn.append(step)
@@ -133,7 +139,8 @@ def test_a_stopped_generation_makes_no_further_batch() -> None:
 
 
 def test_a_joined_generation_has_no_thread_any_more() -> None:
-    drawn, stopped = [], threading.Event()
+    drawn = []
+    stopped = threading.Event()
 
     def generate(step: int, version: int) -> None:
         assert stopped.wait(WAIT)
@@ -161,11 +168,18 @@ def test_a_joined_generation_has_no_thread_any_more() -> None:
         ([*ASYNC, f"{THRESHOLD}=0"], "must be at least 1, or null: 0"),
         ([*ASYNC, f"{STRATEGY}=discard"], "discard is not supported; write wait or drop"),
         ([*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=0"], "must be at least 1, or null: 0"),
-        ([*ASYNC, "trainer.v1.separate_async.parameter_sync_step=4", "data.train_batch_size=8",
-          "actor_rollout_ref.actor.ppo_mini_batch_size=4"], "has data.train_batch_size=8 /"),
+        (
+            [
+                *ASYNC,
+                "trainer.v1.separate_async.parameter_sync_step=4",
+                "data.train_batch_size=8",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            ],
+            "has data.train_batch_size=8 /",
+        ),
         (["trainer.v1.sampler.drop_incomplete_groups=true"], "a sample that fails ends the run"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_supported_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(configuration.SettingsError) as refused:
         configuration.load([*REQUIRED, *overrides])
@@ -175,13 +189,17 @@ def test_what_is_not_supported_is_refused(overrides: list[str], said: str) -> No
 @pytest.mark.slow
 def test_the_number_of_batches_ahead() -> None:
     for overrides, ahead in (
-        ((), 0), (ASYNC, 1), ((*ASYNC, f"{AHEAD}=2"), 2), ((*ASYNC, f"{AHEAD}=9", f"{THRESHOLD}=null"), 9),
+        ((), 0),
+        (ASYNC, 1),
+        ((*ASYNC, f"{AHEAD}=2"), 2),
+        ((*ASYNC, f"{AHEAD}=9", f"{THRESHOLD}=null"), 9),
         ((*ASYNC, "trainer.v1.separate_async.sync_compatible=true"), 0),
         (("trainer.use_v1=true",), 0),
         ((*ASYNC, f"{AHEAD}=4", f"{STRATEGY}=drop", f"{THRESHOLD}=3"), 2),
-        ((*ASYNC, f"{STRATEGY}=drop"), 1), ((*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=1"), 0),
+        ((*ASYNC, f"{STRATEGY}=drop"), 1),
+        ((*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=1"), 0),
         ((*ASYNC, f"{AHEAD}=9", f"{STRATEGY}=drop", f"{THRESHOLD}=null"), 9),
-    ):  # fmt: skip
+    ):
         assert async_settings.batches_ahead(configuration.load([*REQUIRED, *overrides])) == ahead
 
 
@@ -190,12 +208,22 @@ def test_the_number_of_batches_ahead() -> None:
     [
         (ASYNC, "up to 1 version of the weights old"),
         ((*ASYNC, f"{AHEAD}=2"), "up to 2 versions of the weights old"),
-        ((), None), ((*ASYNC, f"{AHEAD}=0"), None), ((*ASYNC, "trainer.v1.separate_async.sync_compatible=true"), None),
-        ((*ASYNC, f"{BYPASS}=true"), None), ((*ASYNC, "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
-                                              "algorithm.rollout_correction.rollout_rs_threshold=0.999_1.001"), None),
-        ((*ASYNC, f"{LOSS}=flow_dppo"), None), ((*ASYNC, f"{LOSS}=diffusion_nft"), None),
+        ((), None),
+        ((*ASYNC, f"{AHEAD}=0"), None),
+        ((*ASYNC, "trainer.v1.separate_async.sync_compatible=true"), None),
+        ((*ASYNC, f"{BYPASS}=true"), None),
+        (
+            (
+                *ASYNC,
+                "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+                "algorithm.rollout_correction.rollout_rs_threshold=0.999_1.001",
+            ),
+            None,
+        ),
+        ((*ASYNC, f"{LOSS}=flow_dppo"), None),
+        ((*ASYNC, f"{LOSS}=diffusion_nft"), None),
     ],
-)  # fmt: skip
+)
 def test_a_run_with_older_samples_and_no_limit_is_warned(overrides: tuple[str, ...], said: str | None) -> None:
     """Flow-DPPO cannot take the engine's log-probabilities, DiffusionNFT has no ratio: there is nothing to write."""
     found = async_settings.unlimited_text(configuration.load([*REQUIRED, *overrides]))

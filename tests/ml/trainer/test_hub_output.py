@@ -38,15 +38,21 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def settings(folder: Path, hub: Hub, deadline: float = 30, *, url: str = f"hf://{REPOSITORY}/a-job") -> Any:
-    return OmegaConf.create({
-        "trainer": {
-            "default_local_dir": str(folder), "resume_mode": "auto", "total_training_steps": 4,
-            "output": {"url": url, "deadline_s": deadline}, "store": {"endpoint": hub.endpoint, "region": None},
-        },
-        "actor_rollout_ref": {
-            "model": {"path": "/models/base", "architecture": "StableDiffusion3Pipeline"}, "rollout": {"pipeline": {}},
-        },
-    })  # fmt: skip
+    return OmegaConf.create(
+        {
+            "trainer": {
+                "default_local_dir": str(folder),
+                "resume_mode": "auto",
+                "total_training_steps": 4,
+                "output": {"url": url, "deadline_s": deadline},
+                "store": {"endpoint": hub.endpoint, "region": None},
+            },
+            "actor_rollout_ref": {
+                "model": {"path": "/models/base", "architecture": "StableDiffusion3Pipeline"},
+                "rollout": {"pipeline": {}},
+            },
+        }
+    )
 
 
 def run(config: Any, train: Train) -> int:
@@ -75,8 +81,11 @@ def test_each_checkpoint_is_one_commit_with_its_latest(hub: Hub, tmp_path: Path)
     assert run(settings(tmp_path / "a-job", hub), train) == main_diffusion.OK
     first, two, four, last = hub.commits(REPOSITORY)
     assert [each.title for each in (first, two, four, last)] == [
-        "a-job: settings", "a-job: results of step 2", "a-job: results of step 4", "a-job: results of step 4",
-    ]  # fmt: skip
+        "a-job: settings",
+        "a-job: results of step 2",
+        "a-job: results of step 4",
+        "a-job: results of step 4",
+    ]
     assert first.added == {"a-job/config.yaml"}
     texts = {"a-job/metrics.jsonl", "a-job/progress.jsonl", "a-job/report.html", "a-job/latest.json"}
     of_the_run = {"a-job/versions.json", "a-job/machine.json"}
@@ -113,9 +122,11 @@ def test_the_page_says_what_the_adapter_is_for(hub: Hub, tmp_path: Path) -> None
     assert run(settings(folder, hub), saves(4)) == main_diffusion.OK
     _, head, text = hub.files(REPOSITORY)["README.md"].decode().split("---\n")
     assert OmegaConf.to_container(OmegaConf.create(head)) == {
-        "base_model": "stabilityai/stable-diffusion-3.5-medium", "library_name": "diffusers",
-        "pipeline_tag": "text-to-image", "tags": ["text-to-image", "reinforcement-learning", "lora"],
-    }  # fmt: skip
+        "base_model": "stabilityai/stable-diffusion-3.5-medium",
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        "tags": ["text-to-image", "reinforcement-learning", "lora"],
+    }
     assert 'repository, run = "team/adapters", "a-job"' in text
 
 
@@ -128,12 +139,15 @@ def test_a_readme_of_the_user_is_kept_and_a_repository_of_the_user_stays_public(
     assert hub.visibility == {REPOSITORY: "public"}
 
 
-@pytest.mark.parametrize(("token", "url", "said"), [
-    ("hf_wrong", f"hf://{REPOSITORY}/a-job", "HTTP 401, the token is wrong or has expired"),
-    (READER, f"hf://{REPOSITORY}/a-job", "HTTP 403, the token may not write to it"),
-    (TOKEN, "hf://other/adapters/a-job", "HTTP 403, the token may not write to it, or not create it"),
-    (None, f"hf://{REPOSITORY}/a-job", "there is no token: set HF_TOKEN, or run `hf auth login`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("token", "url", "said"),
+    [
+        ("hf_wrong", f"hf://{REPOSITORY}/a-job", "HTTP 401, the token is wrong or has expired"),
+        (READER, f"hf://{REPOSITORY}/a-job", "HTTP 403, the token may not write to it"),
+        (TOKEN, "hf://other/adapters/a-job", "HTTP 403, the token may not write to it, or not create it"),
+        (None, f"hf://{REPOSITORY}/a-job", "there is no token: set HF_TOKEN, or run `hf auth login`"),
+    ],
+)
 def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None, url: str, said: str
 ) -> None:
@@ -156,10 +170,19 @@ def test_a_hub_that_refuses_ends_the_run_before_it_trains(
     assert token is None or token not in error["message"]
 
 
-@pytest.mark.parametrize(("text", "status"), [
-    ("POST /api/repos/create", 503), ("/preupload/", 429), ("/objects/batch", 500), ("PUT /lfs/", 500), (COMMIT, 500),
-    (COMMIT, 429), (COMMIT, 412), ("PUT /lfs/", 403),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("POST /api/repos/create", 503),
+        ("/preupload/", 429),
+        ("/objects/batch", 500),
+        ("PUT /lfs/", 500),
+        (COMMIT, 500),
+        (COMMIT, 429),
+        (COMMIT, 412),
+        ("PUT /lfs/", 403),
+    ],
+)
 def test_a_hub_that_is_busy_gets_everything_later(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
 ) -> None:
@@ -203,7 +226,8 @@ def test_a_hub_that_hangs_does_not_hold_up_a_run_that_is_stopped(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "GRACE_SECONDS", 1.0)
-    asked, released = threading.Event(), threading.Event()
+    asked = threading.Event()
+    released = threading.Event()
 
     def hang() -> None:
         asked.set()
@@ -239,7 +263,8 @@ def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path, monkeypat
 
 
 def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) -> None:
-    asked, released = threading.Event(), threading.Event()
+    asked = threading.Event()
+    released = threading.Event()
 
     def hang() -> None:
         asked.set()
@@ -248,9 +273,11 @@ def test_the_program_that_sends_ends_with_the_trainer(hub: Hub, tmp_path: Path) 
     hub.faults.append(Fault("repos/create", None, act=hang))
     request = {"repository": REPOSITORY, "endpoint": hub.endpoint, "create": True, "title": "a", "files": []}
     with subprocess.Popen(
-        [sys.executable, "-m", hub_commit.__name__], env=hub_commit.environment({"HF_TOKEN": TOKEN}),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", hub_commit.__name__],
+        env=hub_commit.environment({"HF_TOKEN": TOKEN}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -276,7 +303,8 @@ def test_offline_and_results_for_the_hub_exclude_each_other(hub: Hub, tmp_path: 
 
 
 def test_an_endpoint_is_that_of_the_hub_or_the_store(hub: Hub, tmp_path: Path) -> None:
-    config, named = settings(tmp_path, hub), {"HF_ENDPOINT": "http://hub"}
+    config = settings(tmp_path, hub)
+    named = {"HF_ENDPOINT": "http://hub"}
     said = hub_destination.find_problem(config, named)
     assert said is not None and said.endswith("the variable HF_ENDPOINT is http://hub: write one of them")
     config.data = {"train_files": ["a.jsonl", "s3://b/a.jsonl"], "val_files": None}
@@ -289,9 +317,14 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store(hub: Hub, tmp_path: Path) -
 
 def test_a_trainer_that_is_offline_refuses_to_send_to_the_hub() -> None:
     command = [
-        sys.executable, "-m", "verl_omni.trainer.main_diffusion", "actor_rollout_ref.model.path=/none",
-        "data.train_files=x.jsonl", "trainer.total_training_steps=1", f"trainer.output.url=hf://{REPOSITORY}/a-job",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "verl_omni.trainer.main_diffusion",
+        "actor_rollout_ref.model.path=/none",
+        "data.train_files=x.jsonl",
+        "trainer.total_training_steps=1",
+        f"trainer.output.url=hf://{REPOSITORY}/a-job",
+    ]
     said = {}
     for given in ("1", ""):
         ended = subprocess.run(

@@ -11,8 +11,7 @@ import pytest
 import torch
 from verl import DataProto
 
-from verl_omni.trainer.loop import DiffusionTrainer
-from verl_omni.trainer.run.run_folder import RunFolder
+from tests.ml.trainer.runs_in_memory import run_in_memory
 from verl_omni.trainer.settings import configuration, judge_settings, process_counts
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
@@ -45,26 +44,21 @@ def trainer(loop: Loop, tmp_path: Path) -> Any:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     config = configuration.load(
         [
-            f"data.train_files='{tmp_path / 'prompts.jsonl'}'", "data.train_batch_size=2",
-            f"actor_rollout_ref.model.path='{MODEL}'", "trainer.total_training_steps=1",
+            f"data.train_files='{tmp_path / 'prompts.jsonl'}'",
+            "data.train_batch_size=2",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "trainer.total_training_steps=1",
             "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         ]
-    )  # fmt: skip
-    process_counts.fill_in(config, cpus=2)
-    folder = RunFolder(tmp_path / "run")
-    return DiffusionTrainer(
-        config,
-        SimpleNamespace(agent_loop=loop, workers=None, pool=None, judges=None),
-        folder,
-        ROWS,
-        ROWS,
-        stop_requested=lambda: False,
     )
+    process_counts.fill_in(config, cpus=2)
+    stack = SimpleNamespace(agent_loop=loop, workers=None, pool=None, judges=None)
+    return run_in_memory(config, stack, tmp_path / "run", ROWS, ROWS)
 
 
 def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:
-    samples = trainer._generate(1, 0)
+    samples = trainer.loop.batches.generate(1, 0)
     assert loop.carried == [False] and samples.images is None
     assert samples.scores.tolist() == [1.0] * 16 and samples.tensors["rollout_log_probs"].shape == (16, 2)
 
@@ -72,11 +66,11 @@ def test_a_training_step_gets_no_images(trainer: Any, loop: Loop) -> None:
 def test_a_training_step_whose_samples_a_judge_scores_later_gets_no_images(trainer: Any, loop: Loop) -> None:
     trainer.config.reward.reward_model.enable = True
     assert judge_settings.sleeps(trainer.config), "the default on the trainer's accelerators"
-    assert trainer._generate(1, 0).images is None and loop.carried == [False]
+    assert trainer.loop.batches.generate(1, 0).images is None and loop.carried == [False]
 
 
 def test_an_evaluation_gets_and_saves_images(trainer: Any, loop: Loop) -> None:
-    trainer._evaluate(0)
+    trainer.loop.evaluation.evaluate(0)
     assert loop.carried == [True]
     saved = list((trainer.folder.path / "samples").rglob("*.png"))
     assert len(saved) == 1, "the two rows have the same prompt, and the report shows no prompt twice"

@@ -103,7 +103,9 @@ class AnyOrder(NodesInAnyOrder):
 
     @initialize(count=st.integers(1, 3))
     def begin(self, count: int) -> None:
-        self.memory, self.now, self.added = Memory(), 0.0, count
+        self.memory = Memory()
+        self.now = 0.0
+        self.added = count
         self.pool, _ = pool_of(self.memory, count, lambda: self.now)
         self.left: set[int] = set()
 
@@ -113,7 +115,8 @@ class AnyOrder(NodesInAnyOrder):
     @rule(draw=st.integers(0, 9), what=st.sampled_from(["ends", "refuses"]))
     def a_process_changes(self, draw: int, what: str) -> None:
         if replica := self.some(draw):
-            replica.alive, replica.refuses = replica.alive and what != "ends", replica.refuses or what == "refuses"
+            replica.alive = replica.alive and what != "ends"
+            replica.refuses = replica.refuses or what == "refuses"
 
     @rule(seconds=st.sampled_from([0.0, RETRY_MOST_SECONDS]))
     def the_pool_looks(self, seconds: float) -> None:
@@ -188,9 +191,11 @@ def test_a_lost_replica_is_replaced_and_both_are_reported() -> None:
 
 @pytest.mark.parametrize("fault", ["the router is silent", "the disk is full"])
 def test_a_replica_that_cannot_join_is_stopped_and_another_one_started(fault: str) -> None:
-    memory, now = Memory(), 0.0
+    memory = Memory()
+    now = 0.0
     pool, folder = pool_of(memory, 1, lambda: now)
-    add, event = memory.add, folder.event
+    add = memory.add
+    event = folder.event
     memory.nodes[1] = "ready"
 
     def fails(*arguments: Any, **fields: Any) -> None:
@@ -214,7 +219,8 @@ def test_a_replica_that_cannot_join_is_stopped_and_another_one_started(fault: st
 def test_a_node_that_is_being_removed_keeps_its_replica_until_the_questions_are_answered() -> None:
     memory = Memory()
     pool, folder = pool_of(memory, 2)
-    memory.replicas[1].requests, memory.nodes[1] = 1, "leaving"
+    memory.replicas[1].requests = 1
+    memory.nodes[1] = "leaving"
     pool.look()
     pool.look()
     assert list(memory.router) == ["host:0"] and not memory.replicas[1].stopped
@@ -240,17 +246,27 @@ def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_wa
     memory.replicas[0].alive = memory.replicas[1].alive = False
     pool.look()
     assert found == [
-        ("reward/replica_versions", {"host": 0}), ("reward/queued_requests", 7),
-        ("reward/replica_versions", {}), ("reward/queued_requests", 4),
-        ("reward/replica_versions", {}), ("reward/queued_requests", 2),
-    ]  # fmt: skip
+        ("reward/replica_versions", {"host": 0}),
+        ("reward/queued_requests", 7),
+        ("reward/replica_versions", {}),
+        ("reward/queued_requests", 4),
+        ("reward/replica_versions", {}),
+        ("reward/queued_requests", 2),
+    ]
 
 
 def loaded(*overrides: str) -> DictConfig:
     return configuration.load(
-        ["actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl", "trainer.total_training_steps=1",
-         "reward.scorer=genrm_ocr", f"{RM}.enable=true", f"{RM}.model_path=judge", *overrides]
-    )  # fmt: skip
+        [
+            "actor_rollout_ref.model.path=model",
+            "data.train_files=rows.jsonl",
+            "trainer.total_training_steps=1",
+            "reward.scorer=genrm_ocr",
+            f"{RM}.enable=true",
+            f"{RM}.model_path=judge",
+            *overrides,
+        ]
+    )
 
 
 @pytest.mark.parametrize(

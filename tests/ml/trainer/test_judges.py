@@ -10,28 +10,27 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_omni.trainer.settings import (
-    configuration,
-    cpu_values,
-    judge_settings,
-    pool_settings,
-    reward_settings,
-)
+from verl_omni.trainer.settings import configuration, cpu_values, judge_settings, pool_settings, reward_settings
 from verl_omni.utils.reference_settings import find_rule
 
 RM = "reward.reward_model"
-ON, PATH, ALONE = f"{RM}.enable=true", f"{RM}.model_path=judge", f"{RM}.rollout.tensor_model_parallel_size=1"
+ON = f"{RM}.enable=true"
+PATH = f"{RM}.model_path=judge"
+ALONE = f"{RM}.rollout.tensor_model_parallel_size=1"
 OWN = (f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=1", f"{RM}.n_gpus_per_node=2")
-AHEAD = (
-    "actor_rollout_ref.rollout.nnodes=1", "trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async",
-)  # fmt: skip
+AHEAD = ("actor_rollout_ref.rollout.nnodes=1", "trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async")
 
 
 def loaded(*overrides: str) -> DictConfig:
     return configuration.load(
-        ["actor_rollout_ref.model.path=model", "data.train_files=rows.jsonl", "trainer.total_training_steps=1",
-         "reward.scorer=genrm_ocr", *overrides]
-    )  # fmt: skip
+        [
+            "actor_rollout_ref.model.path=model",
+            "data.train_files=rows.jsonl",
+            "trainer.total_training_steps=1",
+            "reward.scorer=genrm_ocr",
+            *overrides,
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,13 @@ def test_accelerators_that_replicas_cannot_share_are_refused_and_a_cpu_has_repli
 
 def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
     offline = (
-        "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo", "algorithm.sample_source=offline",
-        "actor_rollout_ref.model.lora_rank=4", ON, PATH, ALONE,
-    )  # fmt: skip
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
+        "algorithm.sample_source=offline",
+        "actor_rollout_ref.model.lora_rank=4",
+        ON,
+        PATH,
+        ALONE,
+    )
     assert judge_settings.sleeps(loaded(*offline, "data.val_files=held_out.jsonl"))
     with pytest.raises(
         configuration.SettingsError, match=r"enable: .* only evaluations are scored, .* no data\.val_files"
@@ -86,7 +89,8 @@ def test_a_judge_scores_the_evaluations_of_a_run_on_preferences() -> None:
 
 def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its_own_never() -> None:
     four = (ON, PATH, "trainer.n_gpus_per_node=4")
-    shared, awake = loaded(*four), loaded(*four, f"{RM}.rollout.free_cache_engine=false")
+    shared = loaded(*four)
+    awake = loaded(*four, f"{RM}.rollout.free_cache_engine=false")
     own = loaded(ON, PATH, *OWN)
     for config in (shared, awake, own):
         judge_settings.fill_in(config, has_accelerator=True)
@@ -95,8 +99,10 @@ def test_on_the_trainers_accelerators_it_sleeps_unless_told_otherwise_and_on_its
     assert [judge_settings.replicas(config) for config in (shared, awake, own)] == [2, 2, 1]
     assert [judge_settings.accelerators(config) for config in (shared, awake, own)] == [0, 0, 2]
     assert [config.reward.reward_model.rollout.enable_sleep_mode for config in (shared, awake, own)] == [
-        True, False, False,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+    ]
     assert "engine_kwargs" in own.reward.reward_model.rollout and not own.reward.reward_model.rollout.engine_kwargs
     assert judge_settings.replicas(loaded()) == judge_settings.accelerators(
         loaded()

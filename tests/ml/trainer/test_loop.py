@@ -16,23 +16,27 @@ from PIL import Image
 from tensordict import TensorDict
 from verl import DataProto
 
+from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
 from verl_omni.trainer.generation import sample_generation
-from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
+from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.run_folder import RunFolder, TakenOver
+from verl_omni.trainer.run.step_checkpoints import Interrupted
 from verl_omni.trainer.settings import configuration, process_counts
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
 ROWS = [
     {
-        "raw_prompt": [{"role": "user", "content": text}], "data_source": "brightness",
-        "reward_model": {"ground_truth": text}, "extra_info": {"prompt": text},
+        "raw_prompt": [{"role": "user", "content": text}],
+        "data_source": "brightness",
+        "reward_model": {"ground_truth": text},
+        "extra_info": {"prompt": text},
     }
     for text in ("a red circle", "a blue square")
-]  # fmt: skip
+]
 
 
 class AnsweringAgentLoop:
@@ -41,9 +45,10 @@ class AnsweringAgentLoop:
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         rows = len(prompts)
         tensors = {
-            "responses": torch.rand(rows, 3, 4, 4), "rm_scores": torch.arange(rows).float().unsqueeze(-1),
+            "responses": torch.rand(rows, 3, 4, 4),
+            "rm_scores": torch.arange(rows).float().unsqueeze(-1),
             "rollout_log_probs": torch.zeros(rows, 1),
-        }  # fmt: skip
+        }
         if prompts.meta_info.get("carry_responses") is False:
             del tensors["responses"]
         version = np.full(rows, prompts.meta_info["global_steps"], dtype=object)
@@ -56,7 +61,8 @@ class AnsweringWorkers:
 
     def __init__(self, optimizer_steps: float) -> None:
         self.optimizer_steps = optimizer_steps
-        self.writes_fast, self.started = False, 0
+        self.writes_fast = False
+        self.started = 0
 
     def update_actor(self, data: DataProto) -> DataProto:
         found = {"actor/optimizer_steps": [self.optimizer_steps] * 2, "actor/ratio_max": [1.0, 3.0]}
@@ -66,7 +72,8 @@ class AnsweringWorkers:
         (Path(folder) / "weights").write_text("w")
 
     def start_checkpoint(self, folder: str) -> None:
-        self.folder, self.started = Path(folder), self.started + 1
+        self.folder = Path(folder)
+        self.started = self.started + 1
 
     def finish_checkpoint(self, wait_s: float) -> list[bool]:
         """Without waiting, the write ends only if `writes_fast` is set."""
@@ -76,16 +83,23 @@ class AnsweringWorkers:
         return [True, ended]
 
 
-def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> DiffusionTrainer:
+def trainer(
+    folder: Path, *overrides: str, optimizer_steps: float = 1.0, rows: Any = ROWS, held_out: Any = ROWS
+) -> RunInMemory:
     config = configuration.load(
         [
-            "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=2",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "data.train_batch_size=2",
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            "trainer.total_training_steps=2",
+            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+            "data.train_batch_size=2",
             "actor_rollout_ref.rollout.dtype=float32",
             "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2", *overrides,
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=2",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     process_counts.fill_in(config, cpus=2)
     published: list[int] = []
 
@@ -94,17 +108,23 @@ def trainer(folder: Path, *overrides: str, optimizer_steps: float = 1.0) -> Diff
 
     weights = SimpleNamespace(update_weights=publish, sleep_replicas=lambda: None)
     stack = SimpleNamespace(
-        agent_loop=AnsweringAgentLoop(), workers=AnsweringWorkers(optimizer_steps), weights=weights,
-        versions=lambda: published[-1:], pool=None, judges=None,
-    )  # fmt: skip
-    return DiffusionTrainer(config, stack, RunFolder(folder), ROWS, ROWS, stop_requested=lambda: False)
+        agent_loop=AnsweringAgentLoop(),
+        workers=AnsweringWorkers(optimizer_steps),
+        weights=weights,
+        versions=lambda: published[-1:],
+        pool=None,
+        judges=None,
+    )
+    return run_in_memory(config, stack, folder, rows, held_out)
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [["actor_rollout_ref.rollout.pipeline.output_type=latent"],
-     ["actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=latent"]],
-)  # fmt: skip
+    [
+        ["actor_rollout_ref.rollout.pipeline.output_type=latent"],
+        ["actor_rollout_ref.rollout.val_kwargs.pipeline.output_type=latent"],
+    ],
+)
 def test_an_evaluation_of_latents_has_scores_and_no_pictures(tmp_path: Path, overrides: list[str]) -> None:
     trainer(tmp_path, *overrides).fit(None)
     lines: list[dict[str, Any]] = RunFolder(tmp_path).metrics()
@@ -123,9 +143,12 @@ def test_a_checkpoint_in_the_background_is_complete_after_a_later_step_and_writt
 ) -> None:
     """In the order, checkpoints have the negative numbers of their steps."""
     made = trainer(
-        tmp_path, "trainer.total_training_steps=4", "trainer.save_freq=2", "data.val_files=null",
+        tmp_path,
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=2",
+        "data.val_files=null",
         "actor_rollout_ref.actor.checkpoint.async_save=true",
-    )  # fmt: skip
+    )
     made.stack.workers.writes_fast = fast
     made.fit(None)
     found = [event["step"] * (1 if event["event"] == "step" else -1) for event in events_of(tmp_path)]
@@ -144,11 +167,16 @@ def test_a_step_counts_its_samples_and_no_more_time_than_passes(tmp_path: Path) 
 
 
 def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path) -> None:
-    drawn, evaluated = tmp_path / "drawn", tmp_path / "evaluated"
+    drawn = tmp_path / "drawn"
+    evaluated = tmp_path / "evaluated"
     trainer(
-        tmp_path / "run", f"trainer.rollout_data_dir={drawn}", "trainer.rollout_data_save_freq=2",
-        "trainer.rollout_data_max_samples=3", f"trainer.validation_data_dir={evaluated}", "trainer.test_freq=1",
-    ).fit(None)  # fmt: skip
+        tmp_path / "run",
+        f"trainer.rollout_data_dir={drawn}",
+        "trainer.rollout_data_save_freq=2",
+        "trainer.rollout_data_max_samples=3",
+        f"trainer.validation_data_dir={evaluated}",
+        "trainer.test_freq=1",
+    ).fit(None)
     assert sorted(path.name for path in drawn.iterdir()) == ["2", "2.jsonl"], "every second step"
     lines = [json.loads(line) for line in (drawn / "2.jsonl").read_text().splitlines()]
     assert [line["score"] for line in lines] == [0.0, 1.0, 2.0], "at most three samples"
@@ -168,7 +196,7 @@ def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_pa
     made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
     prompts = sample_generation.training_prompts(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
     requested = row_params(made.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
-    made._generate(1, 0)
+    made.loop.batches.generate(1, 0)
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
     for name in ("seed", "sde_noise_seed"):
         assert [line[name] for line in lines] == [row[name] for row in requested]
@@ -179,7 +207,9 @@ def test_the_seed_of_the_rollout_determines_the_noise_of_samples_and_is_that_of_
 ) -> None:
     def seeds(*overrides: str) -> list[int]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        trainer(folder / "run", f"trainer.rollout_data_dir={folder}", "trainer.seed=3", *overrides)._generate(1, 0)
+        trainer(
+            folder / "run", f"trainer.rollout_data_dir={folder}", "trainer.seed=3", *overrides
+        ).loop.batches.generate(1, 0)
         return [json.loads(line)["seed"] for line in (folder / "1.jsonl").read_text().splitlines()]
 
     name = "actor_rollout_ref.rollout.seed"
@@ -200,30 +230,33 @@ def test_no_two_updates_of_runs_with_neighbouring_seeds_share_draws(tmp_path: Pa
 
         made.stack.workers.update_actor = noted
         for step in (1, 2, 3):
-            made._update(made._generate(step, 0), step, fresh=True)
+            batch = GeneratedBatch(step, step - 1, made.loop.batches.generate(step, 0))
+            made.loop.update.train_on(batch)
     assert len(drawn) == len(set(drawn)) == 2 * 3 * 4
 
 
 def test_a_held_out_row_is_drawn_and_shown_with_a_seed_of_its_own(tmp_path: Path) -> None:
-    made, seen = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9"), []
-    made.held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
+    held_out = [{**ROWS[0], "seed": 1234}, {**ROWS[1], "seed": None}]
+    made = trainer(tmp_path, "actor_rollout_ref.rollout.val_kwargs.seed=9", held_out=held_out)
+    seen: list[int] = []
     generate = made.stack.agent_loop.generate_sequences
 
     def generating(prompts: DataProto) -> DataProto:
-        rollout, columns = made.config.actor_rollout_ref.rollout, prompts.non_tensor_batch
+        rollout = made.config.actor_rollout_ref.rollout
+        columns = prompts.non_tensor_batch
         seen.extend(row["seed"] for row in row_params(rollout, prompts.meta_info, len(prompts), columns))
         return generate(prompts)  # type: ignore[no-any-return]
 
     made.stack.agent_loop.generate_sequences = generating
-    made._evaluate(0)
+    made.loop.evaluation.evaluate(0)
     shown = json.loads((tmp_path / "samples" / "step_000000" / "index.json").read_text())
     assert seen[:2] == [sample["seed"] for sample in shown] == [1234, 10]
 
 
 def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> None:
     """verl's RLHFDataset adds no text of the prompt to `extra_info`."""
-    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}")
-    made.train = made.held_out = [{"raw_prompt": row["raw_prompt"], "extra_info": {}} for row in ROWS]
+    rows = [{"raw_prompt": row["raw_prompt"], "extra_info": {}} for row in ROWS]
+    made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path / 'drawn'}", rows=rows, held_out=rows)
     made.fit(None)
     lines = [json.loads(line) for line in (tmp_path / "drawn" / "1.jsonl").read_text().splitlines()]
     assert {line["input"] for line in lines} == {"a red circle", "a blue square"}
@@ -233,16 +266,18 @@ def test_rows_of_a_data_set_of_the_user_need_only_messages(tmp_path: Path) -> No
 
 def test_samples_of_steps_are_not_carried_to_the_driver_unless_they_are_written(tmp_path: Path) -> None:
     made = trainer(tmp_path, f"trainer.rollout_data_dir={tmp_path / 'drawn'}", "trainer.rollout_data_save_freq=2")
-    assert made._generate(1, 0).images is None
-    assert made._generate(2, 1).images is not None
+    assert made.loop.batches.generate(1, 0).images is None
+    assert made.loop.batches.generate(2, 1).images is not None
 
 
 def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "actor_rollout_ref.actor.ema_decay=0.9",
-                   "actor_rollout_ref.rollout.pipeline.output_type=latent")  # fmt: skip
+    made = trainer(
+        tmp_path, "actor_rollout_ref.actor.ema_decay=0.9", "actor_rollout_ref.rollout.pipeline.output_type=latent"
+    )
     calls: list[Any] = []
     made.stack.workers.send_average = calls.append
-    publish, generate = made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences
+    publish = made.stack.weights.update_weights
+    generate = made.stack.agent_loop.generate_sequences
 
     def publishing(global_steps: int) -> Any:
         calls.append(global_steps)
@@ -252,7 +287,8 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
         calls.append("evaluation" if prompts.meta_info.get("validate") else "training")
         return generate(prompts)  # type: ignore[no-any-return]
 
-    made.stack.weights.update_weights, made.stack.agent_loop.generate_sequences = publishing, generating
+    made.stack.weights.update_weights = publishing
+    made.stack.agent_loop.generate_sequences = generating
     made.fit(None)
     average = [True, "version", "evaluation", False, "version"]
     wanted = ["version", *average, "training", "version", "training", "version", *average]
@@ -261,8 +297,12 @@ def test_an_average_is_evaluated_and_then_the_engines_get_the_policy_again(tmp_p
 
 
 def test_maxima_are_maxima_over_the_ranks(tmp_path: Path) -> None:
-    trainer(tmp_path, "trainer.val_before_train=false", "data.val_files=null",
-            "actor_rollout_ref.rollout.pipeline.output_type=latent").fit(None)  # fmt: skip
+    trainer(
+        tmp_path,
+        "trainer.val_before_train=false",
+        "data.val_files=null",
+        "actor_rollout_ref.rollout.pipeline.output_type=latent",
+    ).fit(None)
     assert RunFolder(tmp_path).metrics()[-1]["actor/ratio_max"] == 3.0
     ranks = {"rollout_corr/max_abs_diff": [1.0, 2.0], "actor/loss": [1.0, 2.0], "actor/ratio_max": [4.0, 2.0]}
     assert step_metrics.over_ranks(ranks) == {
@@ -278,8 +318,11 @@ def test_a_run_without_any_optimizer_step_ends_in_an_error(tmp_path: Path) -> No
         skipping.fit(None)
 
 
-BACKGROUND = ("trainer.save_freq=1", "actor_rollout_ref.actor.checkpoint.async_save=true",
-              "actor_rollout_ref.rollout.pipeline.output_type=latent")  # fmt: skip
+BACKGROUND = (
+    "trainer.save_freq=1",
+    "actor_rollout_ref.actor.checkpoint.async_save=true",
+    "actor_rollout_ref.rollout.pipeline.output_type=latent",
+)
 
 
 def test_a_run_waits_for_the_checkpoints_that_it_writes_in_the_background(tmp_path: Path) -> None:
@@ -304,7 +347,7 @@ def test_ranks_get_the_mini_batches_of_one_process(tmp_path: Path) -> None:
     assert found == {1: [-1, 1, -1, 1], 2: [-1, -1, 1, 1]}
 
 
-@pytest.mark.parametrize("why", ["stop_requested", "checkpoint_wanted"])
+@pytest.mark.parametrize("why", ["stop_wanted", "checkpoint_wanted"])
 def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> None:
     made = trainer(tmp_path, *BACKGROUND, "trainer.save_freq=0", "trainer.total_training_steps=3")
     seen: list[list[int]] = []
@@ -314,25 +357,28 @@ def test_a_suspended_run_waits_for_its_checkpoint(tmp_path: Path, why: str) -> N
         return len(seen) == 2
 
     after: list[list[int]] = []
-    made.saved_for_others = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
-    setattr(made, why, asked)
+    made.requests.saved = lambda: after.append(checkpoints.steps(tmp_path / "checkpoints"))
+    setattr(made.requests, why, asked)
     with contextlib.suppress(Interrupted):
         made.fit(None)
-    assert after == ([] if why == "stop_requested" else [[2]])
+    assert after == ([] if why == "stop_wanted" else [[2]])
     saved = checkpoints.steps(tmp_path / "checkpoints")
-    assert (saved, len(seen)) == (([1], 2) if why == "stop_requested" else ([2, 3], 3))
-    assert why == "stop_requested" or seen[2] == [2], "complete before the next step"
+    assert (saved, len(seen)) == (([1], 2) if why == "stop_wanted" else ([2, 3], 3))
+    assert why == "stop_wanted" or seen[2] == [2], "complete before the next step"
 
 
 @pytest.mark.parametrize("background", ["false", "true"], ids=["written", "being written"])
 def test_a_run_that_stops_after_a_checkpoint_saves_no_other_one(tmp_path: Path, background: str) -> None:
     made = trainer(
-        tmp_path, "trainer.save_freq=1", "trainer.total_training_steps=3", "data.val_files=null",
+        tmp_path,
+        "trainer.save_freq=1",
+        "trainer.total_training_steps=3",
+        "data.val_files=null",
         f"actor_rollout_ref.actor.checkpoint.async_save={background}",
-    )  # fmt: skip
+    )
     saved: list[int] = []
     made.folder.on_event = lambda event: saved.append(event["step"]) if event["event"] == "checkpoint" else None
-    made.stop_requested = lambda: made._complete == 2
+    made.requests.stop_wanted = lambda: made.loop.checkpoints.last_complete_step == 2
     with pytest.raises(Interrupted):
         made.fit(None)
     assert saved == [1, 2]
@@ -357,7 +403,8 @@ def test_a_run_saves_its_last_step_where_an_earlier_run_has_a_checkpoint_of_that
 def test_a_run_whose_folder_is_taken_over_saves_no_checkpoint(tmp_path: Path, settings: tuple[str, ...]) -> None:
     made = trainer(tmp_path, *settings, "trainer.save_freq=1", "trainer.total_training_steps=3")
     made.folder.take()
-    update, updates = made.stack.workers.update_actor, iter(range(1, 4))
+    update = made.stack.workers.update_actor
+    updates = iter(range(1, 4))
 
     def taken_in_step_2(data: DataProto) -> DataProto:
         if next(updates) == 2:
@@ -381,9 +428,10 @@ def test_a_failing_run_says_that_its_last_checkpoint_is_dropped(tmp_path: Path) 
     assert [event["step"] for event in events if event.get("reason") == "CheckpointDropped"] == [1]
 
 
-def fail_in_step(made: DiffusionTrainer, step: int) -> DiffusionTrainer:
+def fail_in_step(made: RunInMemory, step: int) -> RunInMemory:
     """Let the update of a step fail."""
-    update, updates = made.stack.workers.update_actor, []
+    update = made.stack.workers.update_actor
+    updates = []
 
     def failing(data: DataProto) -> DataProto:
         updates.append(data)

@@ -17,7 +17,8 @@ def test_this_machine_is_described() -> None:
 
 
 def test_a_quota_of_the_container_limits_the_cpus(tmp_path: Path) -> None:
-    all_cpus, quota = len(os.sched_getaffinity(0)), tmp_path / "cpu.max"
+    all_cpus = len(os.sched_getaffinity(0))
+    quota = tmp_path / "cpu.max"
     assert available_cpus(quota) == all_cpus
     for text, expected in (("max 100000", all_cpus), ("100000 100000", 1), ("50000 100000", 1)):
         quota.write_text(f"{text}\n")

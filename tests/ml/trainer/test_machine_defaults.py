@@ -26,10 +26,13 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
     made = configuration.load(
         [
-            f"actor_rollout_ref.model.path='{folder}'", "data.train_files=x.jsonl", "trainer.total_training_steps=1",
-            "actor_rollout_ref.rollout.pipeline.max_sequence_length=100", *overrides,
+            f"actor_rollout_ref.model.path='{folder}'",
+            "data.train_files=x.jsonl",
+            "trainer.total_training_steps=1",
+            "actor_rollout_ref.rollout.pipeline.max_sequence_length=100",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     startup.fit_to_machine(made, has_accelerator)
     return made.actor_rollout_ref
 
@@ -45,9 +48,10 @@ def test_defaults_are_filled_in_without_ray_so_that_workers_can_be_forked() -> N
     """Ray's name in `sys.modules` refuses forks, and each worker then imports the training stack for itself."""
     program = """
 import sys
-from verl_omni.trainer import settings, startup
+from verl_omni.trainer import startup
+from verl_omni.trainer.settings import configuration
 given = ["actor_rollout_ref.model.path=examples/shapes-sd3", "data.train_files=x.jsonl"]
-config = settings.load([*given, "trainer.total_training_steps=1"])
+config = configuration.load([*given, "trainer.total_training_steps=1"])
 startup.fit_to_machine(config, has_accelerator=False)
 print(config.trainer.fork_workers, "ray" in sys.modules)
 """
@@ -77,7 +81,8 @@ def test_all_linear_leaves_out_what_the_engine_cannot_adapt_unless_others_are_le
 def test_a_tokenizer_below_a_hub_id_is_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    repository, commit = tmp_path / "models--Qwen--Qwen-Image", "b" * 40
+    repository = tmp_path / "models--Qwen--Qwen-Image"
+    commit = "b" * 40
     folder = repository / "snapshots" / commit
     folder.mkdir(parents=True)
     (repository / "refs").mkdir()
@@ -116,18 +121,23 @@ def test_a_warm_up_is_a_number_of_steps_or_a_part_of_all(
 def test_the_number_of_steps_follows_from_epochs(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 20)
     made = fitted(
-        tmp_path, "WanPipeline", f"data.train_files={tmp_path / 'x.jsonl'}", "trainer.total_training_steps=null",
+        tmp_path,
+        "WanPipeline",
+        f"data.train_files={tmp_path / 'x.jsonl'}",
+        "trainer.total_training_steps=null",
         "trainer.total_epochs=3",
-    )  # fmt: skip
+    )
     assert made.actor.optim.total_training_steps == 6, "two steps of 8 prompts an epoch"
 
 
 def test_settings_that_are_given_stay(tmp_path: Path) -> None:
     made = fitted(
-        tmp_path, "StableDiffusion3Pipeline",
-        "actor_rollout_ref.model.target_modules=[to_q]", "actor_rollout_ref.model.fsdp_layer_prefixes=[x.]",
+        tmp_path,
+        "StableDiffusion3Pipeline",
+        "actor_rollout_ref.model.target_modules=[to_q]",
+        "actor_rollout_ref.model.fsdp_layer_prefixes=[x.]",
         "actor_rollout_ref.model.custom_chat_template='{{ messages }}'",
-    )  # fmt: skip
+    )
     assert made.model.target_modules == ["to_q"] and made.model.fsdp_layer_prefixes == ["x."]
     assert made.model.custom_chat_template == "{{ messages }}"
     assert made.rollout.max_prompt_embed_length == 177, "the CLIP tokens come before the T5 tokens"
@@ -144,9 +154,13 @@ def test_precision_and_activation_checkpointing_depend_on_the_machine(
     assert made.actor.fsdp_config.mixed_precision.param_dtype == made.rollout.dtype == dtype
     assert made.model.enable_gradient_checkpointing is has_accelerator
     given = fitted(
-        tmp_path, "WanPipeline", f"{FSDP}.mixed_precision.param_dtype=fp32", "actor_rollout_ref.rollout.dtype=bfloat16",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=false", has_accelerator=has_accelerator,
-    )  # fmt: skip
+        tmp_path,
+        "WanPipeline",
+        f"{FSDP}.mixed_precision.param_dtype=fp32",
+        "actor_rollout_ref.rollout.dtype=bfloat16",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        has_accelerator=has_accelerator,
+    )
     assert (given.actor.fsdp_config.mixed_precision.param_dtype, given.rollout.dtype) == ("fp32", "bfloat16")
     assert given.model.enable_gradient_checkpointing is False
 
@@ -156,10 +170,12 @@ def test_on_a_cpu_the_engine_gets_settings_that_it_can_start_with(tmp_path: Path
     given = [
         f"{rollout}.{setting}"
         for setting in (
-            "tensor_model_parallel_size=2", "data_parallel_size=2", "rollout_attn_backend=FLASH_ATTN",
+            "tensor_model_parallel_size=2",
+            "data_parallel_size=2",
+            "rollout_attn_backend=FLASH_ATTN",
             "enable_sleep_mode=true",
         )
-    ]  # fmt: skip
+    ]
     read = operator.attrgetter(
         "tensor_model_parallel_size", "data_parallel_size", "rollout_attn_backend", "enable_sleep_mode"
     )
@@ -193,9 +209,10 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
     ):
         write_part(tmp_path, name, config)
     given = [
-        "trainer.n_gpus_per_node=4", f"{FSDP}.ulysses_sequence_parallel_size={size}",
+        "trainer.n_gpus_per_node=4",
+        f"{FSDP}.ulysses_sequence_parallel_size={size}",
         *(f"actor_rollout_ref.rollout.pipeline.{each}" for each in overrides),
-    ]  # fmt: skip
+    ]
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         fitted(tmp_path, architecture, *given)
 
@@ -203,18 +220,30 @@ def test_a_sequence_that_ranks_cannot_share_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("architecture", "parts", "size", "message"),
     [
-        ("StableDiffusion3Pipeline", [{"num_attention_heads": 38}], 4,
-         "4 does not divide the 38 attention heads of the model's transformer; write 1, 2, 19 or 38"),
+        (
+            "StableDiffusion3Pipeline",
+            [{"num_attention_heads": 38}],
+            4,
+            "4 does not divide the 38 attention heads of the model's transformer; write 1, 2, 19 or 38",
+        ),
         ("QwenImagePipeline", [{"num_attention_heads": 24}], 8, None),
         ("QwenImageEditPlusPipeline", [{"num_attention_heads": 24}], 16, "write 1, 2, 3, 4, 6, 8, 12 or 24"),
-        ("WanPipeline", [{"num_attention_heads": 40, "ffn_dim": 13824}], 5,
-         "5 does not divide the 40 attention heads and 13824 columns of a feed-forward layer of the model's "
-         "transformer; write 1, 2, 4 or 8"),
-        ("WanPipeline", [{"num_attention_heads": 4, "ffn_dim": 8}, {"num_attention_heads": 2, "ffn_dim": 8}], 4,
-         "of the model's transformer_2; write 1 or 2"),
+        (
+            "WanPipeline",
+            [{"num_attention_heads": 40, "ffn_dim": 13824}],
+            5,
+            "5 does not divide the 40 attention heads and 13824 columns of a feed-forward layer of the model's "
+            "transformer; write 1, 2, 4 or 8",
+        ),
+        (
+            "WanPipeline",
+            [{"num_attention_heads": 4, "ffn_dim": 8}, {"num_attention_heads": 2, "ffn_dim": 8}],
+            4,
+            "of the model's transformer_2; write 1 or 2",
+        ),
         ("WanPipeline", [{"num_attention_heads": 5, "ffn_dim": 8}], 5, "; write 1"),
     ],
-)  # fmt: skip
+)
 def test_engines_that_cannot_divide_the_model_are_refused_before_anything_starts(
     tmp_path: Path, architecture: str, parts: list[dict[str, int]], size: int, message: str | None
 ) -> None:
@@ -232,9 +261,12 @@ def test_engines_that_cannot_divide_the_model_are_refused_before_anything_starts
 def test_compiled_layers_are_refused_with_sequence_parallelism(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"use_torch_compile: true is not supported with .*=2: .*; write false"):
         fitted(
-            tmp_path, "WanPipeline", "trainer.n_gpus_per_node=4", f"{FSDP}.ulysses_sequence_parallel_size=2",
+            tmp_path,
+            "WanPipeline",
+            "trainer.n_gpus_per_node=4",
+            f"{FSDP}.ulysses_sequence_parallel_size=2",
             f"{FSDP}.use_torch_compile=true",
-        )  # fmt: skip
+        )
 
 
 def test_a_model_without_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -320,11 +352,16 @@ def test_numbers_of_the_data_may_be_null_as_in_scripts_for_verl(tmp_path: Path) 
     (tmp_path / "p.jsonl").write_text('{"prompt": "red"}\n' * 5)
     made = configuration.load(
         [
-            f"actor_rollout_ref.model.path='{ROOT}/examples/shapes-sd3'", f"data.train_files='{tmp_path}/p.jsonl'",
-            "trainer.total_epochs=2", "data.train_batch_size=2", "trainer.seed=7", "data.seed=null",
-            "data.train_max_samples=null", "data.val_max_samples=null",
+            f"actor_rollout_ref.model.path='{ROOT}/examples/shapes-sd3'",
+            f"data.train_files='{tmp_path}/p.jsonl'",
+            "trainer.total_epochs=2",
+            "data.train_batch_size=2",
+            "trainer.seed=7",
+            "data.seed=null",
+            "data.train_max_samples=null",
+            "data.val_max_samples=null",
         ]
-    )  # fmt: skip
+    )
     startup.fit_to_machine(made, has_accelerator=False)
     assert (made.data.seed, made.data.train_max_samples, made.data.val_max_samples) == (7, -1, -1)
     assert made.trainer.total_training_steps == 4

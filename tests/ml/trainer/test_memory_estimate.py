@@ -27,7 +27,8 @@ BFLOAT16 = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bflo
 KL = "actor_rollout_ref.actor.use_kl_loss=true"
 KEEPS_GATHERED = "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"
 SMALL_IMAGES = [f"actor_rollout_ref.rollout.pipeline.{side}=64" for side in ("height", "width")]
-ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+ACTOR = "actor_rollout_ref.actor"
+LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 NFT = f"{LOSS}=diffusion_nft"
 
 
@@ -47,11 +48,16 @@ def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
     small = ("height=64", "width=64", "num_inference_steps=3", "max_sequence_length=16")
     config = configuration.load(
         [
-            f"actor_rollout_ref.model.path={folder}", *REQUIRED, LORA, "data.train_batch_size=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-            *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small), *overrides,
+            f"actor_rollout_ref.model.path={folder}",
+            *REQUIRED,
+            LORA,
+            "data.train_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+            *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small),
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     startup.fit_to_machine(config, accelerator)
     return config
 
@@ -106,7 +112,8 @@ def test_a_rank_gathers_weights_for_each_pass_and_to_recompute_old_log_probabili
     """Of the rows of later optimizer steps; DiffusionNFT recomputes none."""
     actor = "actor_rollout_ref.actor"
     for loss, updates, evaluated in (("flow_grpo", 1, 0), ("flow_grpo", 2, 1), ("diffusion_nft", 2, 0)):
-        mini, loss_mode = f"{actor}.ppo_mini_batch_size={4 // updates}", f"{actor}.diffusion_loss.loss_mode={loss}"
+        mini = f"{actor}.ppo_mini_batch_size={4 // updates}"
+        loss_mode = f"{actor}.diffusion_loss.loss_mode={loss}"
         found = estimated(tiny, "trainer.n_gpus_per_node=2", mini, loss_mode)
         passes = 2 * found.trainer.calls * found.trainer.backward_passes * updates
         passes += evaluated * found.trainer.backward_passes
@@ -140,7 +147,8 @@ def test_bfloat16_halves_the_frozen_weights_and_keeps_the_trained_ones_in_float3
             tiny, f"actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={dtype}", *more
         ).trainer
 
-    half, whole = precise("bfloat16"), precise("float32")
+    half = precise("bfloat16")
+    whole = precise("float32")
     frozen = whole.parameters - whole.trained_parameters
     assert whole.whole_weights - half.whole_weights >= 2 * frozen
     assert half.optimizer == whole.optimizer
@@ -155,7 +163,8 @@ def test_checkpointing_needs_fewer_activations_and_accumulation_on_each_rank_mor
     assert estimated(tiny).trainer.activations < kept.activations, "on by default with accelerators"
     ranks = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.model.lora_rank=0")
     each = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=false"
-    once, reduced = estimated(tiny, *ranks).trainer, estimated(tiny, *ranks, each).trainer
+    once = estimated(tiny, *ranks).trainer
+    reduced = estimated(tiny, *ranks, each).trainer
     assert once.gradients == 4 * once.parameters
     assert reduced.gradients < 0.6 * once.gradients
 
@@ -177,7 +186,8 @@ def test_ranks_that_share_a_sequence_share_its_activations_and_not_its_samples(t
     from verl_omni.models.tiny import make_tiny_wan
 
     make_tiny_wan(tmp_path)
-    setting, ranks = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size", "trainer.n_gpus_per_node=2"
+    setting = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+    ranks = "trainer.n_gpus_per_node=2"
     own, shared = (estimated(tmp_path, ranks, f"{setting}={size}") for size in (1, 2))
     assert shared.trainer.activations == math.ceil(own.trainer.activations / 2)
     assert shared.trainer.weights == own.trainer.weights
@@ -264,7 +274,8 @@ def test_a_checkpoint_in_the_background_is_copied_to_the_host(tiny: Path) -> Non
 
 @pytest.mark.slow
 def test_what_later_optimizer_steps_need_of_the_policy_before_is_on_the_host(tiny: Path) -> None:
-    name, epochs = estimate.START_VALUES, f"{ACTOR}.ppo_epochs=2"
+    name = estimate.START_VALUES
+    epochs = f"{ACTOR}.ppo_epochs=2"
     values = {}
     for loss in ("flow_grpo", "grpo_guard"):
         once, twice = (estimated(tiny, f"{LOSS}={loss}", f"{ACTOR}.ppo_epochs={epochs}") for epochs in (1, 2))
@@ -272,7 +283,9 @@ def test_what_later_optimizer_steps_need_of_the_policy_before_is_on_the_host(tin
         assert parts == {"start": None, "generation": None, "update": twice.trainer.start_values}
         assert all(name not in phase.parts for phase in once.estimate.host)
         values[loss] = twice.trainer.start_values
-    rows, steps, latent = 4 * 8, 2, 16 * 8 * 8
+    rows = 4 * 8
+    steps = 2
+    latent = 16 * 8 * 8
     assert values["flow_grpo"] == 4 * rows * steps, "a log-probability of each recorded step"
     assert values["grpo_guard"] == 4 * rows * steps * (1 + latent), "and a mean of the next latent"
     on_cpu = estimated(tiny, f"{LOSS}=grpo_guard", epochs, accelerator=False).estimate.host
@@ -303,7 +316,8 @@ def test_the_tracker_counts_storages_until_they_are_free() -> None:
 
 
 def test_the_tracker_adds_the_workspace_of_a_convolution_on_an_accelerator() -> None:
-    image, weight = torch.zeros(1, 4, 8, 8), torch.zeros(2, 4, 1, 1)
+    image = torch.zeros(1, 4, 8, 8)
+    weight = torch.zeros(2, 4, 1, 1)
     peaks = []
     for allocator in (None, CachingAllocator()):
         tracker = PeakTracker(allocator)

@@ -192,7 +192,8 @@ def test_a_run_ends_although_the_operator_accepts_nothing(token: Path, monkeypat
 
 
 def test_too_many_events_drop_those_that_later_ones_supersede(token: Path) -> None:
-    first, answered = threading.Event(), threading.Event()
+    first = threading.Event()
+    answered = threading.Event()
     seen: list[tuple[str, int]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

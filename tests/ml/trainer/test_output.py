@@ -45,12 +45,17 @@ def bucket(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(folder: Path, server: ObjectStore, url: str, deadline: float = 30) -> Any:
-    return OmegaConf.create({
-        "trainer": {
-            "default_local_dir": str(folder), "resume_mode": "auto", "total_training_steps": 4,
-            "output": {"url": url, "deadline_s": deadline}, "store": {"endpoint": server.endpoint, "region": None},
+    return OmegaConf.create(
+        {
+            "trainer": {
+                "default_local_dir": str(folder),
+                "resume_mode": "auto",
+                "total_training_steps": 4,
+                "output": {"url": url, "deadline_s": deadline},
+                "store": {"endpoint": server.endpoint, "region": None},
+            }
         }
-    })  # fmt: skip
+    )
 
 
 def test_adapter_report_and_samples_are_in_the_store_after_a_checkpoint_and_at_the_end(
@@ -122,7 +127,8 @@ def test_pods_that_download_into_one_folder_at_the_same_time_all_get_the_files(t
     content = {name: bytes([place]) * (3 * stores.BLOCK) for place, name in enumerate("ab")}
     for name, each in content.items():
         (tmp_path / "store" / name).write_bytes(each)
-    begin, failed = threading.Barrier(4), list[Exception]()
+    begin = threading.Barrier(4)
+    failed = list[Exception]()
 
     def download() -> None:
         begin.wait(60)
@@ -168,13 +174,18 @@ def test_only_what_was_replaced_in_the_store_is_downloaded_again(
     assert download() == {"replaced": "mixed", "kept": "first"}, "not every file system takes the time of an object"
 
 
-@pytest.mark.parametrize(("name", "secret", "said"), [
-    ("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "secret", "said"), [("", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("no-such-bucket", None, "NO_SUCH_BUCKET")]
+)
 def test_a_store_that_refuses_ends_the_run_before_it_trains(
-    server: ObjectStore, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, secret: str | None,
+    server: ObjectStore,
+    bucket: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    secret: str | None,
     said: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(uploads, "CHECK_SECONDS", 0.1)
     if secret:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
@@ -223,10 +234,13 @@ def test_a_store_that_comes_back_before_the_deadline_gets_everything(
 
     writer = Announcing()
     made = uploads.Output(
-        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))), folder, 60,
-        writer=writer, pause=0.01,  # type: ignore[arg-type]
+        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
+        folder,
+        60,
+        writer=writer,
+        pause=0.01,  # type: ignore[arg-type]
         write_report=lambda path: None,
-    )  # fmt: skip
+    )
     weights = folder.path / "checkpoints" / "step_000002" / "lora"
     weights.mkdir(parents=True)
     (weights / "w").write_text("w")
@@ -259,12 +273,16 @@ def test_what_waits_while_a_store_is_down_is_given_up_but_for_the_newest(
     server: ObjectStore, bucket: Path, tmp_path: Path
 ) -> None:
     bucket.rename(bucket.with_name(f"{bucket.name}-gone"))
-    folder, sent = RunFolder(tmp_path / "run"), CountingWriter()
+    folder = RunFolder(tmp_path / "run")
+    sent = CountingWriter()
     made = uploads.Output(
-        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))), folder, 0.2,
-        writer=sent, pause=0.01,  # type: ignore[arg-type]
+        StoreDestination(Store(f"s3://{bucket.name}/run", Access(server.endpoint))),
+        folder,
+        0.2,
+        writer=sent,
+        pause=0.01,  # type: ignore[arg-type]
         write_report=lambda path: None,
-    )  # fmt: skip
+    )
     for step in range(1, 6):
         weights = folder.path / "checkpoints" / f"step_{step:06d}" / "lora"
         weights.mkdir(parents=True)
@@ -284,12 +302,14 @@ def test_inputs_in_a_store_are_copied_once_and_again_when_they_change(
     (bucket / "train.jsonl").write_text('{"prompt": "a"}\n')
 
     def fetched() -> Any:
-        config = OmegaConf.create({
-            "data": {"train_files": [f"s3://{bucket.name}/train.jsonl", "/local.jsonl"], "val_files": None},
-            "algorithm": {"sample_source": "online"},
-            "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
-            "trainer": {"nnodes": 1, "store": {"endpoint": server.endpoint, "region": None}},
-        })  # fmt: skip
+        config = OmegaConf.create(
+            {
+                "data": {"train_files": [f"s3://{bucket.name}/train.jsonl", "/local.jsonl"], "val_files": None},
+                "algorithm": {"sample_source": "online"},
+                "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
+                "trainer": {"nnodes": 1, "store": {"endpoint": server.endpoint, "region": None}},
+            }
+        )
         inputs.fetch(config, tmp_path / "cache", lambda text: None)
         return config
 
@@ -304,18 +324,21 @@ def test_inputs_in_a_store_are_copied_once_and_again_when_they_change(
 
 
 def test_inputs_that_a_run_cannot_use_are_refused(server: ObjectStore, bucket: Path, tmp_path: Path) -> None:
-    config = OmegaConf.create({
-        "data": {"train_files": f"s3://{bucket.name}/none.jsonl", "val_files": None},
-        "algorithm": {"sample_source": "online"},
-        "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
-        "trainer": {"nnodes": 2, "store": {"endpoint": server.endpoint, "region": None}},
-    })  # fmt: skip
+    config = OmegaConf.create(
+        {
+            "data": {"train_files": f"s3://{bucket.name}/none.jsonl", "val_files": None},
+            "algorithm": {"sample_source": "online"},
+            "actor_rollout_ref": {"model": {"path": f"s3://{bucket.name}/model"}, "rollout": {"nnodes": 0}},
+            "trainer": {"nnodes": 2, "store": {"endpoint": server.endpoint, "region": None}},
+        }
+    )
     with pytest.raises(StoreError, match=r"none\.jsonl could not be read"):
         inputs.fetch(config, tmp_path, lambda text: None)
     config.data.train_files = "/local.jsonl"
     with pytest.raises(ValueError, match="this run has several nodes"):
         inputs.fetch(config, tmp_path, lambda text: None)
-    config.data.train_files, config.algorithm.sample_source = f"s3://{bucket.name}/a.jsonl", "offline"
+    config.data.train_files = f"s3://{bucket.name}/a.jsonl"
+    config.algorithm.sample_source = "offline"
     with pytest.raises(ValueError, match="sample_source=offline reads images next to the file"):
         inputs.fetch(config, tmp_path, lambda text: None)
 

@@ -16,13 +16,20 @@ from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import evaluations, job_estimate, model_shapes, sample_tensors
 from verl_omni.trainer.settings import configuration
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 SMALL = [f"{ROLLOUT}.pipeline.{each}" for each in ("height=64", "width=64", "num_inference_steps=3")]
 JOB = (
-    "data.train_files=x.jsonl", "trainer.total_training_steps=1", f"{MODEL}.lora_rank=4", "data.train_batch_size=4",
-    f"{ACTOR}.ppo_mini_batch_size=4", *SMALL, f"{ROLLOUT}.pipeline.max_sequence_length=16",
+    "data.train_files=x.jsonl",
+    "trainer.total_training_steps=1",
+    f"{MODEL}.lora_rank=4",
+    "data.train_batch_size=4",
+    f"{ACTOR}.ppo_mini_batch_size=4",
+    *SMALL,
+    f"{ROLLOUT}.pipeline.max_sequence_length=16",
     f"{ROLLOUT}.pipeline.guidance_scale=4",
-)  # fmt: skip
+)
 PAIRS = (f"{ACTOR}.diffusion_loss.loss_mode=diffusion_dpo", "algorithm.sample_source=offline")
 STANDALONE = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1")
 

@@ -22,7 +22,8 @@ KL = "actor/kl"
 
 def warnings(metric: str, values: list[float]) -> list[tuple[int, str]]:
     """The place of each warning, and its text."""
-    state, found = DriftState(), []
+    state = DriftState()
+    found = []
     for place, value in enumerate(values):
         state, messages = policy_drift.observe(state, {metric: value, "reward/mean": 1.0})
         found += [(place, message) for message in messages]

@@ -25,7 +25,8 @@ from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.settings import configuration
 from verl_omni.weight_sync.network.buckets import BucketFiller
 
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 MIB = 1 << 20
 
 
@@ -48,17 +49,24 @@ FLAGS = ("sends_adapter", "offloads_weights", "offloads_optimizer", "copies_chec
 @st.composite
 def setups(draw: st.DrawFn, *, accelerator: bool) -> Setup:
     """Setups whose engines stay awake; without accelerators nothing is offloaded."""
-    nodes, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    nodes = draw(st.integers(1, 3))
+    ranks = draw(st.integers(1, 4))
     flags = {name: draw(st.booleans()) for name in FLAGS}
     if not accelerator:
         flags |= {"offloads_weights": False, "offloads_optimizer": False}
     made: Setup = draw(
         numbers(
-            Setup, nodes=st.just(nodes), ranks=st.just(nodes * ranks), accelerator=st.just(accelerator),
-            sleeps=st.just(False), ahead=st.just(0), pairs=st.just(0), evaluates=st.just(True),
+            Setup,
+            nodes=st.just(nodes),
+            ranks=st.just(nodes * ranks),
+            accelerator=st.just(accelerator),
+            sleeps=st.just(False),
+            ahead=st.just(0),
+            pairs=st.just(0),
+            evaluates=st.just(True),
             **{name: st.just(value) for name, value in flags.items()},
         )
-    )  # fmt: skip
+    )
     return made
 
 
@@ -138,9 +146,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
     config = configuration.load(
-        [f"actor_rollout_ref.model.path={folder}", *measured_update.SETTINGS, "actor_rollout_ref.model.lora_rank=4",
-         *overrides]
-    )  # fmt: skip
+        [
+            f"actor_rollout_ref.model.path={folder}",
+            *measured_update.SETTINGS,
+            "actor_rollout_ref.model.lora_rank=4",
+            *overrides,
+        ]
+    )
     startup.fit_to_machine(config, accelerator)
     return config
 
@@ -183,13 +195,15 @@ def test_pools_of_different_devices_have_different_verdicts(model: Path) -> None
     config = job(model, *STANDALONE, f"{ROLLOUT}.max_num_seqs=1")
     free = program.describe(config, None, None, accelerator=True)["pools"]
     assert {name: (pool["fits"], pool["advice"]) for name, pool in free.items()} == {
-        "trainer": (None, []), "rollout": (None, [])
-    }  # fmt: skip
+        "trainer": (None, []),
+        "rollout": (None, []),
+    }
     enough = {name: int(pool["peak"] / (1 - RESERVE)) + 1 for name, pool in free.items()}
     found = program.describe(config, enough["trainer"], enough["rollout"] - 2, accelerator=True)["pools"]
     assert {name: (pool["fits"], pool["capacity"], pool["advice"]) for name, pool in found.items()} == {
-        "trainer": (True, enough["trainer"], []), "rollout": (False, enough["rollout"] - 2, [])
-    }  # fmt: skip
+        "trainer": (True, enough["trainer"], []),
+        "rollout": (False, enough["rollout"] - 2, []),
+    }
 
 
 @pytest.mark.parametrize("concerns", [advice.of_trainer, advice.of_rollout])
@@ -200,10 +214,13 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
     tried: list[dict[str, Any]] = []
 
     def phases_of(other: Any) -> dict[str, int]:
-        tried.append({
-            change.setting: change.value for change in advice.changes(config) if not concerns(change.setting)
-            and OmegaConf.select(other, change.setting) == change.value
-        })  # fmt: skip
+        tried.append(
+            {
+                change.setting: change.value
+                for change in advice.changes(config)
+                if not concerns(change.setting) and OmegaConf.select(other, change.setting) == change.value
+            }
+        )
         return {"update": 100 - len(tried) * 5}
 
     found = advice.advise(config, {"update": 100}, phases_of, lambda _: False, concerns)
@@ -213,9 +230,15 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
 
 def test_engines_of_their_own_may_be_split_and_never_sleep() -> None:
     config = configuration.load(
-        ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1",
-         f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=2"]
-    )  # fmt: skip
+        [
+            "actor_rollout_ref.model.path=m",
+            "data.train_files=x",
+            "trainer.total_training_steps=1",
+            f"{ROLLOUT}.nnodes=1",
+            f"{ROLLOUT}.n_gpus_per_node=4",
+            f"{ROLLOUT}.tensor_model_parallel_size=2",
+        ]
+    )
 
     def advised() -> dict[str, Any]:
         return {change.setting.removeprefix(f"{ROLLOUT}."): change.value for change in advice.changes(config)}
@@ -233,6 +256,9 @@ def test_without_accelerators_one_machine_needs_memory_for_both_pools(model: Pat
     peaks = {name: max(phase["bytes"] for phase in pool["host"]) for name, pool in found["pools"].items()}
     assert found["peak"] == peaks["trainer"] + peaks["rollout"] and found["fits"] is True
     assert all("fits" not in pool for pool in found["pools"].values())
-    two = program.describe(job(model, f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=1", accelerator=False),
-                           found["peak"], accelerator=False)  # fmt: skip
+    two = program.describe(
+        job(model, f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=1", accelerator=False),
+        found["peak"],
+        accelerator=False,
+    )
     assert two["fits"] is False and two["peak"] > found["peak"], "another pod on the same machine"

@@ -74,8 +74,9 @@ def test_a_backend_of_verl_for_standalone_replicas_is_tcp_and_is_named(backend: 
     overrides = [*REQUIRED, *POOL, *given, kwargs]
     named = configuration.without_effect(overrides, configuration.load(overrides))
     assert list(named) == [
-        f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group", f"{ROLLOUT}.checkpoint_engine.backend",
-    ]  # fmt: skip
+        f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{backend}.rebuild_group",
+        f"{ROLLOUT}.checkpoint_engine.backend",
+    ]
     assert set(named.values()) == {"weights reach standalone replicas over TCP (omni_tcp)"}
 
 
@@ -85,9 +86,10 @@ def test_verl_has_these_backends_for_standalone_replicas() -> None:
 
     folder = Path(package.__file__).parent
     registered = {
-        name for file in folder.glob("*_checkpoint_engine.py")
+        name
+        for file in folder.glob("*_checkpoint_engine.py")
         for name in re.findall(r'Registry\.register\("(\w+)"\)', file.read_text(encoding="utf-8"))
-    }  # fmt: skip
+    }
     assert registered == {*pool_settings.VERL_BACKENDS} - {"hccl"}  # on NPUs, `nccl` is hccl
 
 
@@ -105,10 +107,15 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
     import ray
 
     config = configuration.load(
-        [*REQUIRED, f"{ROLLOUT}.nnodes={nodes}", f"{ROLLOUT}.n_gpus_per_node={of_each}",
-         f"{ROLLOUT}.tensor_model_parallel_size={size}", f"{ROLLOUT}.node_resource=rollout_pool",
-         f"{ROLLOUT}.deadline_seconds=0.01"]
-    )  # fmt: skip
+        [
+            *REQUIRED,
+            f"{ROLLOUT}.nnodes={nodes}",
+            f"{ROLLOUT}.n_gpus_per_node={of_each}",
+            f"{ROLLOUT}.tensor_model_parallel_size={size}",
+            f"{ROLLOUT}.node_resource=rollout_pool",
+            f"{ROLLOUT}.deadline_seconds=0.01",
+        ]
+    )
     rollout = config.actor_rollout_ref.rollout
     pool_settings.fill_in(rollout)
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
@@ -125,7 +132,8 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     """The last of four nodes never does, and the run does not wait for it until `rollout.deadline_seconds`."""
     import ray
 
-    now, counts = 0.0, iter([0, 1, 1, 2, 2, 2, 3])
+    now = 0.0
+    counts = iter([0, 1, 1, 2, 2, 2, 3])
 
     def sleep(seconds: float) -> None:
         nonlocal now
@@ -134,8 +142,15 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     def joined() -> list[dict[str, Any]]:
         return [ROLLOUT_NODE] * next(counts, 3)
 
-    config = configuration.load([*REQUIRED, f"{ROLLOUT}.nnodes=4", f"{ROLLOUT}.n_gpus_per_node=4",
-                            f"{ROLLOUT}.node_resource=rollout_pool", f"{ROLLOUT}.min_replicas=4"])  # fmt: skip
+    config = configuration.load(
+        [
+            *REQUIRED,
+            f"{ROLLOUT}.nnodes=4",
+            f"{ROLLOUT}.n_gpus_per_node=4",
+            f"{ROLLOUT}.node_resource=rollout_pool",
+            f"{ROLLOUT}.min_replicas=4",
+        ]
+    )
     rollout = config.actor_rollout_ref.rollout
     pool_settings.fill_in(rollout)
     monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
@@ -214,7 +229,8 @@ class Calls:
     """A method of an actor with prepared answers; records its arguments."""
 
     def __init__(self, value: Any = "ok") -> None:
-        self.value, self.arguments = value, []
+        self.value = value
+        self.arguments = []
 
     def remote(self, *arguments: Any) -> Any:
         self.arguments.append(arguments)
@@ -244,14 +260,13 @@ def manager(
     monkeypatch.setattr("verl_omni.trainer.replicas.replica_transport.describe_error", str)
     made = [
         SimpleNamespace(
-            replica_rank=rank, server_address=f"host:{rank}",
-            server_handle=SimpleNamespace(
-                name=f"handle {rank}", get_global_steps=Calls(4), check_engine=Calls("ok")
-            ),
+            replica_rank=rank,
+            server_address=f"host:{rank}",
+            server_handle=SimpleNamespace(name=f"handle {rank}", get_global_steps=Calls(4), check_engine=Calls("ok")),
             workers=[SimpleNamespace(ready=Calls(ready), receive_weights=Calls(received))],
         )
         for rank, (ready, received) in enumerate(replicas)
-    ]  # fmt: skip
+    ]
     workers = SimpleNamespace(
         open_weight_stream=lambda: "address",
         send_to_replicas=lambda version, receivers: [SimpleNamespace(value=unconfirmed or {})],
@@ -332,18 +347,24 @@ def test_a_replica_that_does_not_report_its_version_serves_no_more(monkeypatch: 
     updates.replicas[1].server_handle.get_global_steps.value = GONE
     assert updates.versions() == [4]
     assert (ranks(updates), updates.reports.lines) == (
-        [0], ["replica 1 serves no more: its weight version: the actor died"],
-    )  # fmt: skip
+        [0],
+        ["replica 1 serves no more: its weight version: the actor died"],
+    )
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         [*POOL, f"{ROLLOUT}.ray_resource=NPU"],
-        ["reward.reward_model.enable=true", "reward.reward_model.model_path=j", "reward.reward_model.ray_resource=NPU",
-         "reward.reward_model.enable_resource_pool=true", "reward.reward_model.nnodes=1"],
+        [
+            "reward.reward_model.enable=true",
+            "reward.reward_model.model_path=j",
+            "reward.reward_model.ray_resource=NPU",
+            "reward.reward_model.enable_resource_pool=true",
+            "reward.reward_model.nnodes=1",
+        ],
     ],
-)  # fmt: skip
+)
 def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]) -> None:
     from verl_omni.trainer import startup
 
@@ -366,7 +387,10 @@ def test_the_engine_of_a_replica_waits_for_weights_that_are_late_on_the_network(
 
     adapter = RelayAdapter.__new__(RelayAdapter)
     adapter.config = filled_in(
-        *POOL, *(f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{end}.deadline_seconds={seconds}" for end, seconds in
-                 (("naive", 5), ("omni_tcp", 7))),
-    )  # fmt: skip
+        *POOL,
+        *(
+            f"{ROLLOUT}.checkpoint_engine.engine_kwargs.{end}.deadline_seconds={seconds}"
+            for end, seconds in (("naive", 5), ("omni_tcp", 7))
+        ),
+    )
     assert adapter._deadline() == 12

@@ -21,7 +21,8 @@ from verl_omni.trainer.settings import configuration
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 OFFLINE = "algorithm.sample_source=offline"
-RED, BLUE = (255, 0, 0), (0, 0, 255)
+RED = (255, 0, 0)
+BLUE = (0, 0, 255)
 
 
 def dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
@@ -153,9 +154,14 @@ def test_pairs_of_the_references_data_script_are_read_and_its_other_columns_name
     for name, color in (("w", RED), ("l", BLUE)):
         Image.new("RGB", (8, 8), color).save(tmp_path / "images" / f"{name}.png")
     row = {
-        "prompt": [{"role": "user", "content": "a bowl"}], "img_win": "images/w.png", "img_lose": "images/l.png",
-        "img_win_latents": b"", "img_lose_latents": b"", "prompt_embeds": b"", "win_score": 1.0,
-    }  # fmt: skip
+        "prompt": [{"role": "user", "content": "a bowl"}],
+        "img_win": "images/w.png",
+        "img_lose": "images/l.png",
+        "img_win_latents": b"",
+        "img_lose_latents": b"",
+        "prompt_embeds": b"",
+        "win_score": 1.0,
+    }
     pairs = PreferencePairs(parquet(tmp_path, [row] * 2), tmp_path, height=8, width=8)
     assert colors(pairs, [1]) == [[list(RED), list(BLUE)]]
     assert pairs.notes == [
@@ -165,7 +171,8 @@ def test_pairs_of_the_references_data_script_are_read_and_its_other_columns_name
 
 
 def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted(tmp_path: Path) -> None:
-    red, blue = encoded(RED)["bytes"], encoded(BLUE)["bytes"]
+    red = encoded(RED)["bytes"]
+    blue = encoded(BLUE)["bytes"]
     labels = [0.0, 0.5, 1.0, None]
     rows = [{"prompt": f"p{n}", "jpg_0": red, "jpg_1": blue, "label_0": label} for n, label in enumerate(labels)]
     loaded = parquet(tmp_path, rows)
@@ -176,10 +183,14 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
     assert colors(pairs, [0, 1]) == [[list(BLUE), list(RED)], [list(RED), list(BLUE)]]
     assert list(pairs.update_request([0, 1], 1).non_tensor_batch["prompts"]) == ["p0", "p2"]
     given = [
-        *REQUIRED[1:2], f"data.train_files='{tmp_path / 'pairs.parquet'}'", OFFLINE, "data.train_batch_size=1",
-        "actor_rollout_ref.model.algorithm=dpo", "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
+        *REQUIRED[1:2],
+        f"data.train_files='{tmp_path / 'pairs.parquet'}'",
+        OFFLINE,
+        "data.train_batch_size=1",
+        "actor_rollout_ref.model.algorithm=dpo",
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode=dpo",
         "trainer.total_epochs=3",
-    ]  # fmt: skip
+    ]
     assert run_length.total_steps(configuration.load(given)) == 6
 
 
@@ -188,10 +199,13 @@ def test_labels_of_pick_a_pic_choose_the_image_and_ties_are_left_out_and_counted
     [
         ({"jpg_0": b"x", "jpg_1": b"y", "label_0": 0.7}, r"row 0: label_0 is 0.7, not 1 \(jpg_0 is preferred\), 0 or"),
         ({"img_win": "w.png", "img_lose": "l.png"}, r"row 0: img_win is .*/w.png, which does not exist"),
-        ({"jpg_0": b"x", "jpg_1": b"y"}, "the columns are prompt, jpg_0, jpg_1, and a pair is in one of these groups: "
-         "chosen, rejected; img_win, img_lose; jpg_0, jpg_1, label_0"),
+        (
+            {"jpg_0": b"x", "jpg_1": b"y"},
+            "the columns are prompt, jpg_0, jpg_1, and a pair is in one of these groups: "
+            "chosen, rejected; img_win, img_lose; jpg_0, jpg_1, label_0",
+        ),
     ],
-)  # fmt: skip
+)
 def test_pairs_that_cannot_be_used_are_refused_before_the_start(
     tmp_path: Path, row: dict[str, Any], words: str
 ) -> None:

@@ -14,9 +14,12 @@ from verl_omni.trainer.settings.process_counts import RunSize
 
 SIZES = st.builds(
     RunSize,
-    nodes=st.integers(1, 64), replicas=st.integers(1, 512), samples=st.integers(1, 8192),
-    engine_batch=st.integers(1, 256), cpus=st.integers(1, 256),
-)  # fmt: skip
+    nodes=st.integers(1, 64),
+    replicas=st.integers(1, 512),
+    samples=st.integers(1, 8192),
+    engine_batch=st.integers(1, 256),
+    cpus=st.integers(1, 256),
+)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,8 @@ def test_the_numbers_follow_from_nodes_engines_and_batch(
 
 @given(SIZES)
 def test_there_is_at_least_one_worker_and_at_most_one_for_each_sample(size: RunSize) -> None:
-    loops, rewards = process_counts.agent_loop_workers(size), process_counts.reward_workers(size)
+    loops = process_counts.agent_loop_workers(size)
+    rewards = process_counts.reward_workers(size)
     assert 1 <= loops <= size.samples and 1 <= rewards <= size.samples
     assert loops <= size.nodes * size.cpus
     assert loops >= min(size.nodes, size.samples), "a worker on every node"
@@ -63,15 +67,26 @@ def test_the_requests_in_flight_fill_the_batches_of_all_engines(size: RunSize, w
 
 
 def config(**given: Any) -> Any:
-    made = OmegaConf.create({
-        "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "node_resource": None}, "data": {"train_batch_size": 16},
-        "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
-        "actor_rollout_ref": {"rollout": {
-            "n": 8, "max_num_seqs": 4, "tensor_model_parallel_size": 2, "data_parallel_size": 1,
-            "pipeline_model_parallel_size": 1, "nnodes": 0, "n_gpus_per_node": 8,
-            "agent": {"num_workers": None}, "max_concurrent_requests": None,
-        }},
-    })  # fmt: skip
+    made = OmegaConf.create(
+        {
+            "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "node_resource": None},
+            "data": {"train_batch_size": 16},
+            "reward": {"num_workers": None, "scorer_kwargs": {}, "reward_functions": {}},
+            "actor_rollout_ref": {
+                "rollout": {
+                    "n": 8,
+                    "max_num_seqs": 4,
+                    "tensor_model_parallel_size": 2,
+                    "data_parallel_size": 1,
+                    "pipeline_model_parallel_size": 1,
+                    "nnodes": 0,
+                    "n_gpus_per_node": 8,
+                    "agent": {"num_workers": None},
+                    "max_concurrent_requests": None,
+                }
+            },
+        }
+    )
     for name, value in given.items():
         OmegaConf.update(made, name.replace("__", "."), value)
     process_counts.fill_in(made, cpus=32)
@@ -95,24 +110,37 @@ def test_standalone_replicas_count_and_the_accelerators_of_the_trainer_do_not() 
 
 @pytest.mark.parametrize(
     "name",
-    ["reward.num_workers", "actor_rollout_ref.rollout.agent.num_workers",
-     "actor_rollout_ref.rollout.max_concurrent_requests"],
-)  # fmt: skip
+    [
+        "reward.num_workers",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        "actor_rollout_ref.rollout.max_concurrent_requests",
+    ],
+)
 def test_a_number_that_is_not_positive_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}: must be at least 1, or null .*, not 0"):
         config(**{name.replace(".", "__"): 0})
 
 
 def test_one_line_names_the_numbers_of_a_run() -> None:
-    made = OmegaConf.create({
-        "trainer": {"n_gpus_per_node": 8}, "reward": {
-            "num_workers": 8, "reward_model": {"enable": False, "enable_resource_pool": False},
-            "scorer_kwargs": {}, "reward_functions": {},
-        },
-        "actor_rollout_ref": {"rollout": {
-            "agent": {"num_workers": 2}, "max_concurrent_requests": 32, "nnodes": 0, "n_gpus_per_node": 8,
-        }},
-    })  # fmt: skip
+    made = OmegaConf.create(
+        {
+            "trainer": {"n_gpus_per_node": 8},
+            "reward": {
+                "num_workers": 8,
+                "reward_model": {"enable": False, "enable_resource_pool": False},
+                "scorer_kwargs": {},
+                "reward_functions": {},
+            },
+            "actor_rollout_ref": {
+                "rollout": {
+                    "agent": {"num_workers": 2},
+                    "max_concurrent_requests": 32,
+                    "nnodes": 0,
+                    "n_gpus_per_node": 8,
+                }
+            },
+        }
+    )
     said = "agent-loop workers: 2, each with up to 32 requests in flight; reward workers: 8"
     assert process_counts.describe(made) == said
     assert process_counts.logical_cpus(made) == 34

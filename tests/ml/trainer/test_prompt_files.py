@@ -131,7 +131,8 @@ def test_rows_of_parquet_files_are_checked(tmp_path: Path, table: Any, said: str
     assert problem(tmp_path / "p.parquet") == f"{tmp_path / 'p.parquet'}{said}"
 
 
-DIGITS, PAIRS = Decimal("1.00"), pa.map_(pa.string(), pa.int64())
+DIGITS = Decimal("1.00")
+PAIRS = pa.map_(pa.string(), pa.int64())
 # A type, a value of it, and what to write instead; None where it is read.
 TYPES: dict[str, tuple[Any, Any, str | None]] = {
     "map": (PAIRS, [("a", 1)], "not supported; write it as a struct, or a text of JSON"),
@@ -252,9 +253,11 @@ def test_a_run_is_refused_before_ray_starts(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(GOOD + '{"prompt": null}\n')
     model = Path(__file__).parents[3] / "examples" / "shapes-sd3"
     overrides = [
-        *NEEDED, f"actor_rollout_ref.model.path='{model}'", f"data.train_files='{tmp_path}/p.jsonl'",
+        *NEEDED,
+        f"actor_rollout_ref.model.path='{model}'",
+        f"data.train_files='{tmp_path}/p.jsonl'",
         f"trainer.default_local_dir='{tmp_path}/run'",
-    ]  # fmt: skip
+    ]
     command = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *overrides]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/p.jsonl:2: {WRONG_PROMPT}null\n")

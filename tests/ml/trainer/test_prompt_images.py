@@ -43,18 +43,26 @@ def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str,
         datasets.Dataset.from_list(rows).to_parquet(folder / name)
     else:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = configuration.load([
-        f"data.train_files='{folder / name}'", f"actor_rollout_ref.model.path='{model}'",
-        f"data.cache_dir='{folder}'", "trainer.total_training_steps=1", "data.max_prompt_length=400",
-        "actor_rollout_ref.rollout.pipeline.height=64", "actor_rollout_ref.rollout.pipeline.width=64", *overrides,
-    ])  # fmt: skip
+    made = configuration.load(
+        [
+            f"data.train_files='{folder / name}'",
+            f"actor_rollout_ref.model.path='{model}'",
+            f"data.cache_dir='{folder}'",
+            "trainer.total_training_steps=1",
+            "data.max_prompt_length=400",
+            "actor_rollout_ref.rollout.pipeline.height=64",
+            "actor_rollout_ref.rollout.pipeline.width=64",
+            *overrides,
+        ]
+    )
     startup.fit_to_machine(made, has_accelerator=False)
     return prompt_dataset.load_checked(made)[0]
 
 
 def test_a_photo_is_upright_for_the_model_the_scorers_and_the_check_of_its_size(model: Path, folder: Path) -> None:
     """A camera stores how it was held (EXIF), and not the picture turned."""
-    photo, exif = Image.new("RGB", (128, 64), "blue"), Image.Exif()
+    photo = Image.new("RGB", (128, 64), "blue")
+    exif = Image.Exif()
     photo.paste("red", (0, 0, 64, 64))
     exif[0x0112] = 6  # its top is at the right
     photo.save(folder / "photo.png", exif=exif)
@@ -63,7 +71,8 @@ def test_a_photo_is_upright_for_the_model_the_scorers_and_the_check_of_its_size(
     assert opened.getpixel((0, 0)) == (255, 0, 0) and opened.getpixel((0, 127)) == (0, 0, 255)
     assert prompt_images.open_image(Image.open(folder / "photo.png"), []).size == (64, 128)
     assert prompt_images.open_image({"bytes": (folder / "photo.png").read_bytes()}, []).size == (64, 128)
-    rows, tall = [{"prompt": "a circle", "images": ["photo.png"]}], "actor_rollout_ref.rollout.pipeline.height=128"
+    rows = [{"prompt": "a circle", "images": ["photo.png"]}]
+    tall = "actor_rollout_ref.rollout.pipeline.height=128"
     (row,) = load(model, folder, rows, tall)
     assert row["extra_info"]["images"][0].size == (64, 128)
     plain = prompt_images.open_image("red.png", [folder])

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from verl_omni.trainer.data.prompt_dataset import PromptOrder, epoch_order
 
-SIZES, BATCHES, SEEDS = st.integers(1, 30), st.integers(1, 70), st.integers(0, 1000)
+SIZES = st.integers(1, 30)
+BATCHES = st.integers(1, 70)
+SEEDS = st.integers(0, 1000)
 
 
 @given(SIZES, BATCHES, SEEDS)
@@ -27,7 +29,8 @@ def test_every_epoch_is_the_permutation_of_its_seed(size: int, batch: int, seed:
 @given(SIZES, BATCHES, SEEDS, st.integers(1, 40))
 @settings(deadline=None, max_examples=60)
 def test_a_resumed_run_continues_the_order(size: int, batch: int, seed: int, first: int) -> None:
-    unbroken, resumed = PromptOrder(size, batch, seed), PromptOrder(size, batch, seed)
+    unbroken = PromptOrder(size, batch, seed)
+    resumed = PromptOrder(size, batch, seed)
     expected = [unbroken.rows(step) for step in range(1, first + 4)]
     assert [resumed.rows(step) for step in range(first, first + 4)] == expected[first - 1 :]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_omni.trainer.generation import rank_rows
 from verl_omni.trainer.settings import configuration
+from verl_omni.trainer.update import rank_rows
 
 ACTOR = "actor_rollout_ref.actor"
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]

@@ -13,7 +13,8 @@ from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, Withou
 
 ROOT = Path(__file__).parents[3]
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def refusal(*overrides: str) -> str:
@@ -37,9 +38,10 @@ def test_no_setting_has_a_rule_and_a_default() -> None:
     configs = settings_page.configurations()
     names = [name.removesuffix(".*") for name in rules() if name != "actor_rollout_ref.ref.*"]
     doubled = [
-        name for name in names
+        name
+        for name in names
         if any(OmegaConf.select(config, name, default="absent") != "absent" for config in configs)
-    ]  # fmt: skip
+    ]
     assert doubled == []
 
 
@@ -84,7 +86,8 @@ def test_a_renamed_setting_sets_the_one_here() -> None:
 
 
 def test_dpo_is_another_name_of_diffusion_dpo() -> None:
-    loss, sampled_for = f"{ACTOR}.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
+    loss = f"{ACTOR}.diffusion_loss.loss_mode"
+    sampled_for = "actor_rollout_ref.model.algorithm"
     adapter = [*REQUIRED, "actor_rollout_ref.model.lora_rank=4"]
     reference = configuration.load([*adapter, f"{loss}=dpo", f"{sampled_for}=dpo"])
     assert reference == configuration.load([*adapter, f"{loss}=diffusion_dpo", f"{sampled_for}=diffusion_dpo"])
@@ -143,7 +146,8 @@ def test_mix_grpo_draws_one_window_a_step_unless_it_is_told_to_move_it() -> None
 
 
 def test_mix_grpo_needs_a_window_that_fits() -> None:
-    name, size = f"{ACTOR}.diffusion_loss.loss_mode=mix_grpo", f"{ROLLOUT}.algo.sde_window_size"
+    name = f"{ACTOR}.diffusion_loss.loss_mode=mix_grpo"
+    size = f"{ROLLOUT}.algo.sde_window_size"
     assert refusal(name) == f"{size}: mix_grpo trains on a window of the steps; write how many it has"
     assert refusal("algorithm.adv_estimator=mix_grpo") == refusal(name)
     assert refusal(f"{size}=6") == f"{size}: an SDE window of 6 steps does not fit into [0, 5) of 10 steps"
@@ -173,17 +177,20 @@ def test_a_copy_alone_sets_the_original() -> None:
     )
 
 
-CORRECTION, COPIES = "algorithm.rollout_correction", f"{ACTOR}.rollout_correction"
+CORRECTION = "algorithm.rollout_correction"
+COPIES = f"{ACTOR}.rollout_correction"
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        ["bypass_mode=true"], ["rollout_is=token"], ["rollout_is=sequence", "rollout_is_threshold=3.0"],
+        ["bypass_mode=true"],
+        ["rollout_is=token"],
+        ["rollout_is=sequence", "rollout_is_threshold=3.0"],
         ["rollout_rs=seq_mean_k1", "rollout_rs_threshold=0.5_2.0"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
     copies = configuration.load([*REQUIRED, *(f"{COPIES}.{each}" for each in given)])
     assert copies == configuration.load([*REQUIRED, *(f"{CORRECTION}.{each}" for each in given)])

@@ -45,13 +45,21 @@ def check(folder: Path, model: Path, rows: list[dict[str, Any]], *overrides: str
         kept = [{key: value for key, value in row.items() if value is not None} for row in written]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     files = {"train": "right" if held_out else "rows", "val": "rows" if held_out else "right"}
-    made = configuration.load([
-        *(f"data.{name}_files='{folder / file}.jsonl'" for name, file in files.items()),
-        f"actor_rollout_ref.model.path='{model}'", f"data.cache_dir='{folder}'", "data.max_prompt_length=900",
-        "data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.total_training_steps=1",
-        f"{ROLLOUT}.pipeline.height=64", f"{ROLLOUT}.pipeline.width=64", f"{ROLLOUT}.pipeline.max_sequence_length=64",
-        *overrides,
-    ])  # fmt: skip
+    made = configuration.load(
+        [
+            *(f"data.{name}_files='{folder / file}.jsonl'" for name, file in files.items()),
+            f"actor_rollout_ref.model.path='{model}'",
+            f"data.cache_dir='{folder}'",
+            "data.max_prompt_length=900",
+            "data.train_batch_size=1",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+            "trainer.total_training_steps=1",
+            f"{ROLLOUT}.pipeline.height=64",
+            f"{ROLLOUT}.pipeline.width=64",
+            f"{ROLLOUT}.pipeline.max_sequence_length=64",
+            *overrides,
+        ]
+    )
     startup.fit_to_machine(made, has_accelerator=False)
     prompt_dataset.load_checked(made)
 

@@ -10,7 +10,8 @@ import pytest
 from verl_omni.trainer import main_omni
 from verl_omni.trainer.settings import configuration
 
-MODEL, AGENT = "actor_rollout_ref.model", "actor_rollout_ref.rollout.agent"
+MODEL = "actor_rollout_ref.model"
+AGENT = "actor_rollout_ref.rollout.agent"
 NEEDED = ["data.train_files=t", "trainer.total_training_steps=1"]
 
 

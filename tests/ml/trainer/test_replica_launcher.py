@@ -46,11 +46,12 @@ def test_a_killed_node_has_no_room_for_another_replica_while_ray_takes_it_for_al
         launcher = replica_launcher.RayLauncher(lambda rank: None, len, lambda replica: [], 1.0, pinned=True)
         replicas = [
             SimpleNamespace(
-                replica_rank=rank, stop=lambda: None,
+                replica_rank=rank,
+                stop=lambda: None,
                 workers=[SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda ask, node=node: node))],
             )
             for rank, node in enumerate(ports)
-        ]  # fmt: skip
+        ]
         assert launcher.room(replicas).replicas == 2
         killed.close()
         # The router has lost both: one by the end of its process, whose node is well, one with its node.

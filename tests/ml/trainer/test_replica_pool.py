@@ -54,9 +54,13 @@ def test_the_run_folder_has_the_times_of_a_replica_that_joined(tmp_path: Path) -
     text = "replica 3 joined with version 5: 2.0 s for a place, 21.0 s to start, 4.5 s for the weights"
     assert [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()] == [
         {"event": "phase", "text": text, "place_s": 2.0, "start_s": 21.04, "sync_s": 4.5},
-        {"event": "phase", "text": "judge replica 2 joined: 0.2 s for a place, 7.0 s to start", "place_s": 0.25,
-         "start_s": 7.0},
-    ]  # fmt: skip
+        {
+            "event": "phase",
+            "text": "judge replica 2 joined: 0.2 s for a place, 7.0 s to start",
+            "place_s": 0.25,
+            "start_s": 7.0,
+        },
+    ]
 
 
 def test_each_look_reports_the_version_of_the_replicas_that_serve_by_host() -> None:
@@ -122,7 +126,8 @@ def test_a_replica_joins_in_the_middle_of_a_generation_when_no_weights_change() 
 def test_a_replica_on_a_node_that_is_being_removed_finishes_its_samples_and_is_stopped() -> None:
     memory = Memory()
     pool = pool_of(memory, 2)
-    memory.nodes[1], memory.replicas[1].requests = "leaving", 1
+    memory.nodes[1] = "leaving"
+    memory.replicas[1].requests = 1
     for _ in range(3):
         pool.look()
         assert (set(memory.router), memory.replicas[1].alive) == ({"host:0"}, True), "it finishes what it has"
@@ -148,7 +153,8 @@ def test_each_look_reports_how_many_samples_wait() -> None:
 def test_a_node_that_ends_before_its_replica_has_finished_takes_the_samples_with_it() -> None:
     memory = Memory()
     pool = pool_of(memory, 2)
-    memory.nodes[1], memory.replicas[1].requests = "leaving", 1
+    memory.nodes[1] = "leaving"
+    memory.replicas[1].requests = 1
     pool.look()
     del memory.nodes[1]
     pool.look()
@@ -171,7 +177,8 @@ def test_an_update_waits_for_the_replicas_that_the_run_needs() -> None:
     memory.replicas[1].takes = False
     late = Replica(2, 2)
     done = threading.Thread(target=lambda: pool.updates.update_weights(1))
-    waits, reports = threading.Event(), pool.updates.reports
+    waits = threading.Event()
+    reports = pool.updates.reports
     reports.waiting = lambda serving, least: waits.set()  # type: ignore[method-assign]
     done.start()
     assert waits.wait(30)
@@ -195,10 +202,12 @@ def test_a_run_ends_with_the_reasons_when_no_replica_joins_in_time() -> None:
 
 
 def test_an_update_ends_in_time_when_each_new_replica_starts_and_fails_it() -> None:
-    memory, now = Memory(), [0.0]
+    memory = Memory()
+    now = [0.0]
     updates = pool_of(memory, 1, patience=60.0, clock=lambda: now[0]).updates
     memory.replicas[0].takes = False
-    send, late = memory.send, iter(range(1, 100))
+    send = memory.send
+    late = iter(range(1, 100))
 
     def send_and_join_another(version: int, replicas: Any) -> dict[int, str]:
         now[0] += 25.0
@@ -212,7 +221,8 @@ def test_an_update_ends_in_time_when_each_new_replica_starts_and_fails_it() -> N
 
 
 def test_a_replica_that_starts_and_fails_its_first_update_is_one_that_did_not_start() -> None:
-    memory, now = Memory(), [0.0]
+    memory = Memory()
+    now = [0.0]
     pool = pool_of(memory, 1, clock=lambda: now[0])
     memory.nodes[1] = "ready"
     memory.make = lambda rank, node: Replica(rank, node, takes=False)
@@ -228,7 +238,8 @@ def test_a_replica_that_starts_and_fails_its_first_update_is_one_that_did_not_st
     assert pauses[:4] == [20.0, 30.0, 50.0, 90.0], "the pause begins with the next look"
     reports: Any = pool.updates.reports
     assert "replica 1 started, and was lost before it served, next try in 10 s" in reports.lines
-    memory.make, now[0] = Replica, 1e4
+    memory.make = Replica
+    now[0] = 1e4
     pool.look()
     pool.updates.update_weights(40)
     pool.look()
@@ -255,7 +266,8 @@ def test_a_replica_that_served_between_two_looks_is_not_said_to_be_lost_before()
 
 
 def test_a_replica_that_does_not_start_is_tried_again_after_longer_and_longer_pauses() -> None:
-    memory, now = Memory(start_fails=True), [0.0]
+    memory = Memory(start_fails=True)
+    now = [0.0]
     pool = pool_of(memory, 1, clock=lambda: now[0])
     memory.nodes[1] = "ready"
     reports: Any = pool.updates.reports
@@ -269,7 +281,8 @@ def test_a_replica_that_does_not_start_is_tried_again_after_longer_and_longer_pa
     pauses = [after - before for before, after in itertools.pairwise(tried)]
     assert pauses == sorted(pauses) and pauses[0] == RETRY_SECONDS and max(pauses) == RETRY_MOST_SECONDS
     assert reports.lines[0] == "replica 1 did not start, next try in 10 s: ConnectionError: no node has room"
-    memory.start_fails, now[0] = False, 1e4
+    memory.start_fails = False
+    now[0] = 1e4
     pool.look()
     assert [each.replica_rank for each in pool.updates.all()] == [0, len(tried) + 1]
 
@@ -342,7 +355,8 @@ def test_a_replica_that_an_update_loses_while_the_pool_looks_at_its_node_is_stop
 
 def test_a_failure_that_cannot_be_reported_takes_no_place_and_keeps_no_replica() -> None:
     """As on a full disk, for a while: the run folder has the reports."""
-    memory, now = Memory(start_fails=True), [0.0]
+    memory = Memory(start_fails=True)
+    now = [0.0]
     pool = pool_of(memory, 3, clock=lambda: now[0])
     reports: Any = pool.updates.reports
     failed = reports.start_failed
@@ -354,7 +368,8 @@ def test_a_failure_that_cannot_be_reported_takes_no_place_and_keeps_no_replica()
     memory.nodes[3] = "ready"
     with pytest.raises(OSError, match="no space"):
         pool.look()
-    memory.start_fails, now[0] = False, RETRY_SECONDS
+    memory.start_fails = False
+    now[0] = RETRY_SECONDS
     pool.look()  # 4 joins, and is lost with another one before it has served
     for replica in (memory.replicas[3], memory.replicas[2]):
         pool.updates.lose(replica, "it ended")

@@ -18,9 +18,12 @@ class AnyOrder(NodesInAnyOrder):
 
     @initialize(count=st.integers(1, 3))
     def begin(self, count: int) -> None:
-        self.memory, self.version, self.now = Memory(), 0, 0.0
+        self.memory = Memory()
+        self.version = 0
+        self.now = 0.0
         self.pool = pool_of(self.memory, count, clock=lambda: self.now)
-        self.updates, self.added = self.pool.updates, count
+        self.updates = self.pool.updates
+        self.added = count
 
     @rule(draw=st.integers(0, 9), what=st.sampled_from(["alive", "answers", "takes"]), value=st.booleans())
     def a_process_changes(self, draw: int, what: str, value: bool) -> None:

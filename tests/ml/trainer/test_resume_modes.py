@@ -81,12 +81,20 @@ def test_a_run_that_continues_with_other_settings_of_what_is_learned_says_so(tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "name", "value"),
-    [("actor_rollout_ref", "actor.kl_loss_coef", 0.1), ("actor_rollout_ref", "actor.ppo_epochs", 2),
-     ("data", "shuffle", False), ("reward", "aggregation", "weighted_sum"), ("reward", "scorer", "color"),
-     ("reward", "scorer_kwargs.color", "blue"), ("reward", "reward_model.model_path", "judge"),
-     ("data", "val_files", "held-out.jsonl"), ("actor_rollout_ref", "rollout.val_kwargs.pipeline.guidance_scale", 4.0),
-     ("actor_rollout_ref", "actor.shuffle", True), ("actor_rollout_ref", "rollout.rollout_adapter", "old")],
-)  # fmt: skip
+    [
+        ("actor_rollout_ref", "actor.kl_loss_coef", 0.1),
+        ("actor_rollout_ref", "actor.ppo_epochs", 2),
+        ("data", "shuffle", False),
+        ("reward", "aggregation", "weighted_sum"),
+        ("reward", "scorer", "color"),
+        ("reward", "scorer_kwargs.color", "blue"),
+        ("reward", "reward_model.model_path", "judge"),
+        ("data", "val_files", "held-out.jsonl"),
+        ("actor_rollout_ref", "rollout.val_kwargs.pipeline.guidance_scale", 4.0),
+        ("actor_rollout_ref", "actor.shuffle", True),
+        ("actor_rollout_ref", "rollout.rollout_adapter", "old"),
+    ],
+)
 def test_what_else_decides_what_is_learned_is_said_too(tmp_path: Path, section: str, name: str, value: Any) -> None:
     checkpoint(tmp_path / "checkpoints", 4)
     started(tmp_path, "auto")
@@ -108,9 +116,15 @@ def written(folder: Path, step: int, rate: float, file: Path) -> Path:
     also = checkpoint_origin.of_run(settings(rate, file)).files()
     workers = SimpleNamespace(save_checkpoint=lambda path: (Path(path) / "weights").touch())
     saver = CheckpointSaver(
-        folder, workers, keep=0, background=False, deadline_s=1.0, event=lambda *_, **__: None, may_write=lambda: None,
+        folder,
+        workers,
+        keep=0,
+        background=False,
+        deadline_s=1.0,
+        event=lambda *_, **__: None,
+        may_write=lambda: None,
         also=also,
-    )  # fmt: skip
+    )
     saver.save(step)
     return checkpoints.path_of(folder, step)
 
@@ -211,11 +225,13 @@ def test_what_only_moved_is_no_change_and_what_was_replaced_in_its_place_is_one(
         (folder / "model" / ".cache" / "time").write_text(str(folder))
         for name in ("train.jsonl", "test.jsonl", "reward.py"):
             (folder / name).write_text(name)
-        return OmegaConf.create({
-            "data": {"train_files": [str(folder / "train.jsonl")], "val_files": str(folder / "test.jsonl")},
-            "actor_rollout_ref": {"model": {"path": str(folder / "model")}},
-            "reward": {"custom_reward_function": {"path": str(folder / "reward.py"), "name": "f"}},
-        })  # fmt: skip
+        return OmegaConf.create(
+            {
+                "data": {"train_files": [str(folder / "train.jsonl")], "val_files": str(folder / "test.jsonl")},
+                "actor_rollout_ref": {"model": {"path": str(folder / "model")}},
+                "reward": {"custom_reward_function": {"path": str(folder / "reward.py"), "name": "f"}},
+            }
+        )
 
     def described(earlier: checkpoint_origin.CheckpointOrigin, config: DictConfig) -> str:
         now = checkpoint_origin.of_run(config)

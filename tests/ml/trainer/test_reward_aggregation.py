@@ -9,20 +9,27 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
 from verl_omni.trainer.generation.sample_generation import ScoredSamples
-from verl_omni.trainer.loop import DiffusionTrainer
+from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.settings import configuration, reward_settings
+from verl_omni.trainer.update.policy_update import PolicyUpdate
 from verl_omni.workers.algorithms.base import training_algorithm
 
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
 FUNCTIONS = "reward.reward_functions={red: {name: color, weight: 2}, jpeg: {}}"
 NORMALIZED = "reward.aggregation=normalized_sum"
 SAMPLES = ScoredSamples(
-    tensors={"rollout_log_probs": torch.zeros(4, 1)}, images=None, scores=torch.tensor([0.1, 0.2, 0.3, 0.4]),
-    extras={"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-300.0, -400.0, -10.0, -20.0]}, versions=[0] * 4,
-    groups=["a", "a", "b", "b"], seconds=0.0, scoring_seconds=None,
-)  # fmt: skip
+    tensors={"rollout_log_probs": torch.zeros(4, 1)},
+    images=None,
+    scores=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+    extras={"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-300.0, -400.0, -10.0, -20.0]},
+    versions=[0] * 4,
+    groups=["a", "a", "b", "b"],
+    seconds=0.0,
+    scoring_seconds=None,
+)
 
 
 def load(*overrides: str) -> Any:
@@ -88,22 +95,22 @@ def test_preferences_of_a_data_set_are_refused() -> None:
 def test_the_training_loop_normalizes_the_scores_of_a_step(overrides: tuple[str, ...], signs: list[int]) -> None:
     """jpeg has 30 times the weight of red: its scores decide where both are normalized."""
     config = load(
-        SEVERAL, "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}", *overrides,
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", "actor_rollout_ref.rollout.dtype=float32",
+        SEVERAL,
+        "reward.reward_functions={red: {name: color}, jpeg: {weight: 30}}",
+        *overrides,
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        "actor_rollout_ref.rollout.dtype=float32",
         "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=float32",
-    )  # fmt: skip
+    )
     requests: list[Any] = []
 
     def update_actor(request: Any) -> Any:
         requests.append(request)
         return SimpleNamespace(meta_info={"metrics": {}})
 
-    trainer: Any = SimpleNamespace(
-        config=config, algorithm=training_algorithm("flow_grpo"), loss=None,
-        exported=SimpleNamespace(trained=lambda count: None),
-        stack=SimpleNamespace(workers=SimpleNamespace(update_actor=update_actor)),
-    )  # fmt: skip
-    DiffusionTrainer._update(trainer, replace(SAMPLES, extras={
-        "reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-0.1, -0.4, -0.4, -0.1],
-    }), 1, fresh=True)  # fmt: skip
+    workers = SimpleNamespace(update_actor=update_actor)
+    exported: Any = SimpleNamespace(trained=lambda count: None)
+    update = PolicyUpdate(config, workers, PromptOrder(2, 2, 0), exported)
+    scores = {"reward/red": [0.0, 0.1, 0.0, 0.4], "reward/jpeg": [-0.1, -0.4, -0.4, -0.1]}
+    update.train_on(GeneratedBatch(1, 0, replace(SAMPLES, extras=scores)))
     assert requests[0].batch["advantages"].sign().tolist() == signs

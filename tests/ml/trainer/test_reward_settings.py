@@ -12,7 +12,8 @@ from verl_omni.trainer.settings import configuration, reward_settings
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
-ONE, PARTS = "reward.custom_reward_function", "reward.reward_functions"
+ONE = "reward.custom_reward_function"
+PARTS = "reward.reward_functions"
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
             ["reward.scorer=color", "reward.scorer_kwargs.colour=red"],
             "reward.scorer_kwargs.colour: unknown setting; did you mean color?",
         ),
-        (["reward.scorer=imagebind"], "reward.scorer: imagebind is not available: the package imagebind"),
+        (["reward.scorer=imagebind"], "reward.scorer: imagebind is not available: no working package"),
         ([SEVERAL, "reward.reward_functions={choice: {}}"], "reward.reward_functions.choice.name: choice is not"),
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
         (
@@ -250,11 +251,11 @@ def test_scorers_are_checked_without_ray() -> None:
     """Ray reads its settings when it is imported, after the checks; workers are forked before that."""
     program = (
         "import sys\n"
-        "from verl_omni.trainer import reward_settings, settings\n"
+        "from verl_omni.trainer.settings import configuration, reward_settings\n"
         "for scorer in ('http', 'http_batch', 'genrm_ocr', 'unified_reward'):\n"
         "    url = \"url: 'http://x'\" if 'http' in scorer else ''\n"
         "    own = [f'reward.scorer={scorer}', f'reward.scorer_kwargs={{{url}}}']\n"
-        f"    reward_settings.find_problems(settings.load([*{REQUIRED}, *own]).reward)\n"
+        f"    reward_settings.find_problems(configuration.load([*{REQUIRED}, *own]).reward)\n"
         "    assert 'ray' not in sys.modules, scorer\n"
         "assert 'verl_omni.reward_loop.scorer_results' in sys.modules\n"
     )

@@ -45,7 +45,7 @@ def checked(folder: Path, held_out: dict[str, Any], *given: str, train: dict[str
         ({"prompt": "red"}, [f"{AGENT}.default_agent_loop=mine", f"{AGENT}.agent_loop_config_path=loops.yaml"]),
     ],
     ids=["named", "built-in", "of the reference", "own loop of the row", "own loop"],
-)  # fmt: skip
+)
 def test_rows_with_a_scorer_are_accepted(tmp_path: Path, row: dict[str, Any], given: list[str]) -> None:
     config, unused = checked(tmp_path, row, *given, train=row)
     assert unused == {} and config.data.val_files

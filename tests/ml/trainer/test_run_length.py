@@ -15,10 +15,15 @@ from verl_omni.trainer.settings import configuration
 
 def load(files: object, *overrides: str) -> int:
     text = json.dumps([str(file) for file in files] if isinstance(files, list) else str(files))
-    config = configuration.load([
-        f"data.train_files={text}", "actor_rollout_ref.model.path=m", "data.train_batch_size=4", *overrides,
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    ])  # fmt: skip
+    config = configuration.load(
+        [
+            f"data.train_files={text}",
+            "actor_rollout_ref.model.path=m",
+            "data.train_batch_size=4",
+            *overrides,
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        ]
+    )
     return run_length.total_steps(config)
 
 
@@ -45,7 +50,8 @@ def test_a_run_ends_at_what_comes_first(ten_rows: Path, overrides: tuple[str, ..
 
 
 def test_rows_of_every_format_are_counted(ten_rows: Path, tmp_path: Path) -> None:
-    parquet, array = tmp_path / "b.parquet", tmp_path / "c.json"
+    parquet = tmp_path / "b.parquet"
+    array = tmp_path / "c.json"
     pq.write_table(pa.table({"prompt": ["a"] * 6}), parquet)
     array.write_text(json.dumps([{"prompt": "a"}] * 4, indent=1))
     assert run_length.count_rows([str(ten_rows), str(parquet), str(array)]) == 20

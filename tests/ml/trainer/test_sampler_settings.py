@@ -14,9 +14,14 @@ from verl_omni.trainer.settings import configuration
 
 ROLLOUT = "actor_rollout_ref.rollout"
 STEPS = {
-    "sd3": 16, "qwen_image": 16, "qwen_image_edit": 16, "qwen_image_edit_plus": 16, "wan": 16, "wan_5b": 32,
+    "sd3": 16,
+    "qwen_image": 16,
+    "qwen_image_edit": 16,
+    "qwen_image_edit_plus": 16,
+    "wan": 16,
+    "wan_5b": 32,
     "wan_a14b": 16,
-}  # fmt: skip
+}
 SD3 = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 
 
@@ -31,10 +36,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(folder: Path, model: Path, *overrides: str) -> Any:
     (folder / "rows.jsonl").write_text('{"prompt": "red"}\n' * 32)
     overrides = tuple(f"{ROLLOUT}.{each}" for each in overrides)
-    made = configuration.load([
-        f"data.train_files='{folder / 'rows.jsonl'}'", f"actor_rollout_ref.model.path='{model}'",
-        "trainer.total_training_steps=1", *overrides,
-    ])  # fmt: skip
+    made = configuration.load(
+        [
+            f"data.train_files='{folder / 'rows.jsonl'}'",
+            f"actor_rollout_ref.model.path='{model}'",
+            "trainer.total_training_steps=1",
+            *overrides,
+        ]
+    )
     startup.fit_to_machine(made, has_accelerator=False)
     return made
 
@@ -98,10 +107,7 @@ def test_a_scheduler_that_the_sampler_cannot_follow_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "known"),
-    [
-        ("sd3", "FlowMatchEulerDiscreteScheduler"),
-        ("wan", "UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler"),
-    ],
+    [("sd3", "FlowMatchEulerDiscreteScheduler"), ("wan", "UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler")],
 )
 def test_another_class_of_scheduler_too(models: dict[str, Path], tmp_path: Path, name: str, known: str) -> None:
     file = models[name] / "model_index.json"

@@ -101,7 +101,8 @@ def test_a_function_does_not_share_accelerators_whose_memory_it_would_not_free(t
 def test_scorers_that_share_score_once_a_batch_is_generated(overrides: list[str], late: bool, colocated: int) -> None:
     config = load("reward.scorer=pickscore", *overrides)
     assert (scorer_devices.scores_late(config), scorer_devices.colocated(config)) == (late, colocated)
-    config.reward.num_workers, config.trainer.n_gpus_per_node = None, 4
+    config.reward.num_workers = None
+    config.trainer.n_gpus_per_node = 4
     process_counts.fill_in(config, cpus=1)
     assert config.reward.num_workers == (4 if late else 1)
     assert scorer_devices.shortage(load(SHARED), [{"GPU": 1.0}], "GPU") is None, "they need no others"

@@ -16,7 +16,8 @@ PROGRAM = """
 import contextlib, os, signal, sys
 from pathlib import Path
 from omegaconf import OmegaConf
-from verl_omni.trainer import checkpoints, main_diffusion
+from verl_omni.trainer import main_diffusion
+from verl_omni.trainer.run import checkpoints
 from verl_omni.trainer.run.operator_reporter import NullReporter
 from verl_omni.trainer.run.stop_signal import StopOnSignal
 
@@ -32,7 +33,7 @@ def train(run, resources):
     for _ in range(signals):
         os.kill(os.getpid(), signal.SIGINT)
     if stop.requested:
-        from verl_omni.trainer.loop import Interrupted
+        from verl_omni.trainer.run.step_checkpoints import Interrupted
         raise Interrupted("stopped after step 3 of 9")
 
 config = OmegaConf.create({"trainer": {
@@ -60,8 +61,12 @@ def test_the_second_signal_ends_a_run_with_one_line_and_the_first_after_the_step
 ) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(saved), str(signals)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     lines = ended.stdout.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, [f"stopped: {said}", "Ray has stopped"]), ended.stdout
     assert "Traceback" not in ended.stdout
@@ -76,10 +81,18 @@ def test_before_the_run_begins_nothing_is_lost(tmp_path: Path) -> None:
     (tmp_path / "own_names.py").write_text("raise KeyboardInterrupt\n")
     given = ["actor_rollout_ref.model.path=m", "data.train_files=t", "actor_rollout_ref.model.external_lib=own_names"]
     ended = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-         f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({given}))"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+            f"from verl_omni.trainer import main_diffusion; sys.exit(main_diffusion.main({given}))",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert (ended.returncode, ended.stdout) == (130, "stopped before the run began: nothing is lost\n")
 
 

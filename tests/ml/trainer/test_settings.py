@@ -11,9 +11,12 @@ from verl_omni.trainer.settings import configuration
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GIVEN = [
-    "data.train_files=[a,b]", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.optim.lr=1e-3",
-    "++reward.scorer_kwargs.color=red", "++data.apply_chat_template_kwargs.deep={one: 1}",
-]  # fmt: skip
+    "data.train_files=[a,b]",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.optim.lr=1e-3",
+    "++reward.scorer_kwargs.color=red",
+    "++data.apply_chat_template_kwargs.deep={one: 1}",
+]
 
 
 def test_the_result_is_that_of_hydra() -> None:
@@ -35,10 +38,14 @@ def test_overrides_do_not_reach_the_next_configuration() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "trainer.logger", "reward.custom_reward_function", "data.custom_cls.path", "actor_rollout_ref.model.algorithm",
-        "actor_rollout_ref.actor.diffusion_loss.loss_mode", "trainer",
+        "trainer.logger",
+        "reward.custom_reward_function",
+        "data.custom_cls.path",
+        "actor_rollout_ref.model.algorithm",
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode",
+        "trainer",
     ],
-)  # fmt: skip
+)
 def test_a_deleted_setting_is_refused_with_what_to_write(name: str) -> None:
     with pytest.raises(configuration.SettingsError) as caught:
         configuration.load([*REQUIRED, f"~{name}"])
@@ -57,11 +64,13 @@ def test_deleting_a_setting_that_has_no_effect_has_none() -> None:
     [
         ("actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms", "10"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm_omni.max_num_seqs", "32"),
-        ("actor_rollout_ref.rollout.pipeline.output_type", "latent"), ("actor_rollout_ref.model.lora_rank", "8"),
+        ("actor_rollout_ref.rollout.pipeline.output_type", "latent"),
+        ("actor_rollout_ref.model.lora_rank", "8"),
         ("actor_rollout_ref.actor.optim.override_optimizer_config", "{eps: 1e-8}"),
-        ("actor_rollout_ref.model.algorithm", "flow_grpo"), ("trainer.video_fps", "24"),
+        ("actor_rollout_ref.model.algorithm", "flow_grpo"),
+        ("trainer.video_fps", "24"),
     ],
-)  # fmt: skip
+)
 def test_a_plus_adds_a_setting_or_replaces_its_value(name: str, value: str) -> None:
     """The reference has no default of some settings that have one here, and recipes add those."""
     plain = configuration.load([*REQUIRED, f"++{name}={value}"])
@@ -76,14 +85,19 @@ def test_a_plus_adds_no_unknown_setting() -> None:
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_the_name_of_an_algorithm_may_have_quotes(quote: str) -> None:
-    loss, sampled_for = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
+    loss = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+    sampled_for = "actor_rollout_ref.model.algorithm"
     given = [f"{loss}={quote}dance_grpo{quote}", f"{sampled_for}={quote}flow_grpo{quote}"]
     assert configuration.load([*REQUIRED, *given]) == configuration.load([*REQUIRED, f"{loss}=dance_grpo"])
 
 
 def test_settings_of_hydra_itself_are_accepted_where_they_change_nothing() -> None:
-    nothing = ["hydra.job.chdir=False", "--config-name=diffusion_trainer", "--config-name='diffusion_trainer.yaml'",
-               "--config-path=config"]  # fmt: skip
+    nothing = [
+        "hydra.job.chdir=False",
+        "--config-name=diffusion_trainer",
+        "--config-name='diffusion_trainer.yaml'",
+        "--config-path=config",
+    ]
     given = [*REQUIRED, "hydra.run.dir=.", "hydra.output_subdir=null", *nothing]
     config = configuration.load(given)
     assert config == configuration.load(REQUIRED)

@@ -26,37 +26,56 @@ TRAINER = ("verl_omni/trainer/*.py", *(f"verl_omni/trainer/{room}/*.py" for room
 # Files of this repository, and of the installed verl, that read the settings of a section.
 READERS: dict[str, tuple[str, ...]] = {
     "data.": (
-        *TRAINER, "verl_omni/agent_loop/*.py", "verl_omni/workers/**/*.py",
-        "verl:utils/dataset/rl_dataset.py", "verl:experimental/agent_loop/agent_loop.py",
+        *TRAINER,
+        "verl_omni/agent_loop/*.py",
+        "verl_omni/workers/**/*.py",
+        "verl:utils/dataset/rl_dataset.py",
+        "verl:experimental/agent_loop/agent_loop.py",
     ),
     "actor_rollout_ref.model.": (
-        "verl_omni/workers/**/*.py", "verl_omni/workers/config/diffusion/model.py", "verl_omni/agent_loop/*.py",
-        *TRAINER, "verl:experimental/reward_loop/reward_loop.py",
+        "verl_omni/workers/**/*.py",
+        "verl_omni/workers/config/diffusion/model.py",
+        "verl_omni/agent_loop/*.py",
+        *TRAINER,
+        "verl:experimental/reward_loop/reward_loop.py",
     ),
     "actor_rollout_ref.actor.": ("verl_omni/workers/**/*.py", *TRAINER),
     "actor_rollout_ref.rollout.": (
-        "verl_omni/workers/**/*.py", "verl_omni/agent_loop/*.py", "verl_omni/pipelines/**/*.py",
-        *TRAINER, "verl_omni/platforms/**/*.py",
-        "verl:workers/rollout/llm_server.py", "verl:workers/rollout/replica.py", "verl:checkpoint_engine/base.py",
-        "verl:workers/rollout/vllm_rollout/vllm_async_server.py", "verl:experimental/agent_loop/agent_loop.py",
+        "verl_omni/workers/**/*.py",
+        "verl_omni/agent_loop/*.py",
+        "verl_omni/pipelines/**/*.py",
+        *TRAINER,
+        "verl_omni/platforms/**/*.py",
+        "verl:workers/rollout/llm_server.py",
+        "verl:workers/rollout/replica.py",
+        "verl:checkpoint_engine/base.py",
+        "verl:workers/rollout/vllm_rollout/vllm_async_server.py",
+        "verl:experimental/agent_loop/agent_loop.py",
     ),
     "actor_rollout_ref.hybrid_engine": TRAINER,
     "actor_rollout_ref.nccl_timeout": ("verl_omni/workers/engine_workers.py",),
     "algorithm.": ("verl_omni/workers/**/*.py", *TRAINER),
     "reward.": (
-        "verl_omni/reward_loop/**/*.py", "verl_omni/agent_loop/*.py", "verl:experimental/reward_loop/reward_loop.py",
-        "verl:trainer/ppo/reward.py", *TRAINER,
-        "verl_omni/workers/rollout/vllm_rollout/judge/*.py", "verl:workers/rollout/replica.py",
+        "verl_omni/reward_loop/**/*.py",
+        "verl_omni/agent_loop/*.py",
+        "verl:experimental/reward_loop/reward_loop.py",
+        "verl:trainer/ppo/reward.py",
+        *TRAINER,
+        "verl_omni/workers/rollout/vllm_rollout/judge/*.py",
+        "verl:workers/rollout/replica.py",
         "verl:workers/rollout/vllm_rollout/vllm_async_server.py",
     ),
     "trainer.": (*TRAINER, "verl_omni/workers/**/*.py"),
     "ray_kwargs.": ("verl_omni/trainer/startup.py",),
-}  # fmt: skip
+}
 # They check settings or declare them; a setting that nothing else reads does nothing.
 CHECKS = (
-    "settings/supported_values.py", "settings/configuration.py", "settings/reward_settings.py",
-    "config/diffusion/actor.py", "config/diffusion/rollout.py",
-)  # fmt: skip
+    "settings/supported_values.py",
+    "settings/configuration.py",
+    "settings/reward_settings.py",
+    "config/diffusion/actor.py",
+    "config/diffusion/rollout.py",
+)
 # What objects with a group of settings are called where they are read, other than the group.
 ALSO_CALLED: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.actor.fsdp_config": ("fsdp",),
@@ -73,7 +92,7 @@ ALSO_CALLED: dict[str, tuple[str, ...]] = {
 }
 # Settings that no module reads by name, with the reason.
 EXCEPTIONS = {
-    "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms": "an argument of vLLM-Omni's engine",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.request_batch_max_wait_ms": "an argument of vLLM-Omni's engine"
 }
 
 

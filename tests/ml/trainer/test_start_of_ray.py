@@ -41,9 +41,12 @@ assert complete == [True], complete
 def test_ray_is_imported_before_another_thread_imports_the_training_stack() -> None:
     """Two threads that import it at once find it half imported, and the run ends."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={**os.environ, "VERL_PLATFORM": "cpu"}, capture_output=True, text=True,
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -63,7 +66,11 @@ def test_ray_starts_workers_of_a_driver_below_uv_as_without_uv(tmp_path: Path) -
     """Unless it is told, Ray starts them with `uv run` too, in an uploaded copy of the current folder."""
     unset = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
     done = subprocess.run(
-        [*below_uv(), "-c", RUNTIME], env={**unset, "VERL_PLATFORM": "cpu"}, cwd=tmp_path, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [*below_uv(), "-c", RUNTIME],
+        env={**unset, "VERL_PLATFORM": "cpu"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -28,22 +28,35 @@ OTHERS = {
     "algorithm.rollout_correction.loss_type": "reinforce",
     "algorithm.rollout_correction.rollout_is": "geometric",
     "algorithm.rollout_correction.rollout_is_batch_normalize": "true",
-    "algorithm.adv_estimator": "gae", "actor_rollout_ref.hybrid_engine": "maybe", "data.return_raw_chat": "false",
+    "algorithm.adv_estimator": "gae",
+    "actor_rollout_ref.hybrid_engine": "maybe",
+    "data.return_raw_chat": "false",
     "algorithm.sample_source": "replay",
-    "data.truncation": "left", "actor_rollout_ref.model.lora": "{rank: 8}",
-    "actor_rollout_ref.model.lora_dtype": "bfloat16", "actor_rollout_ref.model.lora_init_weights": "pissa",
+    "data.truncation": "left",
+    "actor_rollout_ref.model.lora": "{rank: 8}",
+    "actor_rollout_ref.model.lora_dtype": "bfloat16",
+    "actor_rollout_ref.model.lora_init_weights": "pissa",
     f"{FSDP}.model_dtype": "float16",
-    f"{FSDP}.mixed_precision.param_dtype": "float16", f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",
+    f"{FSDP}.mixed_precision.param_dtype": "float16",
+    f"{FSDP}.mixed_precision.reduce_dtype": "bfloat16",
     "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear",
-    f"{FSDP}.mixed_precision.buffer_dtype": "float64", f"{ROLLOUT}.dtype": "float16",
-    "actor_rollout_ref.actor.strategy": "megatron", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.mode": "sync",
+    f"{FSDP}.mixed_precision.buffer_dtype": "float64",
+    f"{ROLLOUT}.dtype": "float16",
+    "actor_rollout_ref.actor.strategy": "megatron",
+    f"{ROLLOUT}.name": "sglang",
+    f"{ROLLOUT}.mode": "sync",
     f"{ROLLOUT}.pipeline.output_type": "video",
-    f"{ROLLOUT}.load_format": "gguf", f"{ROLLOUT}.disaggregation.enabled": "true",
-    f"{ROLLOUT}.prometheus.enable": "true", f"{ROLLOUT}.checkpoint_engine.backend": "rsync",
-    f"{ROLLOUT}.val_kwargs.n": "2", "reward.reward_model.rollout.name": "sglang",
-    "reward.aggregation": "product", "trainer.resume_mode": "never",
-    "trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.max_off_policy_strategy": "discard",
-}  # fmt: skip
+    f"{ROLLOUT}.load_format": "gguf",
+    f"{ROLLOUT}.disaggregation.enabled": "true",
+    f"{ROLLOUT}.prometheus.enable": "true",
+    f"{ROLLOUT}.checkpoint_engine.backend": "rsync",
+    f"{ROLLOUT}.val_kwargs.n": "2",
+    "reward.reward_model.rollout.name": "sglang",
+    "reward.aggregation": "product",
+    "trainer.resume_mode": "never",
+    "trainer.v1.trainer_mode": "colocate_async",
+    "trainer.v1.sampler.max_off_policy_strategy": "discard",
+}
 
 
 @pytest.mark.parametrize(
@@ -164,11 +177,13 @@ def test_another_value_is_refused_with_what_to_write(name: str, value: str) -> N
 @pytest.mark.parametrize(
     "setting",
     [
-        "data.train_files=gs://bucket/train.jsonl", "data.val_files=[a.jsonl,hf://datasets/x]",
-        "actor_rollout_ref.model.path=hf://stabilityai/sd3", "trainer.default_local_dir=gs://bucket/runs",
+        "data.train_files=gs://bucket/train.jsonl",
+        "data.val_files=[a.jsonl,hf://datasets/x]",
+        "actor_rollout_ref.model.path=hf://stabilityai/sd3",
+        "trainer.default_local_dir=gs://bucket/runs",
         "actor_rollout_ref.model.tokenizer_path=https://host/tokenizer",
     ],
-)  # fmt: skip
+)
 def test_a_url_is_refused_instead_of_made_into_a_folder(setting: str) -> None:
     name = setting.partition("=")[0]
     assert refusal(setting).startswith(f"{name}: ")

@@ -59,9 +59,10 @@ def test_replicas_that_start_in_threads_do_not_read_the_configuration(monkeypatc
     config = configuration.load([*REQUIRED, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"]).actor_rollout_ref
     given: list[Any] = []
     servers = SimpleNamespace(
-        rollout_replica_class=lambda **kwargs: given.append(kwargs["config"]), rollout_config=config.rollout,
+        rollout_replica_class=lambda **kwargs: given.append(kwargs["config"]),
+        rollout_config=config.rollout,
         model_config=config.model,
-    )  # fmt: skip
+    )
     monkeypatch.setattr(startup, "ReplicaPool", lambda updates, launcher, **_: launcher)
     launcher = startup._replica_pool(config.rollout, servers, SimpleNamespace(replicas=[]), None)  # type: ignore[arg-type]
     for rank in range(2):

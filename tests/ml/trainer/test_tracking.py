@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl_omni.trainer.metrics.step_recorder import StepRecorder
 from verl_omni.trainer.run import trackers
 from verl_omni.trainer.run.run_folder import RunFolder, Sample
 from verl_omni.trainer.settings import configuration, supported_values
@@ -32,21 +33,11 @@ def test_the_console_and_tensorboard_get_every_metric(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from verl_omni.trainer.loop import DiffusionTrainer
-
     tracking = trackers.open_trackers(config, tmp_path)
     assert tracking is not None
-    trainer = DiffusionTrainer(
-        config,
-        SimpleNamespace(workers=None, pool=None, judges=None),
-        RunFolder(tmp_path),
-        [{}],
-        None,
-        stop_requested=lambda: False,
-        tracking=tracking,
-    )
+    recorder = StepRecorder(RunFolder(tmp_path), total=2, tracking=tracking)
     for step in (1, 2):
-        trainer._record({"step": step, "weights/version": step, "reward/mean": 0.25 * step})
+        recorder.record({"step": step, "weights/version": step, "reward/mean": 0.25 * step})
     tracking.finish()
     assert "step:2 - " in capsys.readouterr().out
     events = EventAccumulator(str(tmp_path / "tensorboard"))

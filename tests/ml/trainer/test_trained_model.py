@@ -67,7 +67,8 @@ def test_both_transformers_of_wan_a14b_are_written(tmp_path: Path) -> None:
     with torch.no_grad():
         for number, parameter in enumerate(actor.trained):
             parameter.add_(number)
-    checkpoint, model = saved(tmp_path, actor, None), tmp_path / "model"
+    checkpoint = saved(tmp_path, actor, None)
+    model = tmp_path / "model"
     written = trained_model.export(checkpoint, tmp_path / "out", model=model, average=False, dtype="float32")
     assert [folder.name for folder in written] == ["transformer", "transformer_2"]
     made = {

@@ -127,7 +127,8 @@ def test_a_run_that_is_killed_while_it_replaces_a_checkpoint_loses_neither(
 ) -> None:
     """Killed before the replaced one is renamed, before the new one is, or at the end."""
     checkpoints.save(tmp_path, 1, write_weights, keep=1, run=1)
-    left, rename = iter(range(1, renames)), os.replace
+    left = iter(range(1, renames))
+    rename = os.replace
 
     def replace(source: Path, target: Path) -> None:
         if next(left, None) is None:
@@ -153,8 +154,9 @@ def test_a_stale_sample_stops_the_run() -> None:
 
 def test_a_replica_with_another_weight_version_stops_the_run() -> None:
     assert step_metrics.replica_versions([3, 3], 3) == {
-        "weights/min_replica_version": 3, "weights/max_replica_version": 3,
-    }  # fmt: skip
+        "weights/min_replica_version": 3,
+        "weights/max_replica_version": 3,
+    }
     assert step_metrics.replica_versions([], 3) == {}, "standalone replicas may all be lost after an update"
     for served in ([3, 2], [None, 3]):
         with pytest.raises(step_metrics.StaleReplica, match="published weight version 3, but the replicas serve"):
@@ -164,12 +166,18 @@ def test_a_replica_with_another_weight_version_stops_the_run() -> None:
 def test_rewards_are_measured_from_two_samples_on_with_the_numbers_of_scorers() -> None:
     found = step_metrics.rewards(torch.tensor([1.0, 3.0]), {"size": [2, 5], "right": [True, False], "why": [1, "dark"]})
     assert found == {
-        "reward/mean": 2.0, "reward/std": pytest.approx(2**0.5), "reward/size/mean": 3.5, "reward/right/mean": 0.5,
-    }  # fmt: skip
+        "reward/mean": 2.0,
+        "reward/std": pytest.approx(2**0.5),
+        "reward/size/mean": 3.5,
+        "reward/right/mean": 0.5,
+    }
     assert step_metrics.rewards(torch.tensor([1.0]), {}) == {"reward/mean": 1.0}
     assert step_metrics.evaluation(torch.tensor([1.0, 3.0]), {"size": [2, 5]}) == {
-        "val/reward/mean": 2.0, "val/reward/stderr": pytest.approx(1.0), "val/size/mean": 3.5, "val/n": 2,
-    }  # fmt: skip
+        "val/reward/mean": 2.0,
+        "val/reward/stderr": pytest.approx(1.0),
+        "val/size/mean": 3.5,
+        "val/n": 2,
+    }
 
 
 def test_the_remaining_time_is_that_of_the_median_of_the_last_ten_steps() -> None:
@@ -231,7 +239,8 @@ def test_a_video_is_saved_as_a_file_that_plays(tmp_path: Path) -> None:
 
 
 def test_an_edited_image_is_saved_after_its_input(tmp_path: Path) -> None:
-    edited, before = torch.full((3, 4, 4), 9, dtype=torch.uint8), Image.new("RGB", (16, 8), "red")
+    edited = torch.full((3, 4, 4), 9, dtype=torch.uint8)
+    before = Image.new("RGB", (16, 8), "red")
     RunFolder(tmp_path).samples(1, [Sample("a cat", 0, 0.5, edited, [before])], 24)
     with Image.open(tmp_path / "samples" / "step_000001" / "00.png") as picture:
         assert picture.size == (8 + 4, 4)

@@ -16,14 +16,28 @@ from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOSS, FSDP = f"{ACTOR}.diffusion_loss", f"{ACTOR}.fsdp_config"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LOSS = f"{ACTOR}.diffusion_loss"
+FSDP = f"{ACTOR}.fsdp_config"
 # Those of each algorithm. A section that is added to the settings is added here.
 SECTIONS = [
-    "actor_rollout_ref.model", ACTOR, f"{ACTOR}.optim", FSDP, f"{FSDP}.mixed_precision", f"{ACTOR}.checkpoint", LOSS,
-    ROLLOUT, f"{ROLLOUT}.pipeline", f"{ROLLOUT}.algo", f"{ROLLOUT}.val_kwargs", f"{ROLLOUT}.agent",
-    f"{ROLLOUT}.checkpoint_engine", f"{ROLLOUT}.prometheus", "reward.reward_model.rollout",
-]  # fmt: skip
+    "actor_rollout_ref.model",
+    ACTOR,
+    f"{ACTOR}.optim",
+    FSDP,
+    f"{FSDP}.mixed_precision",
+    f"{ACTOR}.checkpoint",
+    LOSS,
+    ROLLOUT,
+    f"{ROLLOUT}.pipeline",
+    f"{ROLLOUT}.algo",
+    f"{ROLLOUT}.val_kwargs",
+    f"{ROLLOUT}.agent",
+    f"{ROLLOUT}.checkpoint_engine",
+    f"{ROLLOUT}.prometheus",
+    "reward.reward_model.rollout",
+]
 # Their `param_dtype` is null until the machine is known.
 OF_THE_MACHINE = [ACTOR, FSDP, f"{FSDP}.mixed_precision"]
 
@@ -32,10 +46,13 @@ OF_THE_MACHINE = [ACTOR, FSDP, f"{FSDP}.mixed_precision"]
 def composed(loss: str) -> DictConfig:
     return configuration.load(
         [
-            f"actor_rollout_ref.model.path='{MODEL}'", "data.train_files=t", "trainer.total_training_steps=1",
-            "actor_rollout_ref.model.lora_rank=4", f"{LOSS}.loss_mode={loss}",
+            f"actor_rollout_ref.model.path='{MODEL}'",
+            "data.train_files=t",
+            "trainer.total_training_steps=1",
+            "actor_rollout_ref.model.lora_rank=4",
+            f"{LOSS}.loss_mode={loss}",
         ]
-    )  # fmt: skip
+    )
 
 
 def typed(node: DictConfig, path: str = "") -> Iterator[str]:
@@ -58,7 +75,8 @@ def test_a_section_makes_the_type_that_it_names_once_the_machine_is_known(loss: 
 
 
 def test_before_only_the_precision_of_the_actor_is_open() -> None:
-    config, found = composed("flow_grpo"), []
+    config = composed("flow_grpo")
+    found = []
     for name in SECTIONS:
         try:
             omega_conf_to_dataclass(OmegaConf.select(config, name))

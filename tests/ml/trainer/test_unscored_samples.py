@@ -62,7 +62,9 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_a_run_goes_on_without_samples_that_cannot_be_scored_and_so_does_a_resumed_one(
     tmp_path: Path, ahead: int
 ) -> None:
-    whole, first, second = Judged(), Judged(), Judged()
+    whole = Judged()
+    first = Judged()
+    second = Judged()
     trainer(tmp_path / "whole", whole, 7, f"{AHEAD}={ahead}").fit(None)
     trainer(tmp_path / "run", first, 3, f"{AHEAD}={ahead}").fit(None)
     trainer(tmp_path / "run", second, 7, f"{AHEAD}={ahead}").fit(path_of(tmp_path / "run" / "checkpoints", 3))

@@ -30,9 +30,14 @@ def samples() -> ScoredSamples:
             "clean_latents": rows.view(-1, 1, 1, 1).expand(-1, 2, 2, 2),
             "prompt_embeds": prompts.view(-1, 1, 1).expand(-1, 3, 4),
         },
-        images=None, scores=torch.tensor([1.0, 5.0, 3.0, 5.0, 2.0, 6.0]), extras={}, versions=[0] * 6, groups=GROUPS,
-        seconds=0.0, scoring_seconds=0.0,
-    )  # fmt: skip
+        images=None,
+        scores=torch.tensor([1.0, 5.0, 3.0, 5.0, 2.0, 6.0]),
+        extras={},
+        versions=[0] * 6,
+        groups=GROUPS,
+        seconds=0.0,
+        scoring_seconds=0.0,
+    )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

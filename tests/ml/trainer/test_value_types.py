@@ -8,7 +8,9 @@ from omegaconf import OmegaConf
 from verl_omni.trainer.settings import configuration, value_types
 from verl_omni.workers.algorithms.registry import DEFAULT
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 NEEDED = [f"{MODEL}.path=m", "data.train_files=t", "trainer.total_training_steps=1"]
 FILES = "a path, or a list of paths such as [first.jsonl,second.jsonl]"
 EMPTY = "; a variable of the script may be empty"
@@ -71,12 +73,23 @@ def test_no_number_or_switch_stops_with_another_error(value: str) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        "trainer.val_before_train=0", "trainer.total_epochs=15.0", "data.seed=null", f"{ROLLOUT}.seed=${{data.seed}}",
-        f"{ROLLOUT}.algo.sde_window_size=null", f"{ROLLOUT}.algo.sde_window_range=null", f"{ACTOR}.optim.lr=1.e-4",
-        f"{ACTOR}.optim.lr=${{actor_rollout_ref.actor.optim.eps}}", f"{ACTOR}.optim.lr=1",
-        "data.val_max_samples=-1", "trainer.experiment_name=2024", "trainer.max_actor_ckpt_to_keep=null",
-        "data.train_files=[a.jsonl,b.parquet]", "data.val_files=v.jsonl", "data.val_files=[]", "data.val_files=",
+        "trainer.val_before_train=0",
+        "trainer.total_epochs=15.0",
+        "data.seed=null",
+        f"{ROLLOUT}.seed=${{data.seed}}",
+        f"{ROLLOUT}.algo.sde_window_size=null",
+        f"{ROLLOUT}.algo.sde_window_range=null",
+        f"{ACTOR}.optim.lr=1.e-4",
+        f"{ACTOR}.optim.lr=${{actor_rollout_ref.actor.optim.eps}}",
+        f"{ACTOR}.optim.lr=1",
+        "data.val_max_samples=-1",
+        "trainer.experiment_name=2024",
+        "trainer.max_actor_ckpt_to_keep=null",
+        "data.train_files=[a.jsonl,b.parquet]",
+        "data.val_files=v.jsonl",
+        "data.val_files=[]",
+        "data.val_files=",
     ],
-)  # fmt: skip
+)
 def test_usual_values_are_accepted(given: str) -> None:
     configuration.load([*NEEDED, given])

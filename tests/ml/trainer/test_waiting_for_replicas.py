@@ -14,35 +14,42 @@ import pytest
 from verl import DataProto
 
 from tests.ml.trainer.replicas_in_memory import Memory, Recorded, Replica
-from tests.ml.trainer.runs_in_memory import Trained, trainer
+from tests.ml.trainer.runs_in_memory import RunInMemory, Trained, trainer
 from tests.ml.trainer.test_exported import Recorder
-from verl_omni.trainer.loop import DiffusionTrainer, Interrupted
 from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.trainer.replicas import replica_updates
 from verl_omni.trainer.replicas.replica_reports import JoinTimes
 from verl_omni.trainer.replicas.replica_updates import ReplicaUpdates
 from verl_omni.trainer.run import checkpoints, watched_call
+from verl_omni.trainer.run.step_checkpoints import Interrupted
 from verl_omni.weight_sync.errors import TooFewReplicas
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-STEPS, LOST = 4, 2  # the only replica does not take the weights of step 2
+# the only replica does not take the weights of step 2
+STEPS = 4
+LOST = 2
 MODES = pytest.mark.parametrize("sync", ["true", "false"], ids=["synchronous", "asynchronous"])
 
 
 def waiting_run(
     folder: Path, stack: Trained, sync: str, patience: float, lost: int | None = LOST
-) -> tuple[DiffusionTrainer, ReplicaUpdates]:
+) -> tuple[RunInMemory, ReplicaUpdates]:
     """A run whose only replica is lost with the weights of a step, and its replicas."""
     made = trainer(
-        folder, stack, STEPS, f"trainer.v1.separate_async.sync_compatible={sync}", "trainer.save_freq=100",
-        "trainer.test_freq=2", "trainer.val_before_train=false",
-    )  # fmt: skip
-    made.held_out = made.train
+        folder,
+        stack,
+        STEPS,
+        f"trainer.v1.separate_async.sync_compatible={sync}",
+        "trainer.save_freq=100",
+        "trainer.test_freq=2",
+        "trainer.val_before_train=false",
+    )
+    made.loop.evaluation.rows = made.rows
     memory = Memory(replicas=[Replica(0, 0)])
     memory.add(memory.replicas)
     updates = ReplicaUpdates(memory, list(memory.replicas), 1, patience, Recorded(), clock=time.monotonic)
-    updates.waited = made._poll_requests
+    updates.waited = made.loop.checkpoints.poll_requests
 
     def update(global_steps: int) -> None:
         memory.replicas[0].takes = global_steps != lost
@@ -55,7 +62,8 @@ def waiting_run(
 
 def resumed(folder: Path, sync: str, first: list[Any]) -> None:
     """The rest of a run: it trains on the prompt groups that the first part has not had, and no other."""
-    whole, rest = Trained(), Trained()
+    whole = Trained()
+    rest = Trained()
     waiting_run(folder.with_name("whole"), whole, sync, 0.0, lost=None)[0].fit(None)
     newest = checkpoints.latest(folder / "checkpoints")
     assert newest is not None and checkpoints.step_of(newest) == LOST
@@ -74,7 +82,7 @@ def test_a_run_that_is_stopped_while_it_waits_for_replicas_has_saved_its_step(
 ) -> None:
     monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
     made, updates = waiting_run(tmp_path / "run", stack := Trained(), sync, patience=1000.0)
-    made.stop_requested = lambda: waits(updates)
+    made.requests.stop_wanted = lambda: waits(updates)
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         made.fit(None)
     resumed(tmp_path / "run", sync, stack.updates)
@@ -94,9 +102,10 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_run_waits_for_replicas(
     monkeypatch.setattr(replica_updates, "WAIT_SECONDS", 0.01)
     made, updates = waiting_run(tmp_path, stack := Trained(), "false", patience=1000.0)
     wanted = once(lambda: waits(updates))
-    made.checkpoint_wanted = wanted
-    made.exported, logged = TrainerMetrics(exported := Recorder()), Logged()
-    made.tracking = logged  # type: ignore[assignment]
+    made.requests.checkpoint_wanted = wanted
+    made.loop.recorder.exported = TrainerMetrics(exported := Recorder())
+    logged = Logged()
+    made.loop.recorder.tracking = logged  # type: ignore[assignment]
     poll = updates.waited
 
     def poll_and_join() -> None:
@@ -158,7 +167,9 @@ class Blocked(Trained):
 
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.where, self.lose, self.go_on = where, lambda: None, threading.Event()
+        self.where = where
+        self.lose = lambda: None
+        self.go_on = threading.Event()
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         evaluates = bool(prompts.meta_info.get("validate"))
@@ -168,7 +179,7 @@ class Blocked(Trained):
         return super().generate_sequences(prompts)
 
 
-def blocked_run(folder: Path, stack: Blocked, monkeypatch: pytest.MonkeyPatch) -> tuple[DiffusionTrainer, Any]:
+def blocked_run(folder: Path, stack: Blocked, monkeypatch: pytest.MonkeyPatch) -> tuple[RunInMemory, Any]:
     monkeypatch.setattr(watched_call, "POLL_SECONDS", 0.01)
     made, updates = waiting_run(folder, stack, "true", patience=1000.0, lost=None)
     made.stack.pool = SimpleNamespace(updates=updates)
@@ -181,7 +192,7 @@ def test_a_run_that_is_stopped_while_a_generation_waits_for_replicas_has_saved_i
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, updates = blocked_run(tmp_path / "run", stack := Blocked(where), monkeypatch)
-    made.stop_requested = lambda: not updates.replicas
+    made.requests.stop_wanted = lambda: not updates.replicas
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         made.fit(None)
     stack.go_on.set()
@@ -195,8 +206,8 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_rep
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, updates = blocked_run(tmp_path, stack := Blocked("generation"), monkeypatch)
-    made.checkpoint_wanted = once(lambda: not updates.replicas)
-    save = made.saver.save
+    made.requests.checkpoint_wanted = once(lambda: not updates.replicas)
+    save = made.loop.checkpoints.saver.save
 
     def save_and_join(step: int) -> None:
         save(step)
@@ -204,7 +215,7 @@ def test_a_checkpoint_is_saved_for_the_operator_while_a_generation_waits_for_rep
             updates.join(Replica(1, 1), JoinTimes(0.0, 0.0))
             stack.go_on.set()
 
-    made.saver.save = save_and_join  # type: ignore[method-assign]
+    made.loop.checkpoints.saver.save = save_and_join  # type: ignore[method-assign]
     made.fit(None)
     assert [line["step"] for line in made.folder.metrics()] == [1, 2, 3, 4]
     lines = (tmp_path / "progress.jsonl").read_text().splitlines()
@@ -223,7 +234,7 @@ def test_no_request_is_read_during_a_generation_with_replicas(tmp_path: Path, mo
         polled.set()
 
     updates.while_lost = while_lost  # type: ignore[method-assign]
-    made.stop_requested = stack.go_on.is_set
+    made.requests.stop_wanted = stack.go_on.is_set
     with pytest.raises(Interrupted, match="stopped after step 3 of 4"):
         made.fit(None)
     assert polled.is_set()

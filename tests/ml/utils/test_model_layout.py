@@ -12,7 +12,8 @@ import pytest
 from control.cli.document_blocks import ROOT
 from verl_omni.utils.model_layout import find_problems, plain_folder
 
-DIFFUSERS, TRANSFORMERS = "diffusion_pytorch_model", "model"
+DIFFUSERS = "diffusion_pytorch_model"
+TRANSFORMERS = "model"
 
 
 @pytest.fixture
@@ -125,13 +126,12 @@ def test_weights_of_a_variant_are_linked_with_plain_names(folder: Path, tmp_path
     view = plain_folder(folder, tmp_path / "cache")
     assert view == plain_folder(folder, tmp_path / "cache") and view.parent == tmp_path / "cache"
     assert (view / WEIGHTS).read_bytes() == (ROOT / "examples" / "shapes-sd3" / WEIGHTS).read_bytes()
-    assert sorted(path.name for path in (view / "transformer").iterdir()) == [
-        "config.json",
-        f"{DIFFUSERS}.safetensors",
-    ]
+    assert sorted(path.name for path in (view / "transformer").iterdir()) == ["config.json", f"{DIFFUSERS}.safetensors"]
     assert sorted(path.name for path in (view / "text_encoder_3").iterdir()) == [
-        "config.json", *split_names, "model.safetensors.index.json",
-    ]  # fmt: skip
+        "config.json",
+        *split_names,
+        "model.safetensors.index.json",
+    ]
     assert (view / "tokenizer" / "tokenizer.json").is_file() and (view / "model_index.json").is_file()
     assert list(find_problems(view)) == []
 

@@ -21,11 +21,9 @@ FLOAT = CHW.float() / 255
 
 @pytest.mark.parametrize(
     "picture",
-    [
-        CHW, FLOAT, FLOAT.to(torch.float64), HWC, HWC.astype(np.float32) / 255, CHW.numpy(), Image.fromarray(HWC),
-    ],
+    [CHW, FLOAT, FLOAT.to(torch.float64), HWC, HWC.astype(np.float32) / 255, CHW.numpy(), Image.fromarray(HWC)],
     ids=["uint8", "float32", "float64", "array", "float array", "array with channels first", "PIL"],
-)  # fmt: skip
+)
 def test_every_image_type_gives_the_same_pixels(picture: Any) -> None:
     made = as_pixels(picture)
     assert made.dtype == torch.uint8 and torch.equal(made, CHW)
@@ -37,11 +35,13 @@ def test_every_image_type_gives_the_same_pixels(picture: Any) -> None:
 @pytest.mark.parametrize(
     "video",
     [
-        torch.stack([CHW, CHW.flip(-1)]), np.stack([HWC, HWC[:, ::-1]]), [CHW, CHW.flip(-1)],
+        torch.stack([CHW, CHW.flip(-1)]),
+        np.stack([HWC, HWC[:, ::-1]]),
+        [CHW, CHW.flip(-1)],
         [Image.fromarray(HWC), Image.fromarray(np.ascontiguousarray(HWC[:, ::-1]))],
     ],
     ids=["tensor", "array", "tensors", "PIL frames"],
-)  # fmt: skip
+)
 def test_every_video_type_gives_the_same_frames(video: Any) -> None:
     made = as_pixels(video)
     assert made.shape == (2, 3, 2, 5)

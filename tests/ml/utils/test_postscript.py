@@ -19,7 +19,8 @@ PROGRAM = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshow
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that exists if Ghostscript has run."""
-    ghostscript, ran = tmp_path / "bin" / "gs", tmp_path / "ran"
+    ghostscript = tmp_path / "bin" / "gs"
+    ran = tmp_path / "ran"
     ghostscript.parent.mkdir()
     ghostscript.write_text(f'#!/bin/sh\necho "$@" >>{ran}\n')
     ghostscript.chmod(0o755)
@@ -46,10 +47,14 @@ def test_images_that_datasets_open_are_not_run(ran: Path, tmp_path: Path) -> Non
     features = datasets.Features({"prompt": datasets.Value("string"), "images": [datasets.Image()]})
     rows = [{"prompt": "a", "images": [{"bytes": PROGRAM, "path": None}]}]
     datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
-    config = configuration.load([
-        "data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1",
-        f"data.cache_dir='{tmp_path}'",
-    ]).data  # fmt: skip
+    config = configuration.load(
+        [
+            "data.train_files=t",
+            "actor_rollout_ref.model.path=m",
+            "trainer.total_training_steps=1",
+            f"data.cache_dir='{tmp_path}'",
+        ]
+    ).data
     loaded = prompt_dataset.load(str(tmp_path / "rows.parquet"), config, None)
     with pytest.raises(OSError, match="Ghostscript"):
         loaded.dataframe[0]

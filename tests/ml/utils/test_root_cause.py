@@ -52,9 +52,14 @@ ADVICE = (
 
 def test_an_actor_that_was_killed_is_described_on_one_line_that_blames_nothing() -> None:
     context = ActorDiedErrorContext(
-        error_message=EXIT + ADVICE, actor_id=bytes(16), class_name="vLLMOmniHttpServer", pid=20746,
-        name="vllm_omni_server_0_0", ray_namespace="efe2bef5", node_ip_address="10.0.0.3",
-    )  # fmt: skip
+        error_message=EXIT + ADVICE,
+        actor_id=bytes(16),
+        class_name="vLLMOmniHttpServer",
+        pid=20746,
+        name="vllm_omni_server_0_0",
+        ray_namespace="efe2bef5",
+        node_ip_address="10.0.0.3",
+    )
     assert describe_error(ActorDiedError(context)) == (
         "ActorDiedError: The actor died unexpectedly before finishing this task (vLLMOmniHttpServer, pid 20746, "
         f"ip 10.0.0.3). {EXIT}"

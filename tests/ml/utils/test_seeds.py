@@ -69,7 +69,8 @@ def test_seeds_are_stable_over_versions_of_python() -> None:
 @settings(deadline=None, max_examples=60)
 def test_samples_of_a_prompt_share_the_initial_noise_and_no_other(base: int, n: int, prompt: int) -> None:
     made = [sample_seeds(base, row, n, same_noise=True) for row in range((prompt + 2) * n)]
-    own, others = made[prompt * n : (prompt + 1) * n], made[(prompt + 1) * n :]
+    own = made[prompt * n : (prompt + 1) * n]
+    others = made[(prompt + 1) * n :]
     assert len({each["seed"] for each in own}) == len({each["seed"] for each in others}) == 1
     assert own[0]["seed"] != others[0]["seed"]
     steps = [each["sde_noise_seed"] for each in made]

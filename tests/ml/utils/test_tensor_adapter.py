@@ -11,9 +11,15 @@ import torch
 pytestmark = pytest.mark.slow  # it loads vLLM-Omni
 
 NAMES = [
-    "blocks.0.attn.to_q", "transformer.blocks.0.attn.to_q", "blocks.0.attn.to_out.0", "blocks.10.attn.to_q", "proj",
-    "blocks.0.attnxto_q", "blocks.0.attn.to_q.x", "to_q",
-]  # fmt: skip
+    "blocks.0.attn.to_q",
+    "transformer.blocks.0.attn.to_q",
+    "blocks.0.attn.to_out.0",
+    "blocks.10.attn.to_q",
+    "proj",
+    "blocks.0.attnxto_q",
+    "blocks.0.attn.to_q.x",
+    "to_q",
+]
 
 
 def request(scale: int = 1, targets: Any = None) -> Any:
@@ -21,9 +27,12 @@ def request(scale: int = 1, targets: Any = None) -> Any:
 
     tensors = {f"blocks.0.attn.to_q.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
     return OmniTensorLoRARequest(
-        lora_name="1", lora_int_id=1, lora_path=VLLM_LORA_PATH, lora_tensors=tensors,
+        lora_name="1",
+        lora_int_id=1,
+        lora_path=VLLM_LORA_PATH,
+        lora_tensors=tensors,
         peft_config={"r": 2, "lora_alpha": 2 * scale, "target_modules": targets, "bias": "none"},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from verl_omni.weight_sync import adapter_checks, names
 from verl_omni.weight_sync.errors import BindingIncomplete, IncompleteUpdate, UnsupportedAdapter
 
-RANK, WIDTH, MAX_RANK = 2, 6, 4
+RANK = 2
+WIDTH = 6
+MAX_RANK = 4
 
 
 @dataclass
@@ -51,7 +53,8 @@ def pair(rows: int = WIDTH, columns: int = WIDTH, rank: int = RANK) -> Any:
 def tensors(**modules: Any) -> dict[str, torch.Tensor]:
     found = {}
     for module, weights in modules.items():
-        found[f"{module}.lora_A.weight"], found[f"{module}.lora_B.weight"] = weights.lora_a, weights.lora_b
+        found[f"{module}.lora_A.weight"] = weights.lora_a
+        found[f"{module}.lora_B.weight"] = weights.lora_b
     return found
 
 
@@ -59,10 +62,7 @@ FUSED = {"to_qkv": ["to_q", "to_k", "to_v"]}
 
 
 def layers() -> dict[str, Layer]:
-    return {
-        "transformer.b.attn.to_qkv": Layer(rows=(4, 6, 6)),
-        "transformer.b.attn.to_out.0": Layer(columns=8),
-    }
+    return {"transformer.b.attn.to_qkv": Layer(rows=(4, 6, 6)), "transformer.b.attn.to_out.0": Layer(columns=8)}
 
 
 @pytest.mark.parametrize("setting", adapter_checks.UNSUPPORTED_SETTINGS)
@@ -148,8 +148,10 @@ def test_values_that_overflow_the_engines_dtype_are_refused() -> None:
 def test_binding_succeeds_only_if_every_layer_holds_its_matrices(wanted: set[str], data: st.DataObject) -> None:
     engine = layers()
     known = adapter_checks.lora_targets(engine, FUSED)
-    loras = {f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
-             for leaf in sorted(wanted)}  # fmt: skip
+    loras = {
+        f"transformer.b.attn.{leaf}": pair(known[f"b.attn.{leaf}"].rows[0], known[f"b.attn.{leaf}"].columns)
+        for leaf in sorted(wanted)
+    }
     adapter_checks.check_loras(loras, known)
     forgotten = data.draw(st.sampled_from([None, *loras]))
     for name, weights in loras.items():
@@ -164,7 +166,8 @@ def test_binding_succeeds_only_if_every_layer_holds_its_matrices(wanted: set[str
 
 def test_a_fused_matrix_is_bound_in_all_parts() -> None:
     engine = layers()
-    known, whole = adapter_checks.lora_targets(engine, FUSED), pair(16)
+    known = adapter_checks.lora_targets(engine, FUSED)
+    whole = pair(16)
     loras = {"b.attn.to_qkv": whole}
     adapter_checks.check_loras(loras, known)
     for index, part in enumerate(whole.lora_b.split([4, 6, 6])):
@@ -187,7 +190,8 @@ def test_a_tensor_parallel_rank_holds_its_shard() -> None:
         def slice_lora_b(self, b: torch.Tensor) -> torch.Tensor:
             return b[3:]
 
-    layer, weights = Sharded(rows=(WIDTH,), tp_size=2), pair()
+    layer = Sharded(rows=(WIDTH,), tp_size=2)
+    weights = pair()
     known = adapter_checks.lora_targets({"t.a": layer}, {})
     with pytest.raises(BindingIncomplete):
         adapter_checks.check_binding({"t.a": weights}, known)

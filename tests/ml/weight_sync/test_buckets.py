@@ -44,7 +44,8 @@ def test_buckets_are_small_unless_a_tensor_is_large() -> None:
     mib = 1 << 18  # float32 values of one MiB
     sizes = [3, 3, 3, 20, 1, 5]
     weights = [(f"w{place}", torch.zeros(size * mib)) for place, size in enumerate(sizes)]
-    filler, found = buckets.BucketFiller(iter(weights), 64 << 20), []
+    filler = buckets.BucketFiller(iter(weights), 64 << 20)
+    found = []
     while (bucket := filler.fill()) is not None:
         found.append(sum(part.numel() for part in bucket[1]) >> 20)
     assert found == [6, 3, 20, 6]

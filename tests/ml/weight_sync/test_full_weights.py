@@ -29,9 +29,7 @@ class Transformer(nn.Module):
 
     def __init__(self, *, wrapped: bool) -> None:
         super().__init__()
-        self.stacked_params_mapping = [
-            (".to_qkv", ".to_q", "q"), (".to_qkv", ".to_k", "k"), (".to_qkv", ".to_v", "v"),
-        ]  # fmt: skip
+        self.stacked_params_mapping = [(".to_qkv", ".to_q", "q"), (".to_qkv", ".to_k", "k"), (".to_qkv", ".to_v", "v")]
         self.attn = nn.ModuleDict({"to_qkv": nn.Linear(2, 6), "to_out": nn.Linear(2, 2)})
         self.norm = nn.LayerNorm(2)
         self.register_buffer("pos_embed", torch.zeros(3))
@@ -78,7 +76,8 @@ def sent() -> dict[str, Tensor]:
 @given(st.permutations(sorted(sent())), st.integers(1, 10), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_any_order_and_bucket_size_writes_all_weights(order: list[str], size: int, wrapped: bool) -> None:
-    pipeline, weights = Pipeline(wrapped=wrapped), sent()
+    pipeline = Pipeline(wrapped=wrapped)
+    weights = sent()
     update = FullUpdate(pipeline)
     for start in range(0, len(order), size):
         update.load([(name, weights[name]) for name in order[start : start + size]])
@@ -204,10 +203,12 @@ class Language(nn.Module):
         own = {name.replace(".base_layer", ""): parameter for name, parameter in self.named_parameters()}
         loaded = set()
         for name, tensor in weights:
-            fused, rows = name, slice(None)
+            fused = name
+            rows = slice(None)
             for index, part in enumerate("qkv"):
                 if f"{part}_proj" in name:
-                    fused, rows = name.replace(f"{part}_proj", "qkv_proj"), slice(2 * index, 2 * index + 2)
+                    fused = name.replace(f"{part}_proj", "qkv_proj")
+                    rows = slice(2 * index, 2 * index + 2)
             own[fused].data[rows] = tensor
             loaded.add(fused)
         return loaded
@@ -226,7 +227,8 @@ def sent_to_language(*, tied: bool = False) -> dict[str, Tensor]:
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 99])
 def test_a_language_model_accepts_checkpoint_names(size: int, wrapped: bool) -> None:
-    model, weights = Language(wrapped=wrapped), list(sent_to_language().items())
+    model = Language(wrapped=wrapped)
+    weights = list(sent_to_language().items())
     update = LanguageModelUpdate(model)
     for start in range(0, len(weights), size):
         update.load(weights[start : start + size])
@@ -250,7 +252,8 @@ def test_a_language_model_refuses_a_partial_update() -> None:
 
 @pytest.mark.parametrize("named_twice", [False, True])
 def test_a_shared_weight_may_be_sent_under_either_name(named_twice: bool) -> None:
-    model, weights = Language(tied=True), sent_to_language(tied=True)
+    model = Language(tied=True)
+    weights = sent_to_language(tied=True)
     update = LanguageModelUpdate(model)
     update.load([*weights.items(), *([("lm_head.weight", weights["model.embed.weight"])] if named_twice else [])])
     assert update.finish() == 3

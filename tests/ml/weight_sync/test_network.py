@@ -24,7 +24,9 @@ from verl_omni.weight_sync.network.messages import HeaderMessage, StreamAddress
 from verl_omni.weight_sync.network.receiver import WeightReceiver
 from verl_omni.weight_sync.network.sender import WeightStream
 
-KEY, HOST, BUCKET = b"token", "127.0.0.1", 4096
+KEY = b"token"
+HOST = "127.0.0.1"
+BUCKET = 4096
 SHORT = 1.0  # seconds; a deadline that a test waits for
 FULL = HeaderMessage(3, None)
 LORA = HeaderMessage(3, {"r": 4, "target_modules": ["to_q"], "lora_alpha": 8.0, "layers_pattern": None})
@@ -340,10 +342,12 @@ def test_bytes_that_are_no_message_raise_incomplete_update(content: bytes) -> No
 @pytest.mark.parametrize(
     "entry",
     [
-        Entry((4,), "float32", -16, 0), Entry((-1,), "float32", 0, 0), Entry((1 << 50,), "float32", 0, 0),
+        Entry((4,), "float32", -16, 0),
+        Entry((-1,), "float32", 0, 0),
+        Entry((1 << 50,), "float32", 0, 0),
         Entry((1,), "float33", 0, 0),
     ],
-)  # fmt: skip
+)
 def test_impossible_sizes_are_refused_before_memory_is_allocated(entry: Entry) -> None:
     with pytest.raises(IncompleteUpdate):
         messages.bucket_size({"w": entry})

@@ -36,7 +36,9 @@ class Reader:
     """A receiver in the same thread. It reads as late as possible, so that an early overwrite is detected."""
 
     def __init__(self, buffer: CpuBuffer) -> None:
-        self.buffer, self.buckets, self.last = buffer, [], None
+        self.buffer = buffer
+        self.buckets = []
+        self.last = None
         self.unread: list[Any] = []
         self.most_unread = 0
         self.staging = StagedTensors()
@@ -154,7 +156,8 @@ def test_a_device_digest_does_not_depend_on_its_chunks(monkeypatch: pytest.Monke
 @given(st.permutations(list(range(6))), st.integers(0, 5))
 @settings(deadline=None)
 def test_staging_copies_and_refuses_repeated_names(order: list[int], again: int) -> None:
-    staging, source = StagedTensors(), torch.arange(6.0)
+    staging = StagedTensors()
+    source = torch.arange(6.0)
     for index in order:
         staging.add([(f"t{index}", source[index : index + 1])])
     source.zero_()
@@ -205,9 +208,12 @@ def test_an_error_keeps_its_class_through_text_and_pickle(kind: type[errors.Weig
 
 texts = st.text(st.characters(codec="utf-8"))
 entries = st.builds(
-    messages.Entry, st.lists(st.integers(0, 2**40), max_size=5).map(tuple), texts, st.integers(0, 2**62),
+    messages.Entry,
+    st.lists(st.integers(0, 2**40), max_size=5).map(tuple),
+    texts,
+    st.integers(0, 2**62),
     st.integers(-(2**63), 2**64 - 1),
-)  # fmt: skip
+)
 
 
 @given(

@@ -19,7 +19,9 @@ class Held:
     """A receiver that takes a bucket when the test says so, or at once, as one whose socket has room for it."""
 
     def __init__(self, at_once: bool) -> None:
-        self.delay, self.taken, self._at_once = 0.0, asyncio.Event(), at_once
+        self.delay = 0.0
+        self.taken = asyncio.Event()
+        self._at_once = at_once
         self.connection = SimpleNamespace(close=lambda: None)
 
     async def send(self, message: BucketMessage, contents: list[memoryview]) -> None:
@@ -29,12 +31,29 @@ class Held:
 
 @pytest.mark.parametrize(
     ("seconds", "failed"),
-    [([0, 7], [1]), ([0, 0, 7], [2]), ([AT_ONCE, 7], [1]), ([AT_ONCE, AT_ONCE, 7], [2]), ([7, AT_ONCE], [0]),
-     ([7, 7], []), ([7], []), ([0, 1], []), ([AT_ONCE, 1], [])],
-    ids=["one of two", "one of three", "one of two, after the other", "one of three, after the others",
-         "one of two, before the other", "slow for all", "the only one", "as fast as the least rate",
-         "as fast as the least rate, after the other"],
-)  # fmt: skip
+    [
+        ([0, 7], [1]),
+        ([0, 0, 7], [2]),
+        ([AT_ONCE, 7], [1]),
+        ([AT_ONCE, AT_ONCE, 7], [2]),
+        ([7, AT_ONCE], [0]),
+        ([7, 7], []),
+        ([7], []),
+        ([0, 1], []),
+        ([AT_ONCE, 1], []),
+    ],
+    ids=[
+        "one of two",
+        "one of three",
+        "one of two, after the other",
+        "one of three, after the others",
+        "one of two, before the other",
+        "slow for all",
+        "the only one",
+        "as fast as the least rate",
+        "as fast as the least rate, after the other",
+    ],
+)
 async def test_a_receiver_that_makes_the_others_wait_for_more_than_the_deadline_in_all_fails(
     seconds: list[int], failed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

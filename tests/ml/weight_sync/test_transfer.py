@@ -104,7 +104,8 @@ def long_names() -> list[tuple[str, torch.Tensor]]:
 @pytest.mark.parametrize("bucket", [1, 64, 4096])
 def test_tensors_in_many_buckets_arrive_bit_exactly(handle: str, bucket: int) -> None:
     """Views of the buffer that are kept would all show the last bucket."""
-    weights, staging = tensors(), StagedTensors()
+    weights = tensors()
+    staging = StagedTensors()
     sent, received = send_and_receive(handle, iter(weights), staging.add, bucket=bucket)
     assert sent == 7 and received == [name for name, _ in weights]
     for name, tensor in weights:
@@ -113,7 +114,8 @@ def test_tensors_in_many_buckets_arrive_bit_exactly(handle: str, bucket: int) ->
 
 
 def test_a_tensor_larger_than_the_bucket_arrives(handle: str) -> None:
-    staging, large = StagedTensors(), torch.randn(1000)
+    staging = StagedTensors()
+    large = torch.randn(1000)
     send_and_receive(
         handle, [("small", torch.ones(2)), ("large", large), ("end", torch.ones(1))], staging.add, bucket=16
     )

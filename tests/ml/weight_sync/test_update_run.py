@@ -27,7 +27,8 @@ class Sender:
     """Returns or raises its result, or waits for the stop signal."""
 
     def __init__(self, result: Any = 3, *, waits: bool = False) -> None:
-        self.result, self.waits = result, waits
+        self.result = result
+        self.waits = waits
         self.stopped = False
 
     def __call__(self, stop: StopSignal) -> int:
@@ -88,7 +89,8 @@ async def test_a_worker_that_never_replies_raises_at_the_deadline() -> None:
 
 
 async def test_cancelling_the_update_ends_the_sender_thread() -> None:
-    sender, started = Sender(waits=True), threading.Event()
+    sender = Sender(waits=True)
+    started = threading.Event()
 
     def sending(stop: StopSignal) -> int:
         started.set()

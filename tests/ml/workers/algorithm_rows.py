@@ -17,7 +17,8 @@ from verl_omni.workers.actor import build
 from verl_omni.workers.actor.precision import Precision
 from verl_omni.workers.algorithms.base import training_algorithm
 
-PROMPTS, SAMPLES = 3, 4
+PROMPTS = 3
+SAMPLES = 4
 ROWS = PROMPTS * SAMPLES
 LEVELS = torch.tensor([0.9, 0.6, 0.4, 0.2])
 LATENTS = {"StableDiffusion3Pipeline": (16, 8, 8), "WanPipeline": (4, 3, 4, 4)}
@@ -51,10 +52,15 @@ def _recorded(folder: Path, architecture: str, kind: str, scattered: bool) -> di
     """Steps of a sampler, with log-probabilities and velocities that differ a little from the trainer's."""
     generator = torch.Generator().manual_seed(6)
     latents = [torch.randn(ROWS, *LATENTS[architecture], generator=generator)]
-    adapter, levels, prompts = training_adapter(architecture), LEVELS.expand(ROWS, -1), _prompts(architecture)
-    log_probs, velocities = [], []
+    adapter = training_adapter(architecture)
+    levels = LEVELS.expand(ROWS, -1)
+    prompts = _prompts(architecture)
+    log_probs = []
+    velocities = []
     for step in range(len(LEVELS) - 1):
-        x, sigma, following = latents[-1], levels[:, step], levels[:, step + 1]
+        x = latents[-1]
+        sigma = levels[:, step]
+        following = levels[:, step + 1]
         velocity = adapter.velocity(_before_updates(folder), prompts, x, sigma * 1000, 1.0, dtype=torch.float32)
         mean, std = sde.moments(
             kind, x, velocity, sigma=sigma, sigma_next=following, sigma_max=levels[:, 0], noise_level=0.7
@@ -65,11 +71,14 @@ def _recorded(folder: Path, architecture: str, kind: str, scattered: bool) -> di
     chosen, around = ([0, 2], [0, 1, 2, 3]) if scattered else ([0, 1], [0, 1, 2])
     noise = 0.05 * torch.randn(ROWS, len(chosen), generator=generator)
     return {
-        "all_latents": torch.stack([latents[step] for step in around], 1), "all_sigmas": levels[:, around],
-        "all_timesteps": levels[:, chosen] * 1000, "sigma_max": levels[:, :1],
+        "all_latents": torch.stack([latents[step] for step in around], 1),
+        "all_sigmas": levels[:, around],
+        "all_timesteps": levels[:, chosen] * 1000,
+        "sigma_max": levels[:, :1],
         "rollout_log_probs": torch.stack([log_probs[step] for step in chosen], 1) + noise,
-        "velocity_projections": torch.stack([velocities[step] for step in chosen], 1), **prompts,
-    }  # fmt: skip
+        "velocity_projections": torch.stack([velocities[step] for step in chosen], 1),
+        **prompts,
+    }
 
 
 def make_batch(models: Path, case: Any, loss: Any) -> dict[str, Tensor]:
@@ -92,9 +101,11 @@ def make_batch(models: Path, case: Any, loss: Any) -> dict[str, Tensor]:
         scores = scores.repeat_interleave(2, 0).roll(-1, 0)
         groups = [str(row // 2) for row in range(2 * ROWS)]
     settings = {
-        "adv_estimator": case.estimator, "norm_adv_by_std_in_grpo": True, "global_std": True,
+        "adv_estimator": case.estimator,
+        "norm_adv_by_std_in_grpo": True,
+        "global_std": True,
         "timestep_fraction": case.request.get("timestep_fraction", 1.0),
-    }  # fmt: skip
+    }
     samples: Any = SimpleNamespace(tensors=tensors, scores=scores, groups=groups)
     config = OmegaConf.create({"algorithm": settings})
     batch = training_algorithm(loss.loss_mode).training_batch(samples, loss, config, seed=9)

@@ -69,16 +69,24 @@ def made(engine: Engine, mode: str = "HYBRID") -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     server: Any = object.__new__(vLLMOmniHttpServer)
-    server.engine, server._mode = engine, DiffusionMode()
+    server.engine = engine
+    server._mode = DiffusionMode()
     server.config = SimpleNamespace(free_cache_engine=True, step_execution=False, deadline_seconds=30.0)
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
     server._worker_version = None
-    server._lora_loaded, server._asleep, server.global_steps, server.replica_rank = None, set(), 3, 1
-    server._submission_paused, server._rejecting, server._admitting = False, False, 0
-    server._resume_event, server._ready = asyncio.Event(), asyncio.Event()
+    server._lora_loaded = None
+    server._asleep = set()
+    server.global_steps = 3
+    server.replica_rank = 1
+    server._submission_paused = False
+    server._rejecting = False
+    server._admitting = 0
+    server._resume_event = asyncio.Event()
+    server._ready = asyncio.Event()
     server._resume_event.set()
     server._ready.set()
-    server.node_rank, server.rollout_mode = 0, RolloutMode[mode]
+    server.node_rank = 0
+    server.rollout_mode = RolloutMode[mode]
     return server
 
 

@@ -34,9 +34,10 @@ def make(folder: Path, *, rank: int = 4, mesh: Any = None, device: Any = None, *
     model = model_settings(folder, TARGETS, rank=rank)
     settings: dict[str, Any] = {"optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(
-        diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()), ppo_mini_batch_size=settings.pop("mini_batch", 2),
+        diffusion_loss=settings.pop("loss", FlowGRPOLossConfig()),
+        ppo_mini_batch_size=settings.pop("mini_batch", 2),
         **settings,
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
 
 
@@ -87,7 +88,8 @@ def test_micro_batches_and_idle_rows_do_not_change_the_gradient(model_folder: Pa
     results = []
     for micro in (None, 1, 3):
         actor = make(model_folder, ppo_micro_batch_size_per_gpu=micro, optim=smooth_steps(lr=0.1))
-        data, before = batch(actor), adapter(actor)
+        data = batch(actor)
+        before = adapter(actor)
         data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
         found = actor.update(data, **SAMPLER)
         results.append((found["actor/grad_norm"], adapter(actor)))
@@ -98,7 +100,8 @@ def test_micro_batches_and_idle_rows_do_not_change_the_gradient(model_folder: Pa
 
 def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> None:
     actor = make(model_folder)
-    data, before = batch(actor), adapter(actor)
+    data = batch(actor)
+    before = adapter(actor)
     data["rollout_log_probs"] = data["rollout_log_probs"] + 0.5
     with pytest.raises(LogProbMismatch):
         actor.update(data, **SAMPLER, tolerance=1e-3)
@@ -109,7 +112,8 @@ def test_disagreement_with_the_engine_updates_nothing(model_folder: Path) -> Non
 def test_an_engine_whose_velocity_is_wrong_by_1_percent_updates_nothing(model_folder: Path, wrong: float) -> None:
     """Also if the log-probabilities pass: they are means over the elements, so an error hardly changes them."""
     actor = make(model_folder)
-    data, before = batch(actor), adapter(actor)
+    data = batch(actor)
+    before = adapter(actor)
     with torch.no_grad():
         found = [
             velocity_projections(
@@ -143,13 +147,17 @@ def test_in_bfloat16_an_engine_that_is_wrong_by_1_percent_differs_from_one_that_
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         rows = [
             velocity_projections(
-                (1 + wrong) * engine.policy.velocity(
+                (1 + wrong)
+                * engine.policy.velocity(
                     {name: tensor[row : row + 1] for name, tensor in data.items()},
-                    data["all_latents"][row : row + 1, step], data["all_timesteps"][row : row + 1, step], 1,
+                    data["all_latents"][row : row + 1, step],
+                    data["all_timesteps"][row : row + 1, step],
+                    1,
                 )
             )
-            for row in range(4) for step in range(2)
-        ]  # fmt: skip
+            for row in range(4)
+            for step in range(2)
+        ]
     data["velocity_projections"] = torch.cat(rows).unflatten(0, (4, 2))
     request = {**SAMPLER, "tolerance": 1e-3, "velocity_tolerance": VELOCITY_TOLERANCES[torch.bfloat16]}
     if wrong:
@@ -166,7 +174,8 @@ def test_in_bfloat16_an_engine_that_is_wrong_by_1_percent_differs_from_one_that_
 
 def broken(actor: DiffusionActor, times: int) -> None:
     """Make the next `times` gradients infinite; the loss stays finite."""
-    parameter, left = actor.trained[0], [times]
+    parameter = actor.trained[0]
+    left = [times]
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         left[0] -= 1
@@ -177,7 +186,8 @@ def broken(actor: DiffusionActor, times: int) -> None:
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(model_folder: Path) -> None:
     actor = make(model_folder, max_skipped_steps=1)
-    data, before = batch(actor, steps=1), adapter(actor)
+    data = batch(actor, steps=1)
+    before = adapter(actor)
     broken(actor, times=1)
     skipped = actor.update(data, **SAMPLER)
     assert (skipped["actor/skipped_steps"], skipped["actor/optimizer_steps"]) == (1, 0)
@@ -222,7 +232,8 @@ def kl_of_all_weights(actor: DiffusionActor, base: DiffusionActor, data: dict[st
     """
     found = []
     for step in range(2):
-        x, time = data["all_latents"][:, step], data["all_timesteps"][:, step]
+        x = data["all_latents"][:, step]
+        time = data["all_timesteps"][:, step]
         with torch.no_grad():
             there = base.policy.velocity(data, x, time, 1).double()
         here = actor.policy.velocity(data, x, time, 1).double()
@@ -338,7 +349,8 @@ def test_a_resumed_run_takes_the_optimizer_settings_that_it_is_given(model_folde
     assert (two.scheduler.last_epoch, two.scheduler.base_lrs, group["initial_lr"]) == (2, [1e-4], 1e-4)
     assert group["lr"] == two.scheduler.get_last_lr()[0] == pytest.approx(1e-4), "the third of three steps of warm-up"
     for mine, other in zip(one.trained, two.trained, strict=True):
-        before, after = one.optimizer.state[mine], two.optimizer.state[other]
+        before = one.optimizer.state[mine]
+        after = two.optimizer.state[other]
         assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     rates = [two.update(data, **SAMPLER)["actor/lr"] for _ in range(2)]
     factors = [learning_rate_factor(step, changed) for step in range(2, 6)]
@@ -393,6 +405,7 @@ def test_diffusers_reads_the_adapter(model_folder: Path, tmp_path: Path) -> None
     with torch.no_grad():
         base = pipe.transformer(**inputs)[0]
         pipe.load_lora_weights(tmp_path)
-        theirs, ours = pipe.transformer(**inputs)[0], actor.module(**inputs)[0]
+        theirs = pipe.transformer(**inputs)[0]
+        ours = actor.module(**inputs)[0]
     assert torch.allclose(theirs, ours, atol=1e-5)
     assert not torch.allclose(base, ours, atol=1e-3)

@@ -63,10 +63,15 @@ def test_importing_the_registry_imports_neither_torch_nor_verl() -> None:
 def test_settings_of_other_algorithms_are_accepted_and_named(loss: str) -> None:
     """The reference has one section for all losses, and recipes write settings of several."""
     of_others = {
-        f"{LOSS}.clip_ratio": "1e-4", f"{LOSS}.dpo_beta": "2000.0", f"{LOSS}.mix_beta": "0.1",
-        f"{LOSS}.kl_mask_threshold": "1e-5", f"{LOSS}.old_decay_max": "0.1", f"{LOSS}.adv_clip_max": "5.0",
-        "actor_rollout_ref.actor.kl_loss_coef": "0.0", "++algorithm.old_policy_update_interval": "1",
-    }  # fmt: skip
+        f"{LOSS}.clip_ratio": "1e-4",
+        f"{LOSS}.dpo_beta": "2000.0",
+        f"{LOSS}.mix_beta": "0.1",
+        f"{LOSS}.kl_mask_threshold": "1e-5",
+        f"{LOSS}.old_decay_max": "0.1",
+        f"{LOSS}.adv_clip_max": "5.0",
+        "actor_rollout_ref.actor.kl_loss_coef": "0.0",
+        "++algorithm.old_policy_update_interval": "1",
+    }
     given = [*REQUIRED, f"{LOSS}.loss_mode={loss}", "actor_rollout_ref.model.lora_rank=4"]
     written = [*given, *(f"{name}={value}" for name, value in of_others.items())]
     config = configuration.load(written)
@@ -132,19 +137,34 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         (["trainer.n_gpus_per_node=3"], "train_batch_size: 3 ranks cannot share 64 samples evenly"),
         (["trainer.n_gpus_per_node=6", f"{SEQUENCE}=2"], "batch_size: 3 groups of ranks cannot share 64 samples"),
         (["trainer.n_gpus_per_node=6", f"{SEQUENCE}=4"], "parallel_size: 4 does not divide the 6 ranks"),
-        (["data.train_batch_size=6", "trainer.n_gpus_per_node=3"],
-         "ppo_mini_batch_size: 3 ranks cannot share 64 samples evenly"),
-        (["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,10]"],
-         "contains the last of 10 steps"),
-        (["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[0,10]",
-          "actor_rollout_ref.rollout.algo.sde_window_size=2",
-          "actor_rollout_ref.rollout.algo.sample_strategy=progressive"], "contains the last of 10 steps"),
+        (
+            ["data.train_batch_size=6", "trainer.n_gpus_per_node=3"],
+            "ppo_mini_batch_size: 3 ranks cannot share 64 samples evenly",
+        ),
+        (
+            ["actor_rollout_ref.rollout.algo.sde_type=cps", "actor_rollout_ref.rollout.algo.sde_window_range=[5,10]"],
+            "contains the last of 10 steps",
+        ),
+        (
+            [
+                "actor_rollout_ref.rollout.algo.sde_type=cps",
+                "actor_rollout_ref.rollout.algo.sde_window_range=[0,10]",
+                "actor_rollout_ref.rollout.algo.sde_window_size=2",
+                "actor_rollout_ref.rollout.algo.sample_strategy=progressive",
+            ],
+            "contains the last of 10 steps",
+        ),
         (["actor_rollout_ref.rollout.pipeline.num_inference_steps=1"], "steps: must be at least 2: noise is in all"),
         ([NFT, "actor_rollout_ref.rollout.algo.init_same_noise=true"], "would be the same"),
-        (["actor_rollout_ref.rollout.algo.sde_contiguous=false",
-          "actor_rollout_ref.rollout.algo.sample_strategy=progressive"], "a progressive window is contiguous"),
+        (
+            [
+                "actor_rollout_ref.rollout.algo.sde_contiguous=false",
+                "actor_rollout_ref.rollout.algo.sample_strategy=progressive",
+            ],
+            "a progressive window is contiguous",
+        ),
     ],
-)  # fmt: skip
+)
 def test_conflicting_settings_are_refused_at_the_start(overrides: list[str], said: str) -> None:
     with pytest.raises(configuration.SettingsError, match=said):
         load(*overrides)
@@ -182,26 +202,43 @@ def scored(scores: list[float]) -> ScoredSamples:
     rows = torch.arange(len(scores)).float()
     return ScoredSamples(
         tensors={"clean_latents": rows.view(-1, 1, 1, 1).expand(-1, 2, 2, 2), "prompt_embeds": rows.view(-1, 1, 1)},
-        images=torch.zeros(len(scores), 3, 1, 1, dtype=torch.uint8), scores=torch.tensor(scores), extras={},
-        versions=[0] * len(scores), groups=["a", "b"] * (len(scores) // 2), seconds=0.0, scoring_seconds=0.0,
-    )  # fmt: skip
+        images=torch.zeros(len(scores), 3, 1, 1, dtype=torch.uint8),
+        scores=torch.tensor(scores),
+        extras={},
+        versions=[0] * len(scores),
+        groups=["a", "b"] * (len(scores) // 2),
+        seconds=0.0,
+        scoring_seconds=0.0,
+    )
 
 
 def test_flow_grpo_gets_advantages_and_the_sampler_settings() -> None:
     rollout = "actor_rollout_ref.rollout"
     config = load(
-        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", f"{rollout}.pipeline.guidance_scale=1.5",
-        f"{rollout}.algo.sde_type=dance_sde", f"{rollout}.algo.noise_level=0.3",
-        f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1.5", *FLOAT32,
-    )  # fmt: skip
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        f"{rollout}.pipeline.guidance_scale=1.5",
+        f"{rollout}.algo.sde_type=dance_sde",
+        f"{rollout}.algo.noise_level=0.3",
+        f"{CORRECTION}.rollout_is=token",
+        f"{CORRECTION}.rollout_is_threshold=1.5",
+        *FLOAT32,
+    )
     made = batch(config, scored([1.0, 0.0, 3.0, 0.0]), seed=1)
     assert made["advantages"].sign().tolist() == [-1, 0, 1, 0]
     assert arguments(config, step=7) == {
-        "noise_level": 0.3, "sde_type": "dance_sde", "guidance_scale": 1.5, "tolerance": 1e-3,
-        "velocity_tolerance": 1e-3, "limit_by_depth": False,
-        "timestep_fraction": 1.0, "bypass_mode": False, "rollout_is": "token", "rollout_is_threshold": 1.5,
-        "rollout_rs": None, "rollout_rs_threshold": None,
-    }  # fmt: skip
+        "noise_level": 0.3,
+        "sde_type": "dance_sde",
+        "guidance_scale": 1.5,
+        "tolerance": 1e-3,
+        "velocity_tolerance": 1e-3,
+        "limit_by_depth": False,
+        "timestep_fraction": 1.0,
+        "bypass_mode": False,
+        "rollout_is": "token",
+        "rollout_is_threshold": 1.5,
+        "rollout_rs": None,
+        "rollout_rs_threshold": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -255,7 +292,7 @@ def test_each_step_draws_other_steps_of_a_sample() -> None:
     samples = scored([1.0, 0.0, 3.0, 0.0])
     config = load(
         "algorithm.timestep_fraction=0.5", "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline", *FLOAT32
-    )  # fmt: skip
+    )
     one, again, other = (batch(config, samples, seed)["draw_seeds"].tolist() for seed in (1, 1, 2))
     assert one == again and not set(one) & set(other) and len(set(one)) == 4
     assert arguments(config, step=1)["timestep_fraction"] == 0.5
@@ -287,8 +324,12 @@ def test_the_coarser_dtype_determines_how_far_velocities_may_differ(overrides: t
 
 
 def test_schedules_count_the_optimizer_steps_of_the_run() -> None:
-    config = load("trainer.total_training_steps=5", "data.train_batch_size=6", f"{ACTOR}.ppo_mini_batch_size=4",
-                  f"{ACTOR}.ppo_epochs=3")  # fmt: skip
+    config = load(
+        "trainer.total_training_steps=5",
+        "data.train_batch_size=6",
+        f"{ACTOR}.ppo_mini_batch_size=4",
+        f"{ACTOR}.ppo_epochs=3",
+    )
     assert optimizer_steps(config) == 5 * 2 * 3
 
 

@@ -23,9 +23,11 @@ DECAY = 0.28  # reached in the third optimizer step
 def make(folder: Path, rank: int = 4, decay: float | None = DECAY) -> DiffusionActor:
     model = model_settings(folder, ["attn.to_q"], rank=rank)
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=1, optim=DiffusionOptimizerConfig(lr=1e-2),
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=1,
+        optim=DiffusionOptimizerConfig(lr=1e-2),
         ema_decay=decay,
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 2)
 
 
@@ -33,12 +35,15 @@ def batch() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(4, 3)
     return {
-        "all_latents": torch.randn(4, 3, 16, 8, 8, generator=generator), "all_timesteps": sigmas[:, :-1] * 1000,
-        "all_sigmas": sigmas, "sigma_max": torch.full((4, 1), 0.9),
+        "all_latents": torch.randn(4, 3, 16, 8, 8, generator=generator),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((4, 1), 0.9),
         "prompt_embeds": torch.randn(4, 8, 64, generator=generator),
         "pooled_prompt_embeds": torch.randn(4, 64, generator=generator),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]), "rollout_log_probs": torch.zeros(4, 2),
-    }  # fmt: skip
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "rollout_log_probs": torch.zeros(4, 2),
+    }
 
 
 def whole(actor: DiffusionActor, which: Any, rank: int) -> dict[str, torch.Tensor]:
@@ -49,7 +54,9 @@ def whole(actor: DiffusionActor, which: Any, rank: int) -> dict[str, torch.Tenso
 def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_it(
     model_folder: Path, rank: int
 ) -> None:
-    actor, plain, data = make(model_folder, rank), make(model_folder, rank, None), batch()
+    actor = make(model_folder, rank)
+    plain = make(model_folder, rank, None)
+    data = batch()
     average = {name: value.detach().double() for name, value in actor.policy.trained.items()}
     decays = iter((2 / 11, 3 / 12, *[DECAY] * 4))
 
@@ -64,7 +71,8 @@ def test_the_average_follows_every_optimizer_step_and_training_does_not_notice_i
     kept = actor.policy.require_average().values
     for name, value in average.items():
         torch.testing.assert_close(kept[name].double(), value, rtol=1e-6, atol=1e-8)
-    sent, trained = whole(actor, "average", rank), whole(actor, "default", rank)
+    sent = whole(actor, "average", rank)
+    trained = whole(actor, "default", rank)
     assert sent.keys() == trained.keys()
     moved = [name for name in sent if not torch.equal(sent[name], trained[name])]
     assert len(moved) == len(kept)
@@ -88,7 +96,9 @@ def test_a_skipped_step_leaves_the_average(model_folder: Path) -> None:
 
 
 def test_a_resumed_run_continues_the_average_and_saves_it_as_the_adapter(model_folder: Path, tmp_path: Path) -> None:
-    one, two, data = make(model_folder), make(model_folder), batch()
+    one = make(model_folder)
+    two = make(model_folder)
+    data = batch()
     one.update(data, **SAMPLER)
     one.save(tmp_path / "state")
     two.load(tmp_path / "state")

@@ -23,9 +23,11 @@ SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 def make(folder: Path, rank: int = 4) -> DiffusionActor:
     model = model_settings(folder, ["attn.to_q"], rank=rank, adapters=("default", "old"))
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=1e-2),
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=2,
+        optim=DiffusionOptimizerConfig(lr=1e-2),
         shuffle=True,
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 1)
 
 
@@ -34,17 +36,21 @@ def batch() -> dict[str, torch.Tensor]:
     sigmas = torch.tensor([0.9, 0.6]).expand(4, 2)
     return {
         "all_latents": torch.randn(4, 2, 16, 8, 8, generator=generator),
-        "all_timesteps": sigmas[:, :-1] * 1000, "all_sigmas": sigmas, "sigma_max": torch.full((4, 1), 0.9),
+        "all_timesteps": sigmas[:, :-1] * 1000,
+        "all_sigmas": sigmas,
+        "sigma_max": torch.full((4, 1), 0.9),
         "prompt_embeds": torch.randn(4, 8, 64, generator=generator),
         "pooled_prompt_embeds": torch.randn(4, 64, generator=generator),
-        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]), "rollout_log_probs": torch.full((4, 1), -10.0),
-    }  # fmt: skip
+        "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
+        "rollout_log_probs": torch.full((4, 1), -10.0),
+    }
 
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapter", "all weights"])
 def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, tmp_path: Path, rank: int) -> None:
     """Weights, optimizer, old policy and generators have moved on when the copy is written."""
-    one, data = make(model_folder, rank), batch()
+    one = make(model_folder, rank)
+    data = batch()
     one.update(data, **SAMPLER)
     write = one.stage(tmp_path / "background")
     one.save(tmp_path / "expected")
@@ -53,7 +59,8 @@ def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, 
     one.policy.require_old().follow(one.policy.trained, 0.5)
     torch.rand(3)
     write()
-    two, three = make(model_folder, rank), make(model_folder, rank)
+    two = make(model_folder, rank)
+    three = make(model_folder, rank)
     two.load(tmp_path / "background" / "state")
     three.load(tmp_path / "expected")
     for name, parameter in three.policy.trained.items():
@@ -64,13 +71,15 @@ def test_a_checkpoint_has_the_state_at_the_time_of_the_save(model_folder: Path, 
     adapter = tmp_path / "background" / "lora" / "pytorch_lora_weights.safetensors"
     assert adapter.exists() == (rank > 0)
     if rank:
-        written, wanted = load_file(adapter), load_file(tmp_path / "expected-adapter" / adapter.name)
+        written = load_file(adapter)
+        wanted = load_file(tmp_path / "expected-adapter" / adapter.name)
         assert written.keys() == wanted.keys()
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in written.items())
 
 
 def test_a_write_does_not_hold_up_the_rank() -> None:
-    writing, go_on = BackgroundWrite(), threading.Event()
+    writing = BackgroundWrite()
+    go_on = threading.Event()
     writing.start(lambda: go_on.wait(60) and None)
     assert not writing.finish(wait_s=0.0)
     with pytest.raises(RuntimeError, match="not finished"):
@@ -82,7 +91,8 @@ def test_a_write_does_not_hold_up_the_rank() -> None:
 
 def test_the_error_of_a_write_is_raised_once(model_folder: Path, tmp_path: Path) -> None:
     """A full disk: the file of the rank's shards is one."""
-    actor, writing = make(model_folder), BackgroundWrite()
+    actor = make(model_folder)
+    writing = BackgroundWrite()
     write = actor.stage(tmp_path / "step")
     (tmp_path / "step" / "state" / "__0_0.distcp").symlink_to("/dev/full")
     writing.start(write)

@@ -28,26 +28,52 @@ DEFAULTS: list[tuple[type, dict[str, Any]]] = [
     (
         DiffusionRolloutConfig,
         {
-            "mode": "async", "nnodes": 0, "n_gpus_per_node": 8, "n": 1, "seed": None, "prompt_length": 512,
-            "dtype": "bfloat16", "gpu_memory_utilization": 0.5, "enforce_eager": False, "free_cache_engine": True,
-            "tensor_model_parallel_size": 2, "data_parallel_size": 1, "max_num_batched_tokens": 8192,
-            "max_num_seqs": 1024, "step_execution": False, "disable_log_stats": True, "calculate_log_probs": False,
-            "rollout_adapter": "default", "load_format": "dummy", "enable_sleep_mode": True, "external_lib": None,
+            "mode": "async",
+            "nnodes": 0,
+            "n_gpus_per_node": 8,
+            "n": 1,
+            "seed": None,
+            "prompt_length": 512,
+            "dtype": "bfloat16",
+            "gpu_memory_utilization": 0.5,
+            "enforce_eager": False,
+            "free_cache_engine": True,
+            "tensor_model_parallel_size": 2,
+            "data_parallel_size": 1,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 1024,
+            "step_execution": False,
+            "disable_log_stats": True,
+            "calculate_log_probs": False,
+            "rollout_adapter": "default",
+            "load_format": "dummy",
+            "enable_sleep_mode": True,
+            "external_lib": None,
             "rollout_attn_backend": "FLASH_ATTN",
         },
     ),
     (
         DiffusionPipelineConfig,
         {
-            "height": 512, "width": 512, "num_inference_steps": 10, "true_cfg_scale": 1.0, "max_sequence_length": 512,
-            "guidance_scale": None, "num_frames": 1,
+            "height": 512,
+            "width": 512,
+            "num_inference_steps": 10,
+            "true_cfg_scale": 1.0,
+            "max_sequence_length": 512,
+            "guidance_scale": None,
+            "num_frames": 1,
         },
     ),
     (
         DiffusionRolloutAlgoConfig,
         {
-            "noise_level": 1.0, "sde_type": "sde", "sde_window_size": None, "sde_window_range": None,
-            "sample_strategy": "random", "iters_per_group": 25, "sde_window_seed": None,
+            "noise_level": 1.0,
+            "sde_type": "sde",
+            "sde_window_size": None,
+            "sde_window_range": None,
+            "sample_strategy": "random",
+            "iters_per_group": 25,
+            "sde_window_seed": None,
             "sde_contiguous": True,
         },
     ),
@@ -55,11 +81,15 @@ DEFAULTS: list[tuple[type, dict[str, Any]]] = [
     (
         DiffusionModelConfig,
         {
-            "algorithm": "flow_grpo", "lora_rank": 0, "lora_alpha": 64, "policy_state_adapters": ("default",),
-            "fsdp_layer_prefixes": ["transformer_blocks."], "extra_tokenizers": {},
+            "algorithm": "flow_grpo",
+            "lora_rank": 0,
+            "lora_alpha": 64,
+            "policy_state_adapters": ("default",),
+            "fsdp_layer_prefixes": ["transformer_blocks."],
+            "extra_tokenizers": {},
         },
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("config", "documented"), DEFAULTS, ids=lambda value: getattr(value, "__name__", ""))
@@ -78,27 +108,35 @@ def test_documented_defaults(config: type, documented: dict[str, Any]) -> None:
         (DiffusionRolloutConfig, {"rollout_adapter": "new"}, ValueError, "Invalid diffusion rollout rollout_adapter"),
         (DiffusionRolloutConfig, {"deadline_seconds": 0.0}, ValueError, "deadline_seconds must be positive"),
         (
-            DiffusionRolloutConfig, {"pipeline_model_parallel_size": 2}, NotImplementedError,
+            DiffusionRolloutConfig,
+            {"pipeline_model_parallel_size": 2},
+            NotImplementedError,
             "pipeline_model_parallel_size must be 1",
         ),
         (DiffusionRolloutAlgoConfig, {"sample_strategy": "all"}, ValueError, "Unknown sample_strategy: 'all'"),
         (
-            DiffusionRolloutAlgoConfig, {"sample_strategy": "progressive", "iters_per_group": 0}, ValueError,
+            DiffusionRolloutAlgoConfig,
+            {"sample_strategy": "progressive", "iters_per_group": 0},
+            ValueError,
             "iters_per_group must be positive",
         ),
         (
-            DiffusionModelConfig, {"path": str(MODEL), "algorithm": "ppo"}, ValueError,
+            DiffusionModelConfig,
+            {"path": str(MODEL), "algorithm": "ppo"},
+            ValueError,
             "no algorithm 'ppo'; one of flow_grpo, diffusion_nft, diffusion_dpo",
         ),
         (
-            DiffusionActorConfig, {"diffusion_loss": FlowGRPOLossConfig(), "strategy": "megatron"}, ValueError,
+            DiffusionActorConfig,
+            {"diffusion_loss": FlowGRPOLossConfig(), "strategy": "megatron"},
+            ValueError,
             "Unknown strategy: 'megatron'",
         ),
         (DiffusionModelConfig, {"path": str(MODEL), "attn_backend": "fast"}, ValueError, "attn_backend: 'fast'"),
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": 3}, TypeError, "must be a string or a list"),
         (DiffusionModelConfig, {"path": str(MODEL), "target_modules": ["a", 3]}, TypeError, "or a list of strings"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(config: type, given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         config(**given)

@@ -32,9 +32,7 @@ READ_ELSEWHERE = {
     "DiffusionModelConfig.lora": "verl's server: verl/workers/rollout/vllm_rollout/vllm_async_server.py",
 }
 # Fields that are only validated: every value but those that mean what is done anyway is refused.
-VALIDATED = {
-    "DiffusionActorConfig.strategy": "fsdp and fsdp2 both mean FSDP2; test_config.py refuses another",
-}
+VALIDATED = {"DiffusionActorConfig.strategy": "fsdp and fsdp2 both mean FSDP2; test_config.py refuses another"}
 
 
 def config_types() -> list[type]:
@@ -85,9 +83,10 @@ def engine_fields() -> set[str]:
     assert engine is not None and engine.submodule_search_locations is not None
     source = Path(engine.submodule_search_locations[0], "inputs", "data.py").read_text()
     (params,) = (
-        node for node in ast.walk(ast.parse(source))
+        node
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef) and node.name == "OmniDiffusionSamplingParams"
-    )  # fmt: skip
+    )
     return {
         line.target.id for line in params.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }

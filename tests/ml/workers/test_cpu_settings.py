@@ -12,12 +12,15 @@ from verl_omni.workers.rollout import cpu_settings
 def test_the_defaults_become_what_one_process_on_a_cpu_can_run() -> None:
     given = DiffusionRolloutConfig()
     assert cpu_settings.changes(given) == {
-        "tensor_model_parallel_size": 1, "rollout_attn_backend": "TORCH_SDPA", "enable_sleep_mode": False,
+        "tensor_model_parallel_size": 1,
+        "rollout_attn_backend": "TORCH_SDPA",
+        "enable_sleep_mode": False,
         "engine_kwargs": {"vllm_omni": {"distributed_executor_backend": "uni"}},
-    }  # fmt: skip
+    }
     fitted = cpu_settings.fit(given)
     assert cpu_settings.changes(fitted) == {} and cpu_settings.fit(fitted) is fitted
-    before, after = asdict(given), asdict(fitted)
+    before = asdict(given)
+    after = asdict(fitted)
     assert {name for name in before if before[name] != after[name]} == set(cpu_settings.changes(given))
 
 

@@ -43,7 +43,8 @@ async def test_a_rejecting_server_aborts_new_requests_at_once() -> None:
 
 
 async def test_a_request_that_is_being_admitted_is_aborted_too() -> None:
-    server, asked = made(Engine()), asyncio.Event()
+    server = made(Engine())
+    asked = asyncio.Event()
     server.model_config.lora_rank = 4
 
     async def list_loras() -> list[int]:
@@ -131,7 +132,8 @@ async def abort(server: Any) -> Any:
 
 
 async def update(server: Any) -> Any:
-    begun, sent = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
+    sent = asyncio.Event()
 
     async def transfer(method: str, **call: Any) -> list[Any]:
         begun.set()
@@ -217,7 +219,8 @@ async def test_a_standalone_server_never_sleeps() -> None:
     server = made(Engine(), "STANDALONE")
     await server.sleep()
     await server.wake_up()
-    server.rollout_mode, server.config.free_cache_engine = None, False
+    server.rollout_mode = None
+    server.config.free_cache_engine = False
     await server.sleep()
     assert server.engine.told == []
 
@@ -281,7 +284,8 @@ async def test_requests_in_flight_versions_and_bytes_are_exported(monkeypatch: p
     async def reply(**call: Any) -> list[Any]:
         return [[{"tensors": 2, "bytes": 640, "bound": 1, "lora": False}]]
 
-    server.engine.collective_rpc, server._mode.check_update_replies = reply, lambda method, replies: replies[0]
+    server.engine.collective_rpc = reply
+    server._mode.check_update_replies = lambda method, replies: replies[0]
     await server.collective_rpc("update_weights_from_ipc", kwargs={"global_steps": 4})
     assert seen == [("weight_update_bytes_total", 640, "1")], "the version is served once the adapter publishes it"
     await server.set_global_steps(4)

@@ -95,12 +95,19 @@ async def test_a_control_call_without_reply_raises_and_names_the_replica() -> No
             return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.Event().wait())
 
     replica: Any = object.__new__(vLLMOmniReplica)
-    replica.replica_rank, replica.servers = 3, [Silent()]
+    replica.replica_rank = 3
+    replica.servers = [Silent()]
     replica.config = SimpleNamespace(deadline_seconds=0.05)
     calls = {
-        "sleep": (), "wake_up": (), "abort_all_requests": (), "abort_request": ("r",), "resume_generation": (),
-        "clear_kv_cache": (), "release_kv_cache": (), "resume_kv_cache": (),
-    }  # fmt: skip
+        "sleep": (),
+        "wake_up": (),
+        "abort_all_requests": (),
+        "abort_request": ("r",),
+        "resume_generation": (),
+        "clear_kv_cache": (),
+        "release_kv_cache": (),
+        "resume_kv_cache": (),
+    }
     for name, arguments in calls.items():
         with pytest.raises(ReplicaCallFailed, match=rf"replica 3, {name}: no reply within 0\.05 s"):
             async with asyncio.timeout(5):

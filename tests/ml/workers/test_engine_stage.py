@@ -76,10 +76,20 @@ def arguments(model: Path, **engine: Any) -> dict[str, Any]:
     target = {"_target_": "verl_omni.workers.config.DiffusionModelConfig", "path": str(model)}
     model_config = mode.load_model_config(OmegaConf.create(target))
     args = argparse.Namespace(
-        model=str(model), trust_remote_code=False, dtype="float32", tensor_parallel_size=1, data_parallel_size=1,
-        enforce_eager=True, enable_sleep_mode=False, distributed_executor_backend=None, max_num_seqs=8,
-        worker_extension_cls="some.Extension", gpu_memory_utilization=0.5, kv_cache_dtype="auto", seed=7,
-    )  # fmt: skip
+        model=str(model),
+        trust_remote_code=False,
+        dtype="float32",
+        tensor_parallel_size=1,
+        data_parallel_size=1,
+        enforce_eager=True,
+        enable_sleep_mode=False,
+        distributed_executor_backend=None,
+        max_num_seqs=8,
+        worker_extension_cls="some.Extension",
+        gpu_memory_utilization=0.5,
+        kv_cache_dtype="auto",
+        seed=7,
+    )
     return mode.engine_args(args, DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}), model_config)
 
 

@@ -17,13 +17,16 @@ from verl_omni.workers.actor.experts import Experts
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import DiffusionActorConfig
 
-ROWS, BOUNDARY = 4, 875.0
+ROWS = 4
+BOUNDARY = 875.0
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
 # Timesteps of the two recorded steps of each row. With 2 ranks, the first one has rows of high noise only.
 MIXED = torch.tensor([[950.0, 900.0], [940.0, 880.0], [870.0, 600.0], [800.0, 500.0]])
 HIGH = torch.tensor([[950.0, 900.0], [940.0, 880.0], [930.0, 890.0], [950.0, 875.0]])
 CROSSING = torch.tensor([[950.0, 600.0]] * ROWS)  # no rank needs the first one in the last pass
-ALL, FIRST_HALF = (-1.0, 1.0, 1.0, -1.0), (-1.0, 1.0, 0.0, 0.0)  # advantages
+# advantages
+ALL = (-1.0, 1.0, 1.0, -1.0)
+FIRST_HALF = (-1.0, 1.0, 0.0, 0.0)
 
 
 class Scaled(nn.Module):
@@ -31,7 +34,8 @@ class Scaled(nn.Module):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        self.factor, self.rows = nn.Parameter(torch.tensor(factor)), 0
+        self.factor = nn.Parameter(torch.tensor(factor))
+        self.rows = 0
 
     def forward(self, *, timestep: Tensor, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor]:
         self.rows += len(timestep)
@@ -42,7 +46,8 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("times", [[900, 100, 875, 874.9], [900.0] * 4, [1.0] * 4], ids=str)
 def test_each_row_is_computed_by_the_transformer_of_its_noise_level(times: list[float]) -> None:
     both = {"transformer": Scaled(2.0), "transformer_2": Scaled(3.0)}
-    x, timestep = torch.arange(ROWS, dtype=torch.float32)[:, None] + 1, torch.tensor(times)
+    x = torch.arange(ROWS, dtype=torch.float32)[:, None] + 1
+    timestep = torch.tensor(times)
     (found,) = Experts(both, BOUNDARY, shared=False)(timestep=timestep, hidden_states=x, encoder_hidden_states=10 * x)
     factor = torch.where(timestep >= BOUNDARY, 2.0, 3.0)[:, None]
     assert torch.equal(found, factor * x + 10 * x)
@@ -52,15 +57,26 @@ def test_each_row_is_computed_by_the_transformer_of_its_noise_level(times: list[
 
 def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="WanPipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=["attn1.to_q", "attn2.to_v"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["blocks."], policy_state_adapters=("default",), attn_backend="native",
+        path=str(folder),
+        architecture="WanPipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=["attn1.to_q", "attn2.to_v"],
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["blocks."],
+        policy_state_adapters=("default",),
+        attn_backend="native",
         enable_gradient_checkpointing=True,
-    )  # fmt: skip
+    )
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=2,
-        optim=smooth_steps(lr=0.1 if rank else 1e-3), shuffle=False,
-    )  # fmt: skip
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=2,
+        optim=smooth_steps(lr=0.1 if rank else 1e-3),
+        shuffle=False,
+    )
     return DiffusionActor(model, config, 1, mesh=mesh)
 
 
@@ -68,18 +84,22 @@ def batch(timesteps: Tensor, advantages: tuple[float, ...] = ALL) -> dict[str, T
     generator = torch.Generator().manual_seed(5)
     levels = torch.cat([timesteps / 1000, timesteps[:, -1:] / 1000 - 0.1], dim=1)
     return {
-        "all_latents": torch.randn(ROWS, 3, 4, 2, 8, 8, generator=generator), "all_timesteps": timesteps,
-        "all_sigmas": levels, "sigma_max": torch.full((ROWS, 1), 0.96),
-        "prompt_embeds": torch.randn(ROWS, 8, 32, generator=generator), "advantages": torch.tensor(advantages),
+        "all_latents": torch.randn(ROWS, 3, 4, 2, 8, 8, generator=generator),
+        "all_timesteps": timesteps,
+        "all_sigmas": levels,
+        "sigma_max": torch.full((ROWS, 1), 0.96),
+        "prompt_embeds": torch.randn(ROWS, 8, 32, generator=generator),
+        "advantages": torch.tensor(advantages),
         # So that the ratio is far inside the clip range, where the loss is smooth.
         "rollout_log_probs": torch.full((ROWS, 2), -10.0),
-    }  # fmt: skip
+    }
 
 
 def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     """Updates with rows of both, whose steps cross the boundary, of high noise only, and of which only those learn."""
     kind: Any = "lora" if actor.model_config.lora_rank else "full"
-    norms, weights = [], [{name: tensor.clone() for name, tensor in actor.weights(kind)}]
+    norms = []
+    weights = [{name: tensor.clone() for name, tensor in actor.weights(kind)}]
     for times, advantages in ((MIXED, ALL), (CROSSING, ALL), (HIGH, ALL), (MIXED, FIRST_HALF)):
         rows = {name: tensor[share] for name, tensor in batch(times, advantages).items()}
         norms.append(actor.update(rows, **SAMPLER)["actor/grad_norm"])
@@ -148,11 +168,14 @@ def test_diffusers_loads_the_adapter_of_each(experts_folder: Path, tmp_path: Pat
     data = batch(MIXED)
     for component, place in (("transformer", 0), ("transformer_2", 2)):
         inputs = {
-            "hidden_states": data["all_latents"][place : place + 1, 0], "timestep": MIXED[place : place + 1, 0],
-            "encoder_hidden_states": data["prompt_embeds"][place : place + 1], "return_dict": False,
-        }  # fmt: skip
+            "hidden_states": data["all_latents"][place : place + 1, 0],
+            "timestep": MIXED[place : place + 1, 0],
+            "encoder_hidden_states": data["prompt_embeds"][place : place + 1],
+            "return_dict": False,
+        }
         with torch.no_grad():
-            ours, theirs = actor.module(**inputs)[0], getattr(pipeline, component)(**inputs)[0]
+            ours = actor.module(**inputs)[0]
+            theirs = getattr(pipeline, component)(**inputs)[0]
             with actor.policy.as_base():
                 base = actor.module(**inputs)[0]
         torch.testing.assert_close(ours, theirs, msg=component)
@@ -166,7 +189,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     """All cases; rank 0 writes what it found."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
-    rows, mesh = ROWS // ranks, parallel.make_mesh("cpu", ranks, -1)
+    rows = ROWS // ranks
+    mesh = parallel.make_mesh("cpu", ranks, -1)
     share = slice(rank * rows, (rank + 1) * rows)
     found = {name: updated(make(Path(folder), adapter, mesh), share) for name, adapter in CASES.items()}
     if rank == 0:

@@ -44,6 +44,4 @@ async def test_samples_of_several_versions_are_all_named_and_no_sample_has_none(
 async def test_a_refused_stream_has_a_status_and_no_part_of_the_app_s_answer() -> None:
     answer = await answered(b"error", b"more", refusal="asleep")
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
-    assert answer.json() == {
-        "error": {"message": "asleep", "type": "Service Unavailable", "param": None, "code": 503}
-    }  # fmt: skip
+    assert answer.json() == {"error": {"message": "asleep", "type": "Service Unavailable", "param": None, "code": 503}}

@@ -32,7 +32,10 @@ class Engine:
         self.default_sampling_params_list = [OmniDiffusionSamplingParams()]
         self.asked: list[tuple[Any, Any]] = []
         self.names: list[str] = []
-        self.errored, self.model_config, self.renderer, self.input_processor = False, None, None, None
+        self.errored = False
+        self.model_config = None
+        self.renderer = None
+        self.input_processor = None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
@@ -79,7 +82,8 @@ async def client(tmp_path: Path) -> AsyncIterator[Any]:
     async def policy() -> AsyncIterator[Policy]:
         yield Policy("policy", 7)
 
-    engine, gate = Engine(), HttpGate(0.1, nullcontext)
+    engine = Engine()
+    gate = HttpGate(0.1, nullcontext)
     app = await build_http_app(PolicyEngine(engine, policy, gate), args)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as made:
         yield SimpleNamespace(engine=engine, gate=gate, get=made.get, post=made.post)
@@ -128,9 +132,14 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"prompt": "nonsense"}, "cannot draw that"), ({"size": "large"}, "WIDTHxHEIGHT"), ({"prompt": None}, "prompt"),
-        ({"num_inference_steps": 0}, "num_inference_steps"), ({"model": "another"}, "Model mismatch"),
-        ({"n": 0}, "n"), ({"n": 11}, "n"), ({"guidance_scale": math.nan}, "guidance_scale"),
+        ({"prompt": "nonsense"}, "cannot draw that"),
+        ({"size": "large"}, "WIDTHxHEIGHT"),
+        ({"prompt": None}, "prompt"),
+        ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"model": "another"}, "Model mismatch"),
+        ({"n": 0}, "n"),
+        ({"n": 11}, "n"),
+        ({"guidance_scale": math.nan}, "guidance_scale"),
         ({"generator_device": "mps"}, "generator_device must be cpu, not 'mps'"),
         ({"prompt": "\ud800"}, "surrogates not allowed"),
         ({"lora": {"name": "mine", "path": "/mine", "int_id": 123}}, "123 of a LoRA adapter is that of the policy"),
@@ -139,7 +148,7 @@ async def test_an_image_can_be_part_of_the_prompt(client: Any) -> None:
         ({"lora": {"name": "mine", "path": "~nosuchuser/a"}}, "no LoRA adapter at"),
         ({"lora": {"name": "mine", "path": "a" * 5000}}, "no LoRA adapter at"),
     ],
-)  # fmt: skip
+)
 async def test_an_invalid_request_gets_an_error_message(client: Any, wrong: Any, words: str) -> None:
     asked = json.dumps({"prompt": "a lawn", "size": "16x16", **wrong})  # `json=` of httpx refuses NaN
     answer = await client.post("/v1/images/generations", content=asked, headers={"content-type": "application/json"})

@@ -48,7 +48,8 @@ async def turn() -> None:
 
 
 async def test_a_request_is_held_while_the_gate_is_closed_for_any_reason() -> None:
-    made, request = gate(), Request()
+    made = gate()
+    request = Request()
     await made.close("sleep", WHY)
     await made.close("pause", "it was told to")
     answer = asyncio.create_task(collect(made.run(request)))
@@ -62,7 +63,8 @@ async def test_a_request_is_held_while_the_gate_is_closed_for_any_reason() -> No
 
 
 async def test_a_request_in_flight_starts_again_after_the_gate_was_closed() -> None:
-    made, request = gate(), Request()
+    made = gate()
+    request = Request()
     answer = asyncio.create_task(collect(made.run(request)))
     await turn()
     async with made.closed(WHY):
@@ -74,7 +76,8 @@ async def test_a_request_in_flight_starts_again_after_the_gate_was_closed() -> N
 
 
 async def test_a_request_that_has_not_reached_the_engine_is_held_too() -> None:
-    made, request = gate(), Request()
+    made = gate()
+    request = Request()
     answer = asyncio.create_task(collect(made.run(request)))
     await asyncio.sleep(0)  # its task is created, and has not run
     async with made.closed(WHY):
@@ -85,7 +88,8 @@ async def test_a_request_that_has_not_reached_the_engine_is_held_too() -> None:
 
 @pytest.mark.parametrize(("repeatable", "outputs"), [(True, 1), (False, 0)])
 async def test_a_request_that_cannot_start_again_is_ended(repeatable: bool, outputs: int) -> None:
-    made, request = gate(), Request(outputs=2)
+    made = gate()
+    request = Request(outputs=2)
     stream = made.run(request, repeatable=repeatable)
     if outputs:
         request.go.release()
@@ -99,7 +103,8 @@ async def test_a_request_that_cannot_start_again_is_ended(repeatable: bool, outp
 
 
 async def test_the_gate_does_not_wait_for_a_client_that_reads_slowly() -> None:
-    made, request = gate(), Request(outputs=2)
+    made = gate()
+    request = Request(outputs=2)
     stream = made.run(request)
     request.go.release()
     assert await anext(stream) == 0
@@ -109,7 +114,8 @@ async def test_the_gate_does_not_wait_for_a_client_that_reads_slowly() -> None:
 
 
 async def test_a_held_request_is_refused_at_the_deadline() -> None:
-    made, request = gate(deadline=0.02), Request()
+    made = gate(deadline=0.02)
+    request = Request()
     await made.close("sleep", WHY)
     words = rf"not admitted within 0\.02 s \(rollout\.deadline_seconds\), because {WHY}: send it again later"
     with pytest.raises(NotServed, match=words):
@@ -136,7 +142,8 @@ async def test_an_error_of_the_engine_is_raised_and_a_client_that_leaves_is_forg
 
 async def test_an_engine_that_keeps_a_request_makes_closing_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_gate, "CANCEL_SECONDS", 0.02)
-    made, released = gate(), asyncio.Event()
+    made = gate()
+    released = asyncio.Event()
 
     async def stubborn() -> AsyncIterator[int]:
         try:

@@ -29,7 +29,8 @@ class Prepares(nn.Module):
 
     def __init__(self, shared: nn.Module) -> None:
         super().__init__()
-        self.shared, self.parts = shared, nn.ModuleList([shared])
+        self.shared = shared
+        self.parts = nn.ModuleList([shared])
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.parts[0](self.shared(x))
@@ -40,7 +41,8 @@ def test_a_layer_that_two_modules_have_gets_its_adapter_in_both() -> None:
     from verl_omni.workers.rollout.vllm_rollout.engine_worker.lora_binding import share_layers
 
     transformer: Any = nn.Module()
-    transformer.img_in, transformer.other = nn.Identity(), nn.Identity()
+    transformer.img_in = nn.Identity()
+    transformer.other = nn.Identity()
     transformer.prepare = Prepares(transformer.img_in)
     transformer.img_in = wrapper = Wrapper(transformer.img_in)
     for _ in range(2):  # each update repeats it

@@ -41,11 +41,18 @@ def server() -> Any:
     from verl_omni.workers.rollout.vllm_rollout.vllm_omni_async_server import vLLMOmniHttpServer
 
     made: Any = object.__new__(vLLMOmniHttpServer)
-    made._lora_loaded, made._asleep, made._ready, made.engine = None, {"weights"}, asyncio.Event(), Engine()
+    made._lora_loaded = None
+    made._asleep = {"weights"}
+    made._ready = asyncio.Event()
+    made.engine = Engine()
     made.model_config = SimpleNamespace(lora_rank=4, lora={})
     made.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
-    made.node_rank, made.rollout_mode, made._worker_version, made.replica_rank = 0, None, None, 0
-    made._mode, made._submission_paused = DiffusionMode(), False
+    made.node_rank = 0
+    made.rollout_mode = None
+    made._worker_version = None
+    made.replica_rank = 0
+    made._mode = DiffusionMode()
+    made._submission_paused = False
     return made
 
 

@@ -24,7 +24,8 @@ class Pool:
     """verl's load balancer with several servers; each answers every request in the same way."""
 
     def __init__(self, **servers: Any) -> None:
-        self.servers, self.asked = servers, []
+        self.servers = servers
+        self.asked = []
         self.require_acquire_fields = self.require_release_fields = Call(list)
         self.release_server = SimpleNamespace(remote=lambda server_id: None)
         self.acquire_server = Call(lambda request_id: self._next())
@@ -94,7 +95,8 @@ async def test_requests_wait_for_a_replica_that_joins(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rollout_client, "SERVER_POLL_SECONDS", 0.001)
     pool = Pool(a=ActorDiedError(), b=ObjectLostError("ab", None, ""))
     client = of_pool(pool, least=1)
-    acquire, asked = pool._next, []
+    acquire = pool._next
+    asked = []
 
     def joins() -> tuple[str, Any]:
         asked.append(len(pool.servers))

@@ -17,7 +17,10 @@ from ml.workers.tiny_actor import model_settings
 from verl_omni.workers.actor import build, device_flops
 from verl_omni.workers.actor.model_flops import FLOAT32, ModelFlops
 
-ROWS, IMAGE, TEXT = 2, 16, 8  # tokens: patches of 2 x 2 of latents of 8 x 8; embeddings of a prompt
+# tokens: patches of 2 x 2 of latents of 8 x 8; embeddings of a prompt
+ROWS = 2
+IMAGE = 16
+TEXT = 8
 TARGETS = ["attn.to_q", "attn.to_v", "ff.net.2"]
 INPUTS = ("pos_embed", "context_embedder", "timestep_embedder.linear_1", "text_embedder.linear_1")
 
@@ -33,9 +36,12 @@ def watched(folder: Path, rank: int, *, checkpointing: bool = False) -> tuple[nn
 
 def run(module: Any, rows: int = ROWS) -> Tensor:
     found: Tensor = module(
-        hidden_states=torch.randn(rows, 16, 8, 8), encoder_hidden_states=torch.randn(rows, TEXT, 64),
-        pooled_projections=torch.randn(rows, 64), timestep=torch.full((rows,), 500.0), return_dict=False,
-    )[0]  # fmt: skip
+        hidden_states=torch.randn(rows, 16, 8, 8),
+        encoder_hidden_states=torch.randn(rows, TEXT, 64),
+        pooled_projections=torch.randn(rows, 64),
+        timestep=torch.full((rows,), 500.0),
+        return_dict=False,
+    )[0]
     return found
 
 
@@ -124,8 +130,9 @@ def test_counting_takes_no_memory_and_one_pass_counts_also_without_gradients(mod
 
 def test_an_accelerator_has_a_utilisation_and_a_cpu_has_none() -> None:
     assert device_flops.utilisation(989e12, 2.0, "NVIDIA H100 80GB HBM3") == {
-        "perf/flops/actor": 989e12, "perf/mfu/actor": 0.5,
-    }  # fmt: skip
+        "perf/flops/actor": 989e12,
+        "perf/mfu/actor": 0.5,
+    }
     assert device_flops.utilisation(989e12, 2.0, "cpu") == {"perf/flops/actor": 989e12}
     assert device_flops.utilisation(None, 2.0, "NVIDIA H100 80GB HBM3") == {}
     assert device_flops.peak_flops("NVIDIA H100 PCIe") == 756e12

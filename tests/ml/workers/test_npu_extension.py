@@ -79,7 +79,8 @@ def ascend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(npu_extension, "current_omni_platform", Ascend())
     events.clear()
     yield
-    CaMemAllocator.instance, CaMemAllocator.usage = None, 0
+    CaMemAllocator.instance = None
+    CaMemAllocator.usage = 0
 
 
 @pytest.fixture
@@ -91,7 +92,9 @@ def worker() -> Any:
 
     made: Any = object.__new__(type("Worker", (vLLMOmniNPUColocateWorkerExtension, DiffusionWorker), {}))
     made.od_config = SimpleNamespace(enable_sleep_mode=True)
-    made.rank, made.stage_id, made.device = 0, 0, torch.device("cpu")
+    made.rank = 0
+    made.stage_id = 0
+    made.device = torch.device("cpu")
     made._sleep_saved_buffers = {}
     refresh = SimpleNamespace(refresh_diffusion_kv_block_table_layout=lambda: events.append("kv layout"))
     made.model_runner = SimpleNamespace(pipeline=Pipeline(), **vars(refresh))
@@ -142,8 +145,10 @@ def test_buffers_are_restored_once_with_the_weights(worker: Any) -> None:
     assert buffer.tolist() == [1, 2]
     assert worker._sleep_saved_buffers == {}
     assert [event for event in events if "wake_up" in event or event == "kv layout"] == [
-        ("wake_up", ["kv_cache"]), "kv layout", ("wake_up", ["weights"])
-    ]  # fmt: skip
+        ("wake_up", ["kv_cache"]),
+        "kv layout",
+        ("wake_up", ["weights"]),
+    ]
 
 
 @pytest.mark.usefixtures("ascend")

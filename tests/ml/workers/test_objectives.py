@@ -17,10 +17,7 @@ from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.diffusion_dpo import DiffusionDPOLossConfig
 from verl_omni.workers.algorithms.diffusion_nft import DiffusionNFTLossConfig, NFTObjective
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionOptimizerConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionOptimizerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -39,11 +36,19 @@ def make(
     **changes: Any,
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], exclude_modules=None,
-        lora_init_weights="gaussian", fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=adapters,
-        attn_backend="native", enable_gradient_checkpointing=False,
-    )  # fmt: skip
+        path=str(folder),
+        architecture="StableDiffusion3Pipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"],
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."],
+        policy_state_adapters=adapters,
+        attn_backend="native",
+        enable_gradient_checkpointing=False,
+    )
     settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(**settings)
     return DiffusionActor(model, config, 2, mesh=mesh, device=device)
@@ -168,7 +173,8 @@ def test_the_old_policy_follows_its_decay_schedule(model_folder: Path) -> None:
     want = start
     for step, decay in ((1, 0.0), (2, 0.25), (3, 0.5), (4, 0.5)):
         actor.update(data, step=step)
-        new, old = adapter(actor), dict(actor.weights("lora", "old"))
+        new = adapter(actor)
+        old = dict(actor.weights("lora", "old"))
         want = {name: decay * tensor + (1 - decay) * new[name] for name, tensor in want.items()}
         assert all(torch.allclose(old[name], tensor, atol=1e-6) for name, tensor in want.items())
         assert same(old, new) == (step == 1)
@@ -189,7 +195,8 @@ def test_running_as_the_old_policy_leaves_the_trained_one_unchanged(model_folder
     data = judged()
     for step in (1, 2):
         actor.update(data, step=step)
-    trained, new = errors(actor, data), adapter(actor)
+    trained = errors(actor, data)
+    new = adapter(actor)
     with actor.policy.as_old():
         old = errors(actor, data)
     assert same(new, adapter(actor)) and torch.equal(errors(actor, data), trained)
@@ -284,7 +291,9 @@ def dpo_loss(actor: DiffusionActor, base: DiffusionActor, data: dict[str, torch.
         errors = []
         for sample in range(2):
             part = {name: data[name][:, sample] for name in ("prompt_embeds", "pooled_prompt_embeds")}
-            x0, time, drawn = data["clean_latents"][:, sample], times[:, place], noise[:, place]
+            x0 = data["clean_latents"][:, sample]
+            time = times[:, place]
+            drawn = noise[:, place]
             level = time[:, None, None, None]
             x = (1 - level) * x0 + level * drawn
             here = actor.policy.velocity_at(part, x, time).double()

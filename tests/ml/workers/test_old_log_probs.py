@@ -24,7 +24,8 @@ from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig, 
 pytestmark = pytest.mark.slow
 
 SAMPLER: dict[str, Any] = {"noise_level": 0.7, "sde_type": "sde"}
-ROWS, STEPS = 4, 2
+ROWS = 4
+STEPS = 2
 ADVANTAGES = torch.tensor([1.0, -0.5, 0.25, -0.75])
 OPTIM = DiffusionOptimizerConfig(lr=1e-2)  # of tests whose limits are crossed by its steps
 OFF = torch.tensor([0.003, -0.2, 0.9, 0.01])  # the trainer's log-probabilities minus the engine's, of each row
@@ -133,7 +134,8 @@ def test_only_what_is_needed_is_recomputed(
     model_folder: Path, changes: dict[str, int], request_: dict[str, Any], extra: int
 ) -> None:
     actor = make(model_folder, ppo_micro_batch_size_per_gpu=1, **changes)
-    data, passes = batch(actor), []
+    data = batch(actor)
+    passes = []
     actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     actor.update(data, **SAMPLER, **request_)
     assert passes.count(False) == extra * STEPS
@@ -145,10 +147,12 @@ def test_a_row_without_advantage_is_not_clipped(objective: Any) -> None:
     """Several ranks compute such rows, and one process does not: the share of clipped ratios is the same."""
     made = objective(None, FlowGRPOLossConfig(), kl_loss_coef=None, noise_level=0.7, sde_type="sde")
     part = {
-        "advantages": torch.tensor([1.0, 0.0, -1.0]), "all_timesteps": torch.zeros(3, 1),
+        "advantages": torch.tensor([1.0, 0.0, -1.0]),
+        "all_timesteps": torch.zeros(3, 1),
         "all_sigmas": torch.tensor([[0.9, 0.6]] * 3),
-    }  # fmt: skip
-    far, mean = torch.full((3,), 0.1), torch.zeros(3, 1)
+    }
+    far = torch.full((3,), 0.1)
+    mean = torch.zeros(3, 1)
     _, measured = made.policy_loss(part, 0, far, mean, torch.ones(3, 1))
     assert measured["clip_fraction"].tolist() == [1, 0, 1]
 
@@ -163,7 +167,8 @@ def test_the_kl_to_the_old_policy_of_a_row_without_advantage_does_not_count() ->
 
 def test_rows_without_gradient_are_not_recomputed(model_folder: Path) -> None:
     actor = make(model_folder, prompts=1, ppo_micro_batch_size_per_gpu=1)
-    data, passes = batch(actor), []
+    data = batch(actor)
+    passes = []
     data["advantages"] = torch.tensor([1.0, 0.0, -1.0, 0.0])
     actor.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     found = actor.update(data, **SAMPLER)
@@ -201,10 +206,11 @@ def test_a_fraction_trains_each_row_on_its_own_steps(model_folder: Path) -> None
     pair = torch.cat([chosen, chosen + 1], dim=1)
     alone = {
         **data,
-        "all_latents": data["all_latents"][rows, pair], "all_sigmas": data["all_sigmas"][rows, pair],
+        "all_latents": data["all_latents"][rows, pair],
+        "all_sigmas": data["all_sigmas"][rows, pair],
         "all_timesteps": data["all_timesteps"][rows, chosen],
         "rollout_log_probs": data["rollout_log_probs"][rows, chosen],
-    }  # fmt: skip
+    }
     weights: dict[str, Any] = {"rollout_is": "token", "rollout_is_threshold": 1.5}
     found = actor.update({**data, "draw_seeds": SEEDS}, **HALF, **weights)
     want = reference.update(alone, **SAMPLER, **weights)
@@ -227,7 +233,8 @@ def test_steps_recorded_one_by_one_train_as_those_of_a_window(
 
 @pytest.mark.parametrize("request_", [{}, {"rollout_is": "sequence"}], ids=str)
 def test_a_fraction_does_not_depend_on_the_split_of_a_batch(model_folder: Path, request_: dict[str, str]) -> None:
-    whole, split = make(model_folder), make(model_folder, ppo_micro_batch_size_per_gpu=1)
+    whole = make(model_folder)
+    split = make(model_folder, ppo_micro_batch_size_per_gpu=1)
     passes: list[bool] = []
     data = {**batch(whole), "draw_seeds": SEEDS}
     split.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
@@ -265,11 +272,13 @@ def guard_loss(actor: DiffusionActor, data: dict[str, Tensor], old: list[tuple[T
         old: mean, standard deviation and log-probability of each step before the update.
     """
     objective = GuardObjective(actor.policy, GUARD, kl_loss_coef=None, **SAMPLER)
-    losses, clips = [], []
+    losses = []
+    clips = []
     for place in range(STEPS):
         with torch.no_grad():
             mean, std, _ = (part.double() for part in objective.density(data, place))
-        old_mean, x = old[place][0].double(), data["all_latents"][:, place + 1].double()
+        old_mean = old[place][0].double()
+        x = data["all_latents"][:, place + 1].double()
         squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
         scale = std.flatten()
         drift = ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2)
@@ -304,11 +313,14 @@ def dppo_loss(objective: DPPOObjective, data: dict[str, Tensor], old: list[tuple
     Args:
         old: mean, standard deviation and log-probability of each step before the update.
     """
-    losses, masks, drifts = [], [], []
+    losses = []
+    masks = []
+    drifts = []
     for place in range(STEPS):
         with torch.no_grad():
             mean, std, _ = (part.double() for part in objective.density(data, place))
-        old_mean, x = old[place][0].double(), data["all_latents"][:, place + 1].double()
+        old_mean = old[place][0].double()
+        x = data["all_latents"][:, place + 1].double()
         squares = [((x - center) ** 2).flatten(1).mean(1) for center in (mean, old_mean)]
         scale = 1 if objective.sde_type == "cps" else 2 * std.flatten() ** 2  # `cps` omits the variance
         ratio = ((squares[1] - squares[0]) / scale).exp()
@@ -326,7 +338,8 @@ def dppo_loss(objective: DPPOObjective, data: dict[str, Tensor], old: list[tuple
 @pytest.mark.parametrize(("kind", "threshold"), [("sde", 6e-6), ("cps", 5e-5)])
 def test_flow_dppo_against_float64(model_folder: Path, kind: str, threshold: float) -> None:
     """Two optimizer steps: the second one compares with the means before the first."""
-    loss, sampler = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6), {**SAMPLER, "sde_type": kind}
+    loss = FlowDPPOLossConfig(kl_mask_threshold=threshold, adv_clip_max=0.6)
+    sampler = {**SAMPLER, "sde_type": kind}
     one = make(model_folder, diffusion_loss=loss, optim=OPTIM)
     data = batch(one)
     objective = DPPOObjective(one.policy, loss, kl_loss_coef=None, **sampler)
@@ -351,7 +364,8 @@ def test_a_loss_of_means_needs_those_of_the_trainer(model_folder: Path, loss: An
     for actor, off in zip(actors, (OFF, 0 * OFF), strict=True):
         actor.update(batch(actor, off), **SAMPLER)
     assert same(*actors)
-    single, passes = make(model_folder, diffusion_loss=loss), []
+    single = make(model_folder, diffusion_loss=loss)
+    passes = []
     data = batch(single)
     single.module.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     single.update(data, **SAMPLER)
@@ -366,13 +380,17 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
     """Trajectories of the actor's own policy, and the mean of the first channel of their last latents, [B]."""
     generator = torch.Generator().manual_seed(seed)
     made = {
-        "prompt_embeds": torch.zeros(rows, 8, 64), "pooled_prompt_embeds": torch.zeros(rows, 64),
-        "all_sigmas": LEVELS.repeat(rows, 1), "all_timesteps": LEVELS[:-1].repeat(rows, 1) * 1000,
+        "prompt_embeds": torch.zeros(rows, 8, 64),
+        "pooled_prompt_embeds": torch.zeros(rows, 64),
+        "all_sigmas": LEVELS.repeat(rows, 1),
+        "all_timesteps": LEVELS[:-1].repeat(rows, 1) * 1000,
         "sigma_max": torch.full((rows, 1), 0.95),
-    }  # fmt: skip
-    latents, densities = [torch.randn(rows, 16, 8, 8, generator=generator)], []
+    }
+    latents = [torch.randn(rows, 16, 8, 8, generator=generator)]
+    densities = []
     for level, lower in pairwise(LEVELS):
-        x, sigma = latents[-1], level.repeat(rows)
+        x = latents[-1]
+        sigma = level.repeat(rows)
         velocity = actor.policy.velocity(made, x, sigma * 1000, 1.0)
         levels = {"sigma": sigma, "sigma_next": lower.repeat(rows), "sigma_max": made["sigma_max"].flatten()}
         mean, std = sde.moments("sde", x, velocity, noise_level=0.7, **levels)
@@ -384,9 +402,10 @@ def sampled(actor: DiffusionActor, rows: int, seed: int) -> tuple[dict[str, Tens
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    "loss", [GRPOGuardLossConfig(), FlowGRPOLossConfig(), FlowDPPOLossConfig()],
+    "loss",
+    [GRPOGuardLossConfig(), FlowGRPOLossConfig(), FlowDPPOLossConfig()],
     ids=["grpo_guard", "flow_grpo", "flow_dppo"],
-)  # fmt: skip
+)
 def test_the_rewarded_channel_moves_in_the_direction_of_the_reward(model_folder: Path, loss: Any, sign: int) -> None:
     """20 training steps of two optimizer steps each, without an engine."""
     actor = make(model_folder, prompts=8, diffusion_loss=loss, optim=OPTIM)

@@ -27,7 +27,9 @@ from verl_omni.workers.config import (
 
 pytestmark = pytest.mark.slow
 
-SD3, WAN, EDIT = "StableDiffusion3Pipeline", "WanPipeline", "QwenImageEditPipeline"
+SD3 = "StableDiffusion3Pipeline"
+WAN = "WanPipeline"
+EDIT = "QwenImageEditPipeline"
 # Shapes of one sample: latents, and embeddings of a prompt of 8 tokens.
 SHAPES: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {
     SD3: ((16, 8, 8), {"prompt_embeds": (8, 64), "pooled_prompt_embeds": (64,)}),
@@ -45,25 +47,41 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     folders: dict[str, Path] = {}
 
     def made(
-        architecture: str, *, rank: int = 4, dtype: str = "bfloat16", checkpointing: bool = False, lr: float = 1e-3,
-        folder: Path | None = None, **changes: Any,
-    ) -> DiffusionActor:  # fmt: skip
+        architecture: str,
+        *,
+        rank: int = 4,
+        dtype: str = "bfloat16",
+        checkpointing: bool = False,
+        lr: float = 1e-3,
+        folder: Path | None = None,
+        **changes: Any,
+    ) -> DiffusionActor:
         if architecture not in folders:
             folders[architecture] = tmp_path_factory.mktemp("model") / architecture
             MAKERS[FAMILIES[architecture].folder](folders[architecture])
         adapter = training_adapter(architecture)
         model: Any = SimpleNamespace(
-            path=str(folder or folders[architecture]), architecture=architecture, lora_rank=rank, lora_alpha=8,
+            path=str(folder or folders[architecture]),
+            architecture=architecture,
+            lora_rank=rank,
+            lora_alpha=8,
             lora_adapter_path=None,
-            target_modules=list(adapter.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-            fsdp_layer_prefixes=list(adapter.LAYERS), policy_state_adapters=("default",), attn_backend="native",
+            target_modules=list(adapter.LORA_TARGETS),
+            exclude_modules=None,
+            lora_init_weights="gaussian",
+            fsdp_layer_prefixes=list(adapter.LAYERS),
+            policy_state_adapters=("default",),
+            attn_backend="native",
             enable_gradient_checkpointing=checkpointing,
-        )  # fmt: skip
+        )
         fsdp = DiffusionFSDPConfig(mixed_precision=DiffusionMixedPrecisionConfig(param_dtype=dtype))
         config = DiffusionActorConfig(
-            diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=2, optim=DiffusionOptimizerConfig(lr=lr),
-            fsdp_config=fsdp, **changes,
-        )  # fmt: skip
+            diffusion_loss=FlowGRPOLossConfig(),
+            ppo_mini_batch_size=2,
+            optim=DiffusionOptimizerConfig(lr=lr),
+            fsdp_config=fsdp,
+            **changes,
+        )
         return DiffusionActor(model, config, 1)
 
     return made
@@ -75,8 +93,9 @@ def conditions(architecture: str, rows: int = 2) -> dict[str, Tensor]:
     _, shapes = SHAPES[architecture]
     made = {
         f"{negative}{name}": torch.randn(rows, *shape, generator=generator)
-        for negative in ("", "negative_") for name, shape in shapes.items()
-    }  # fmt: skip
+        for negative in ("", "negative_")
+        for name, shape in shapes.items()
+    }
     for name, lengths in (("prompt_embeds_mask", (8, 5)), ("negative_prompt_embeds_mask", (3, 2))):
         made[name] = torch.tensor([[token < lengths[row % 2] for token in range(8)] for row in range(rows)])
     if architecture == EDIT:
@@ -166,7 +185,8 @@ class OneLayer(nn.Module):
 @pytest.mark.parametrize("once", [True, False], ids=["reduced once", "reduced each time"])
 def test_micro_gradients_add_up(once: bool) -> None:
     """640 equal micro-gradients of 1: their sum in bfloat16 would stop at 256."""
-    module, terms = OneLayer(), 640
+    module = OneLayer()
+    terms = 640
     half = precision.Precision(torch.float32, torch.bfloat16)
     mesh = parallel.mesh_of_one(torch.device("cpu"))
     parallel.parallelize(module, mesh, [], half, reshard_after_forward=True)
@@ -196,7 +216,8 @@ def test_gradients_in_bfloat16_are_those_of_float32(make: Make, architecture: st
 
 def test_a_first_pass_as_the_base_model_does_not_change_gradients(make: Make) -> None:
     """Diffusion-DPO begins with one, and FSDP2 notes at its first pass which weights are trained."""
-    plain, other = make(SD3), make(SD3)
+    plain = make(SD3)
+    other = make(SD3)
     with other.policy.as_base():
         velocity(other, SD3)
     found = gradients(other, SD3)
@@ -218,10 +239,12 @@ def test_what_wan_keeps_in_float32_stays_in_float32(make: Make, rank: int) -> No
     )
     velocity(actor, WAN)
     assert seen == {
-        "condition_embedder.time_embedder.linear_1": torch.float32, "blocks.0.norm2": torch.float32,
-        "blocks.0.attn1.to_q": torch.bfloat16, "proj_out": torch.bfloat16,
+        "condition_embedder.time_embedder.linear_1": torch.float32,
+        "blocks.0.norm2": torch.float32,
+        "blocks.0.attn1.to_q": torch.bfloat16,
+        "proj_out": torch.bfloat16,
         "table": torch.float32 if rank else torch.bfloat16,
-    }  # fmt: skip
+    }
     assert not torch.equal(velocity(actor, WAN, time=500.0), velocity(actor, WAN, time=500.25)), "500.25 is not rounded"
 
 
@@ -238,7 +261,8 @@ def test_the_dtypes_that_the_settings_select() -> None:
         )
         return precision.resolve(DiffusionFSDPConfig(mixed_precision=mixed, **settings), lora=lora)
 
-    full, half = torch.float32, torch.bfloat16
+    full = torch.float32
+    half = torch.bfloat16
     assert resolved(True) == precision.Precision(half, half) and resolved(True).mixed
     assert resolved(False) == precision.Precision(full, half) and resolved(False).mixed
     assert resolved(True, model_dtype="fp32") == precision.Precision(full, half)
@@ -286,7 +310,8 @@ class PeakMemory(TorchDispatchMode):
         return found
 
     def _note(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)
@@ -308,7 +333,8 @@ def test_activation_checkpointing_needs_less_memory(make: Make, tmp_path: Path) 
     peaks = {}
     for checkpointing in (False, True):
         actor = make(SD3, dtype="float32", checkpointing=checkpointing, folder=tmp_path)
-        large, timestep = torch.randn(2, 16, 32, 32), torch.full((2,), 500.0)
+        large = torch.randn(2, 16, 32, 32)
+        timestep = torch.full((2,), 500.0)
         with PeakMemory() as memory:
             actor.policy.velocity(conditions(SD3), large, timestep, 1.0).square().mean().backward()
         peaks[checkpointing] = memory.peak
@@ -325,7 +351,8 @@ def test_a_compiled_layer_has_the_gradients_of_the_layer(make: Make, tmp_path: P
     SD3Transformer2DModel.from_config(config).save_pretrained(tmp_path / "transformer")
     plain, other = (make(SD3, dtype="float32", folder=tmp_path) for _ in range(2))
     parallel.compile_layers(other.module, other.model_config.fsdp_layer_prefixes)
-    expected, found = gradients(plain, SD3), gradients(other, SD3)
+    expected = gradients(plain, SD3)
+    found = gradients(other, SD3)
     assert all(torch.allclose(found[name], each, rtol=1e-3, atol=1e-6) for name, each in expected.items())
 
 
@@ -340,7 +367,8 @@ def compiled(actor: DiffusionActor) -> DiffusionActor:
 def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) -> None:
     """Every layer of every family is a single graph. Weights without influence get gradients of 0 instead of none."""
     plain, other = (make(architecture, dtype="float32", checkpointing=True) for _ in range(2))
-    expected, found = gradients(plain, architecture, 2.0), gradients(compiled(other), architecture, 2.0)
+    expected = gradients(plain, architecture, 2.0)
+    found = gradients(compiled(other), architecture, 2.0)
     for name, gradient in found.items():
         wanted = expected.get(name, torch.zeros_like(gradient))
         assert torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max())), name
@@ -350,7 +378,8 @@ def test_compiled_layers_have_the_same_gradients(make: Make, architecture: str) 
 def test_compiled_layers_keep_their_inputs_only(make: Make) -> None:
     kept = {}
     for checkpointing in (False, True):
-        actor, sizes = compiled(make(SD3, dtype="float32", checkpointing=checkpointing)), {}
+        actor = compiled(make(SD3, dtype="float32", checkpointing=checkpointing))
+        sizes = {}
         inputs = conditions(SD3), torch.randn(2, 16, 32, 32), torch.full((2,), 500.0)
 
         def note(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:

@@ -12,10 +12,15 @@ from PIL import Image
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
 REQUEST: dict[str, Any] = {
-    "request_id": "a", "prompt_ids": [1, 2], "negative_prompt_ids": [3], "priority": 4, "image_data": None,
+    "request_id": "a",
+    "prompt_ids": [1, 2],
+    "negative_prompt_ids": [3],
+    "priority": 4,
+    "image_data": None,
     "sampling_params": {"seed": 5, "guidance_scale": 4.5, "height": 512},
-}  # fmt: skip
-POSITIVE, NEGATIVE = (0,), (1,)
+}
+POSITIVE = (0,)
+NEGATIVE = (1,)
 
 
 def changed(**values: Any) -> tuple[str, str] | None:
@@ -50,7 +55,8 @@ def test_samples_of_a_prompt_have_the_same_keys(values: dict[str, Any]) -> None:
     ],
 )
 def test_what_changes_embeddings_changes_the_key(values: dict[str, Any], different: tuple[int, ...]) -> None:
-    one, other = changed(), changed(**values)
+    one = changed()
+    other = changed(**values)
     assert one is not None and other is not None
     assert tuple(place for place in (0, 1) if one[place] != other[place]) == different
 

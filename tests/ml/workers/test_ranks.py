@@ -22,16 +22,14 @@ from ml.workers.tiny_actor import relative_difference, smooth_steps
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde"}
-ROWS, STEPS, LAYERS = 8, 2, 2
+ROWS = 8
+STEPS = 2
+LAYERS = 2
 HALF = {"mixed_precision": DiffusionMixedPrecisionConfig(param_dtype="bfloat16")}
 COMPILED = "compiled in bfloat16 with a KL on 2"
 # Name -> (ranks, rank of the adapter or 0 for all weights, settings of FSDP, and whether there is a KL loss).
@@ -54,7 +52,8 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
-SAVED, RESUMED = {1: "all weights on 1", 2: "all weights on 2"}, ("all weights on 4", "two copies on 4")
+SAVED = {1: "all weights on 1", 2: "all weights on 2"}
+RESUMED = ("all weights on 4", "two copies on 4")
 
 
 def state_folder(model: Path, ranks: int = 2) -> Path:
@@ -79,18 +78,30 @@ def make(
     folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None, device: torch.device | None = None
 ) -> DiffusionActor:
     model: Any = SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"], exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=("default",), attn_backend="native",
+        path=str(folder),
+        architecture="StableDiffusion3Pipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"],
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."],
+        policy_state_adapters=("default",),
+        attn_backend="native",
         enable_gradient_checkpointing=True,
-    )  # fmt: skip
+    )
     kl = fsdp.get("use_kl_loss", False)
     fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
     config = DiffusionActorConfig(
-        use_kl_loss=kl, kl_loss_coef=1e3, diffusion_loss=FlowGRPOLossConfig(),
-        ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
-        optim=smooth_steps(lr=0.1 if rank else 1e-3), fsdp_config=DiffusionFSDPConfig(**fsdp),
-    )  # fmt: skip
+        use_kl_loss=kl,
+        kl_loss_coef=1e3,
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=1,
+        optim=smooth_steps(lr=0.1 if rank else 1e-3),
+        fsdp_config=DiffusionFSDPConfig(**fsdp),
+    )
     return CapturedActor(model, config, 1, mesh=mesh, device=device)
 
 
@@ -141,7 +152,8 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
     before = {n: t.cpu().clone() for n, t in actor.weights(kind)}
     # Dynamo captures no graph while operators are counted.
     count = nullcontext if actor.config.fsdp_config.use_torch_compile else lambda mode: mode
-    collectives, forward = Collectives(), Collectives()
+    collectives = Collectives()
+    forward = Collectives()
     data = {name: tensor[share] for name, tensor in batch().items()}
     norms = [actor.update(data, **SAMPLER)["actor/grad_norm"]]
     with count(collectives):
@@ -150,10 +162,13 @@ def updated(actor: DiffusionActor, share: slice) -> dict[str, Any]:
         given = {name: tensor.to(actor.device) for name, tensor in data.items()}
         actor.policy.velocity(given, given["all_latents"][:, 0], given["all_timesteps"][:, 0], 1.0)
     return {
-        "norms": norms, "before": before, "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
-        "counts": collectives.counts, "gathers": forward.gathers_in_a_row,
+        "norms": norms,
+        "before": before,
+        "weights": {n: t.cpu().clone() for n, t in actor.weights(kind)},
+        "counts": collectives.counts,
+        "gathers": forward.gathers_in_a_row,
         "graphs": counters["stats"]["unique_graphs"],
-    }  # fmt: skip
+    }
 
 
 def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
@@ -166,7 +181,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str, kind: str) -> None:
     for name, (wanted, adapter, fsdp) in CASES.items():
         if wanted == ranks:
             mesh = parallel.make_mesh(kind, ranks, fsdp.get("fsdp_size", -1))
-            device, share = parallel.device_of(mesh), slice(rank * rows, (rank + 1) * rows)
+            device = parallel.device_of(mesh)
+            share = slice(rank * rows, (rank + 1) * rows)
             actor = make(Path(folder), adapter, fsdp, mesh, device)
             found[name] = updated(actor, share)
             if name == SAVED.get(ranks):
@@ -219,7 +235,8 @@ def alone(model_folder: Path, found_on_devices: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_give_the_update_of_one_process(found: dict[str, Any], alone: Any, name: str) -> None:
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
-    other, one = found[name], alone(name)
+    other = found[name]
+    one = alone(name)
     half = "bfloat16" in name
     assert other["norms"] == pytest.approx(one["norms"], rel=2e-2 if half else 1e-3)
     assert relative_difference(one["before"], one["weights"], other["weights"]) < (0.1 if half else 1e-3)
@@ -258,7 +275,8 @@ def test_copies_of_the_model_are_sharded_over_fewer_ranks(found: dict[str, Any])
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> None:
     """4 ranks resume from the shards of 2 and take the same steps, to 0.1%."""
-    one, other = found["unbroken on 2"], found[f"resumed with {name}"]
+    one = found["unbroken on 2"]
+    other = found[f"resumed with {name}"]
     assert other["norms"] == pytest.approx(one["norms"], rel=1e-3)
     assert relative_difference(one["before"], one["weights"], other["weights"]) < 1e-3
 
@@ -267,7 +285,8 @@ def test_other_ranks_resume_a_checkpoint(found: dict[str, Any], name: str) -> No
 @pytest.mark.parametrize("ranks", SAVED)
 def test_ranks_resume_what_they_wrote_also_while_they_trained(found: dict[str, Any], ranks: int, way: str) -> None:
     """The state at the time of the save, bit for bit."""
-    one, other = found[f"unbroken on {ranks}"], found[f"{way} on {ranks}"]
+    one = found[f"unbroken on {ranks}"]
+    other = found[f"{way} on {ranks}"]
     assert other["norms"] == one["norms"]
     assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from verl_omni.models.tiny import make_tiny_sd3, make_tiny_wan
 from verl_omni.pipelines.registry import training_adapter
-from verl_omni.trainer.generation import rank_rows
 from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.update import rank_rows
 from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms import reference_loss
@@ -33,11 +33,15 @@ from verl_omni.workers.config import (
 
 pytestmark = pytest.mark.slow
 
-SD3, WAN = "StableDiffusion3Pipeline", "WanPipeline"
+SD3 = "StableDiffusion3Pipeline"
+WAN = "WanPipeline"
 MAKERS = {SD3: make_tiny_sd3, WAN: make_tiny_wan}
 # 12 rows, 4 of each prompt: 2 ranks share the second prompt. An update takes two optimizer steps, the second with fewer
 # rows, in micro-batches that do not divide the rows of a rank.
-SAMPLES, MINI_BATCH, MICRO_BATCH, UPDATES = 4, 2, 3, 2
+SAMPLES = 4
+MINI_BATCH = 2
+MICRO_BATCH = 3
+UPDATES = 2
 WHOLE_LAYERS = {"reshard_after_forward": False}
 COPIES = {"fsdp_size": 2}
 
@@ -109,12 +113,13 @@ CASES = {
     "Flow-GRPO": Case("flow_grpo", loss=CLIP, actor=AVERAGE, limits="actor/clip_fraction"),
     "Flow-GRPO, all weights": Case("flow_grpo", 0, loss=CLIP, actor=AVERAGE, fsdp=({}, COPIES)),
     "Flow-GRPO with a KL": Case("flow_grpo", loss=CLIP, actor=KL, fsdp=(WHOLE_LAYERS, COPIES)),
-    "DanceGRPO": Case(
-        "flow_grpo", 0, "dance_grpo", CLIP, {"sde_type": "dance_sde", "timestep_fraction": 0.5}
-    ),
+    "DanceGRPO": Case("flow_grpo", 0, "dance_grpo", CLIP, {"sde_type": "dance_sde", "timestep_fraction": 0.5}),
     "MixGRPO": Case("flow_grpo", 3, "mix_grpo", CLIP, scattered=True),
     "cps, engine's log-probabilities": Case(
-        "flow_grpo", 0, loss={"clip_ratio": 0.03}, request={"sde_type": "cps", "bypass_mode": True},
+        "flow_grpo",
+        0,
+        loss={"clip_ratio": 0.03},
+        request={"sde_type": "cps", "bypass_mode": True},
         limits="actor/clip_fraction",
     ),
     "GRPO-Guard": Case(
@@ -126,41 +131,42 @@ CASES = {
     ),
     "Flow-DPPO, all weights": Case("flow_dppo", 0, loss={"kl_mask_threshold": 1e-6}, fsdp=(WHOLE_LAYERS, COPIES)),
     "importance weights of samples": Case(
-        "flow_grpo", loss=CLIP, request={"rollout_is": "sequence", "rollout_is_threshold": 1.02},
+        "flow_grpo", loss=CLIP, request={"rollout_is": "sequence", "rollout_is_threshold": 1.02}
     ),
     "importance weights of steps, rejected samples": Case(
-        "flow_grpo", 0, loss=CLIP,
+        "flow_grpo",
+        0,
+        loss=CLIP,
         request={"rollout_is": "token", "rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.002},
-        fsdp=TWO_AND_FOUR, limits="rollout_corr/rollout_rs_kept",
+        fsdp=TWO_AND_FOUR,
+        limits="rollout_corr/rollout_rs_kept",
     ),
     "DiffusionNFT with a reference KL": Case(
-        "diffusion_nft", loss={"draws": 2, "ref_kl_coef": 0.5, "old_decay_rate": 0.25}, actor=AVERAGE,
+        "diffusion_nft",
+        loss={"draws": 2, "ref_kl_coef": 0.5, "old_decay_rate": 0.25},
+        actor=AVERAGE,
         fsdp=(WHOLE_LAYERS, COPIES),
     ),
     "DiffusionNFT, all weights": Case(
-        "diffusion_nft", 0, loss={"adaptive_weight_min": 0.5}, request={"timestep_fraction": 0.5},
+        "diffusion_nft", 0, loss={"adaptive_weight_min": 0.5}, request={"timestep_fraction": 0.5}
     ),
     "DiffusionDPO": Case("diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 2}, limits="actor/preferred_fraction"),
     "DiffusionDPO, all weights": Case("diffusion_dpo", 0, loss={"dpo_beta": 100.0, "draws": 2}, fsdp=TWO_AND_FOUR),
     "DiffusionNFT with a reference KL, all weights": Case(
-        "diffusion_nft", 0, loss={"draws": 2, "ref_kl_coef": 0.5, "adaptive_weight_min": 0.5},
+        "diffusion_nft", 0, loss={"draws": 2, "ref_kl_coef": 0.5, "adaptive_weight_min": 0.5}
     ),
     "DiffusionDPO with whole layers": Case(
         "diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 1}, actor=AVERAGE, fsdp=(WHOLE_LAYERS, COPIES)
     ),
     "a loss in the reference's form": Case("flow_grpo", 0, own_loss="reference_form", fsdp=TWO_AND_FOUR),
     "a loss of a function": Case("flow_grpo", own_loss="function"),
-    "a gradient that is not finite": Case(
-        "flow_grpo", loss=CLIP, actor=AVERAGE, fsdp=TWO_AND_FOUR, spoiled=5
-    ),
+    "a gradient that is not finite": Case("flow_grpo", loss=CLIP, actor=AVERAGE, fsdp=TWO_AND_FOUR, spoiled=5),
     "Flow-GRPO of Wan, shared sequences": Case("flow_grpo", loss=CLIP, model=WAN, fsdp=(SHARED,)),
     "DiffusionDPO of Wan, shared sequences": Case(
         "diffusion_dpo", loss={"dpo_beta": 100.0, "draws": 2}, model=WAN, fsdp=(SHARED, SHARED)
     ),
-    "DiffusionNFT of Wan, shared sequences": Case(
-        "diffusion_nft", 0, loss={"draws": 2}, model=WAN, fsdp=(SHARED,)
-    ),
-}  # fmt: skip
+    "DiffusionNFT of Wan, shared sequences": Case("diffusion_nft", 0, loss={"draws": 2}, model=WAN, fsdp=(SHARED,)),
+}
 # 2 ranks write them after their updates, and 4 ranks and one process continue.
 RESUMED = ("DiffusionNFT with a reference KL", "Flow-GRPO, all weights", "DiffusionDPO with whole layers")
 EVERY_POLICY = ("default", "old", "average")
@@ -174,22 +180,31 @@ def make(folder: Path, case: Case, fsdp: dict[str, Any], micro_batch: int | None
     family = training_adapter(case.model)
     old = ("default", "old") if case.loss_mode == "diffusion_nft" else ("default",)
     model: Any = SimpleNamespace(
-        path=str(folder / case.model), architecture=case.model, lora_rank=case.adapter, lora_alpha=8,
+        path=str(folder / case.model),
+        architecture=case.model,
+        lora_rank=case.adapter,
+        lora_alpha=8,
         lora_adapter_path=None,
-        target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=old, attn_backend="native",
+        target_modules=list(family.LORA_TARGETS),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(family.LAYERS),
+        policy_state_adapters=old,
+        attn_backend="native",
         enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    )
     pairs = case.loss_mode == "diffusion_dpo"
     config = DiffusionActorConfig(
-        diffusion_loss=loss_of(case), ppo_mini_batch_size=MINI_BATCH * (SAMPLES if pairs else 1),
-        ppo_micro_batch_size_per_gpu=micro_batch, fsdp_config=DiffusionFSDPConfig(**fsdp),
+        diffusion_loss=loss_of(case),
+        ppo_mini_batch_size=MINI_BATCH * (SAMPLES if pairs else 1),
+        ppo_micro_batch_size_per_gpu=micro_batch,
+        fsdp_config=DiffusionFSDPConfig(**fsdp),
         # With a large eps, steps are nearly proportional to the gradient: a factor of it shows.
         optim=DiffusionOptimizerConfig(
             lr=case.learning_rate, eps=1e-2, lr_warmup_steps=2, lr_scheduler_type="cosine", total_training_steps=12
         ),
         **case.actor,
-    )  # fmt: skip
+    )
     actor = DiffusionActor(model, config, SAMPLES, mesh=mesh)
     if case.own_loss is not None:
         actor.algorithm = actor.algorithm.with_loss(LOSSES[case.own_loss])  # type: ignore[arg-type]
@@ -238,7 +253,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     for name, case in CASES.items():
         if ranks // 4 == len(case.fsdp):
             continue
-        fsdp, state = case.fsdp[ranks // 4], Path(folder) / f"state of {name}"
+        fsdp = case.fsdp[ranks // 4]
+        state = Path(folder) / f"state of {name}"
         mesh = parallel.make_mesh("cpu", ranks, fsdp.get("fsdp_size", -1))
         actor = make(Path(folder), case, fsdp, MICRO_BATCH, mesh)
         batch = share_of(batches[name], case, ranks, rank)
@@ -282,7 +298,8 @@ def alone(models: Path, on_ranks: Any) -> Any:
 
     @cache
     def one(name: str) -> dict[str, Any]:
-        case, batch = CASES[name], torch.load(models / "batches.pt")[name]
+        case = CASES[name]
+        batch = torch.load(models / "batches.pt")[name]
         actor = make(models, case, {}, None)
         found = updated(actor, case, batch)
         if name in RESUMED:
@@ -323,7 +340,9 @@ def check_metrics(case: Case, one: list[dict[str, float]], ranks: list[list[dict
 )
 def test_ranks_take_the_updates_of_one_process(on_ranks: Any, alone: Any, name: str, ranks: int) -> None:
     """Weights to 0.2% of what the largest one moved, metrics to 0.5%."""
-    case, one, every = CASES[name], alone(name), [found[name] for found in on_ranks[ranks]]
+    case = CASES[name]
+    one = alone(name)
+    every = [found[name] for found in on_ranks[ranks]]
     check_weights(one, every[0], 2e-3)
     check_metrics(case, one["metrics"], [found["metrics"] for found in every])
 
@@ -344,7 +363,8 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(on_ranks: A
 @pytest.mark.parametrize("name", RESUMED)
 def test_other_ranks_continue_what_two_ranks_saved(on_ranks: Any, alone: Any, name: str) -> None:
     """Optimizer, schedule, old policy and average."""
-    case, one = CASES[name], alone(name)
+    case = CASES[name]
+    one = alone(name)
     every = [found[f"resumed {name}"] for found in on_ranks[4]]
     for resumed in (every[0], one["resumed"]):
         check_weights(one["continued"], resumed, 5e-3)

@@ -39,9 +39,11 @@ SECTIONS = {
 # Of a checkpoint's folder or module that a value names, and of verl's types, whose sections name them with `_target_`.
 GIVEN = {"model": {"path": str(MODEL)}}
 VERLS = {
-    "agent": "AgentLoopConfig", "checkpoint_engine": "CheckpointEngineConfig", "prometheus": "PrometheusConfig",
+    "agent": "AgentLoopConfig",
+    "checkpoint_engine": "CheckpointEngineConfig",
+    "prometheus": "PrometheusConfig",
     "multi_turn": "MultiTurnConfig",
-}  # fmt: skip
+}
 # Values of recipes that a class refuses, with the words.
 REFUSED = {
     ("actor.strategy", "veomni"): "Unknown strategy: 'veomni'",
@@ -54,9 +56,12 @@ REFUSED = {
 }
 # Values that are of one algorithm, whose name goes with them.
 LOSS_OF = {
-    "add_kl_coefficient": "flow_dppo", "kl_mask_threshold": "flow_dppo", "dpo_beta": "dpo", "mix_beta": "diffusion_nft",
+    "add_kl_coefficient": "flow_dppo",
+    "kl_mask_threshold": "flow_dppo",
+    "dpo_beta": "dpo",
+    "mix_beta": "diffusion_nft",
     "ref_kl_coef": "diffusion_nft",
-}  # fmt: skip
+}
 # Files that a recipe brings along; `Qwen/Qwen-Image` is a repository, which the trainer looks up in the local cache.
 FILES = {"model.path", "model.tokenizer_path"}
 
@@ -142,17 +147,21 @@ def words(section: str, name: str, value: Any) -> str | None:
 
 @pytest.mark.slow  # loads a tokenizer for each
 def test_every_value_of_a_recipe_makes_the_type_of_its_section_or_is_refused_in_words() -> None:
-    refused, tried = {}, 0
+    refused = {}
+    tried = 0
     for section, name, value in values():
         tried += 1
         if (said := words(section, name, value)) is not None:
             refused[section, name, str(value)] = said
     assert tried > 250
     unexpected = {
-        key: said for key, said in refused.items()
-        if not any(f"{key[0]}.{key[1]}" == name and key[2] == str(value) and text in said
-                   for (name, value), text in REFUSED.items())
-    }  # fmt: skip
+        key: said
+        for key, said in refused.items()
+        if not any(
+            f"{key[0]}.{key[1]}" == name and key[2] == str(value) and text in said
+            for (name, value), text in REFUSED.items()
+        )
+    }
     assert unexpected == {}
     assert {(f"{section}.{name}", value) for section, name, value in refused} == {
         (name, str(value)) for name, value in REFUSED
@@ -184,20 +193,24 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("actor", {"rollout_correction": {"bypass_mode": True}}, "write algorithm.rollout_correction.bypass_mode"),
         ("actor", {"rollout_correction": {"loss_type": "x"}}, "write algorithm.rollout_correction.loss_type"),
         (
-            "actor", {"rollout_correction": {"rollout_is_threshold": 3.0}},
+            "actor",
+            {"rollout_correction": {"rollout_is_threshold": 3.0}},
             "rollout_is_threshold: 3.0 is not read here; write algorithm.rollout_correction.rollout_is_threshold",
         ),
         (
-            "actor", {"rollout_correction": {"rollout_is_batch_normalize": True}},
+            "actor",
+            {"rollout_correction": {"rollout_is_batch_normalize": True}},
             "write algorithm.rollout_correction.rollout_is_batch_normalize",
         ),
         ("actor", {"rollout_correction": {"rollout_rs": "token_k1"}}, "write algorithm.rollout_correction.rollout_rs"),
         (
-            "actor", {"rollout_correction": {"rollout_rs_threshold": "0.5_2.0"}},
+            "actor",
+            {"rollout_correction": {"rollout_rs_threshold": "0.5_2.0"}},
             "write algorithm.rollout_correction.rollout_rs_threshold",
         ),
         (
-            "actor", {"rollout_correction": {"level": 1}},
+            "actor",
+            {"rollout_correction": {"level": 1}},
             "rollout_correction.level: unknown setting; the group has copies of algorithm.rollout_correction",
         ),
         ("actor", {"rollout_correction": "x"}, "x is not a group of settings; write algorithm.rollout_correction"),
@@ -206,7 +219,8 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("actor.fsdp_config", {"forward_only": True}, "this trainer does not have it"),
         ("actor.fsdp_config", {"dtype": "float16"}, "fsdp_config.dtype: 'float16' is not supported"),
         (
-            "actor.fsdp_config", {"dtype": "float32", "mixed_precision": {"param_dtype": "bfloat16"}},
+            "actor.fsdp_config",
+            {"dtype": "float32", "mixed_precision": {"param_dtype": "bfloat16"}},
             "fsdp_config.dtype: torch.float32 differs from fsdp_config.mixed_precision.param_dtype",
         ),
         ("actor.fsdp_config", {"strategy": "veomni"}, "Unknown fsdp_config.strategy: 'veomni'"),
@@ -219,7 +233,7 @@ def test_every_name_of_a_section_is_a_field_of_its_type(section: str) -> None:
         ("rollout.val_kwargs", {"pipeline": {"aspect_ratio": "16:9"}}, "pipeline.aspect_ratio: 16:9 is not supported"),
         ("rollout.val_kwargs", {"pipeline": {"heigth": 8}}, "heigth"),
     ],
-)  # fmt: skip
+)
 def test_what_asks_for_something_else_is_refused(section: str, given: dict[str, Any], said: str) -> None:
     base = GIVEN.get(section, {}) | ({"diffusion_loss": {}} if section == "actor" else {})
     with pytest.raises((ValueError, TypeError)) as caught:

@@ -37,11 +37,16 @@ def sample(result: Any, **params: Any) -> Any:
 @pytest.mark.parametrize(
     "image",
     [
-        PICTURE, PICTURE[0], {"image": PICTURE}, {"output": PICTURE}, {"image": PICTURE, "output": None},
-        Image.fromarray(PICTURE[0].permute(1, 2, 0).numpy()), PICTURE[0].permute(1, 2, 0).numpy(),
+        PICTURE,
+        PICTURE[0],
+        {"image": PICTURE},
+        {"output": PICTURE},
+        {"image": PICTURE, "output": None},
+        Image.fromarray(PICTURE[0].permute(1, 2, 0).numpy()),
+        PICTURE[0].permute(1, 2, 0).numpy(),
     ],
     ids=["batched", "tensor", "dict", "output", "first of a dict", "PIL", "array"],
-)  # fmt: skip
+)
 def test_an_image_is_converted(image: Any) -> None:
     made = sample(engine_output(image))
     assert torch.equal(made.diffusion_output, PICTURE[0]) and made.stop_reason == "completed"
@@ -85,11 +90,14 @@ def test_latents_of_every_family_lose_the_batch_dimension(shape: tuple[int, ...]
 @pytest.mark.parametrize(
     "images",
     [
-        [VIDEO], [VIDEO[0]], [{"video": VIDEO}], [VIDEO[0].permute(0, 2, 3, 1).numpy()],
+        [VIDEO],
+        [VIDEO[0]],
+        [{"video": VIDEO}],
+        [VIDEO[0].permute(0, 2, 3, 1).numpy()],
         [Image.fromarray(np.ascontiguousarray(frame.permute(1, 2, 0))) for frame in VIDEO[0]],
     ],
     ids=["batched", "tensor", "dict", "array", "PIL frames"],
-)  # fmt: skip
+)
 def test_a_video_is_converted(images: list[Any]) -> None:
     made = sample(engine_output(*images, final_output_type="video"))
     assert torch.equal(made.diffusion_output, VIDEO[0])
@@ -105,11 +113,15 @@ def test_a_video_of_one_frame_keeps_its_frame_dimension() -> None:
     [
         (lambda: engine_output((VIDEO, AUDIO), final_output_type="video"), 32000),
         (lambda: engine_output({"video": VIDEO, "audio": AUDIO}), 32000),
-        (lambda: engine_output(VIDEO, final_output_type="video",
-                        multimodal_output={"audio": AUDIO.numpy(), "audio_sample_rate": 16000}), 16000),
+        (
+            lambda: engine_output(
+                VIDEO, final_output_type="video", multimodal_output={"audio": AUDIO.numpy(), "audio_sample_rate": 16000}
+            ),
+            16000,
+        ),
     ],
     ids=["pair", "dict", "multimodal"],
-)  # fmt: skip
+)
 def test_the_audio_of_a_video_is_an_extra_field(result: Any, rate: int) -> None:
     made = sample(result())
     assert torch.equal(made.diffusion_output, VIDEO[0])
@@ -127,17 +139,26 @@ def test_audio_alone_is_the_sample(result: Any) -> None:
 def test_a_trajectory_loses_the_batch_dimension() -> None:
     rl = {"scalar": torch.tensor(2.0), "nothing": None, "empty": [], "listed": [5, 6], "sigmas": torch.ones(1, 3)}
     result = engine_output(
-        PICTURE, trajectory_latents=torch.ones(1, 3, 4), trajectory_timesteps=torch.ones(1, 2),
+        PICTURE,
+        trajectory_latents=torch.ones(1, 3, 4),
+        trajectory_timesteps=torch.ones(1, 2),
         trajectory_log_probs=torch.zeros(1, 2),
         multimodal_output={"metadata": {"rl": rl, "prompt_embeddings": {"prompt_embeds": torch.ones(1, 5, 6)}}},
-    )  # fmt: skip
+    )
     made = sample(result, logprobs=True)
     assert made.log_probs.shape == (2,)
     shapes = {name: tuple(getattr(value, "shape", ())) for name, value in made.extra_fields.items()}
     assert shapes == {
-        "all_latents": (3, 4), "all_timesteps": (2,), "scalar": (), "nothing": (), "empty": (), "listed": (),
-        "sigmas": (3,), "prompt_embeds": (5, 6), "global_steps": (),
-    }  # fmt: skip
+        "all_latents": (3, 4),
+        "all_timesteps": (2,),
+        "scalar": (),
+        "nothing": (),
+        "empty": (),
+        "listed": (),
+        "sigmas": (3,),
+        "prompt_embeds": (5, 6),
+        "global_steps": (),
+    }
     assert made.extra_fields["listed"] == 5 and made.extra_fields["empty"] == []
     assert sample(result).log_probs is None
     rl["all_latents"] = torch.ones(1)
@@ -178,24 +199,39 @@ def test_parameters_are_split_between_engine_and_pipeline() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 
     params = {
-        "height": 64, "seed": None, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "output_type": "image",
-        "video_flow_shift": 3.0, "extra_args": {"own": 1},
-    }  # fmt: skip
+        "height": 64,
+        "seed": None,
+        "noise_level": 0.7,
+        "global_steps": 3,
+        "logprobs": True,
+        "output_type": "image",
+        "video_flow_shift": 3.0,
+        "extra_args": {"own": 1},
+    }
     before = copy.deepcopy(params)
     made = requests.engine_sampling_params(params)
     assert params == before
     assert (made.height, made.seed, made.output_type) == (64, None, "pt")
     assert made.extra_args == {
-        "own": 1, "noise_level": 0.7, "global_steps": 3, "logprobs": True, "pixel_dtype": "uint8",
-        "weights_version": True, "flow_shift": 3.0,
-    }  # fmt: skip
+        "own": 1,
+        "noise_level": 0.7,
+        "global_steps": 3,
+        "logprobs": True,
+        "pixel_dtype": "uint8",
+        "weights_version": True,
+        "flow_shift": 3.0,
+    }
 
 
 @pytest.mark.parametrize(
     ("params", "output_type"),
-    [({}, "pt"), ({"output_type": "video"}, "pt"), ({"output_type": "latent"}, "latent"),
-     ({"extra_args": {"output_type": "latent"}}, "latent")],
-)  # fmt: skip
+    [
+        ({}, "pt"),
+        ({"output_type": "video"}, "pt"),
+        ({"output_type": "latent"}, "latent"),
+        ({"extra_args": {"output_type": "latent"}}, "latent"),
+    ],
+)
 def test_the_output_type_is_set_for_the_engine(params: dict[str, Any], output_type: str) -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
 
@@ -215,17 +251,30 @@ def test_a_prompt_contains_exactly_the_given_parts() -> None:
 
     assert requests.engine_prompt(requests.RolloutRequest([1, 2])) == {"prompt_token_ids": [1, 2]}
     request = requests.RolloutRequest(
-        torch.tensor([[1, 2]]), negative_prompt_ids=[3], prompt_mask=[1, 1], extra_prompt_ids={"t5": np.array([4, 5])},
-        negative_extra_prompt_ids={"t5": [6]}, image_data=["picture"], audio_data=["sound"],
-        mm_processor_kwargs={"fps": 2}, prompt_text="A  Cat", negative_prompt_text="",
-    )  # fmt: skip
+        torch.tensor([[1, 2]]),
+        negative_prompt_ids=[3],
+        prompt_mask=[1, 1],
+        extra_prompt_ids={"t5": np.array([4, 5])},
+        negative_extra_prompt_ids={"t5": [6]},
+        image_data=["picture"],
+        audio_data=["sound"],
+        mm_processor_kwargs={"fps": 2},
+        prompt_text="A  Cat",
+        negative_prompt_text="",
+    )
     media = {"image": ["picture"], "audio": ["sound"]}
     assert requests.engine_prompt(request, several_stages=True) == {
-        "prompt_token_ids": [1, 2], "negative_prompt_ids": [3],
-        "extra_prompt_ids": {"t5": [4, 5]}, "negative_extra_prompt_ids": {"t5": [6]}, "modalities": ["image"],
-        "prompt_text": "A  Cat", "negative_prompt_text": "",
-        "mm_processor_kwargs": {"fps": 2}, "multi_modal_data": media, "extra_args": {"multi_modal_data": media},
-    }  # fmt: skip
+        "prompt_token_ids": [1, 2],
+        "negative_prompt_ids": [3],
+        "extra_prompt_ids": {"t5": [4, 5]},
+        "negative_extra_prompt_ids": {"t5": [6]},
+        "modalities": ["image"],
+        "prompt_text": "A  Cat",
+        "negative_prompt_text": "",
+        "mm_processor_kwargs": {"fps": 2},
+        "multi_modal_data": media,
+        "extra_args": {"multi_modal_data": media},
+    }
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 0, 0], torch.tensor([[1, 1, 0, 0]]), np.array([True, True, False, False])])
@@ -315,7 +364,8 @@ def test_output_mode_selects_the_mode() -> None:
         return DiffusionRolloutConfig(engine_kwargs={"vllm_omni": engine}, prompt_length=6, response_length=4)
 
     assert isinstance(select_mode(rollout()), DiffusionMode)
-    mode, config = select_mode(rollout(output_mode="ar")), rollout(output_mode="ar")
+    mode = select_mode(rollout(output_mode="ar"))
+    config = rollout(output_mode="ar")
     assert isinstance(mode, LanguageModelMode)
     mode.complete_rollout_config(config)
     assert config.max_model_len == 10
@@ -331,7 +381,8 @@ def test_a_language_model_is_the_first_stage_and_a_pipeline_the_last() -> None:
     from verl_omni.workers.rollout.vllm_rollout.server import requests
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
 
-    request, config = requests.RolloutRequest([1]), SimpleNamespace(max_model_len=9, response_length=2)
+    request = requests.RolloutRequest([1])
+    config = SimpleNamespace(max_model_len=9, response_length=2)
     tokens_request = LanguageModelMode().engine_request(request, {}, "adapter", config, ["one", "two"])
     assert tokens_request["sampling_params_list"][0].max_tokens == 2 and tokens_request["sampling_params_list"][1:] == [
         "two"

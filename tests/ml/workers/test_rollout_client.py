@@ -115,7 +115,8 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_each_sample_restarts_the_deadline(clock: Clock) -> None:
     """Ten samples, one after the other, take much longer than the deadline."""
-    server, turns = Late(), 10
+    server = Late()
+    turns = 10
     client, _ = with_deadline(0.2, server)
     waiting = [
         asyncio.ensure_future(client.generate(f"r{n}", prompt_ids=[1], sampling_params={})) for n in range(turns)
@@ -130,7 +131,8 @@ async def test_each_sample_restarts_the_deadline(clock: Clock) -> None:
 
 async def test_waiting_for_the_router_does_not_start_the_deadline(clock: Clock) -> None:
     """The router is an actor, and the first request waits while its process starts."""
-    server, started = Late(), asyncio.Event()
+    server = Late()
+    started = asyncio.Event()
     client, router = with_deadline(0.05, server)
 
     async def acquired() -> Any:

@@ -20,20 +20,28 @@ def check(over_http: bool = True, **params: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"height": "64"}, "height must be a whole number from 1 on, not '64'"), ({"width": 64.5}, "width"),
-        ({"width": -64}, "width"), ({"num_frames": 0}, "num_frames"), ({"resolution": "a"}, "resolution"),
+        ({"height": "64"}, "height must be a whole number from 1 on, not '64'"),
+        ({"width": 64.5}, "width"),
+        ({"width": -64}, "width"),
+        ({"num_frames": 0}, "num_frames"),
+        ({"resolution": "a"}, "resolution"),
         ({"num_inference_steps": True}, "steps"),
-        ({"num_inference_steps": 0}, "steps"), ({"max_sequence_length": "a"}, "max_sequence_length"),
-        ({"num_outputs_per_prompt": 0}, "num_outputs_per_prompt"), ({"seed": 1.5}, "seed"), ({"seed": 2**64}, "seed"),
+        ({"num_inference_steps": 0}, "steps"),
+        ({"max_sequence_length": "a"}, "max_sequence_length"),
+        ({"num_outputs_per_prompt": 0}, "num_outputs_per_prompt"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": 2**64}, "seed"),
         ({"guidance_scale": math.nan}, "guidance_scale must be a number from 0.0 to 1000000.0, not nan"),
-        ({"guidance_scale": math.inf}, "guidance_scale"), ({"guidance_scale": "a"}, "guidance_scale"),
-        ({"guidance_scale_2": -1}, "guidance_scale_2"), ({"true_cfg_scale": [1]}, "true_cfg_scale"),
+        ({"guidance_scale": math.inf}, "guidance_scale"),
+        ({"guidance_scale": "a"}, "guidance_scale"),
+        ({"guidance_scale_2": -1}, "guidance_scale_2"),
+        ({"true_cfg_scale": [1]}, "true_cfg_scale"),
         ({"lora_scale": math.nan}, "lora_scale"),
         ({"extra_args": {"flow_shift": "x"}}, "flow_shift must be a number from 0.001 to 1000.0, not 'x'"),
         ({"extra_args": {"flow_shift": -3.0}}, "flow_shift must be a number from 0.001 to 1000.0, not -3.0"),
         ({"generator_device": "mps"}, "generator_device must be cpu or cuda, not 'mps'"),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_would_fail_a_batch_is_refused(wrong: dict[str, Any], words: str, over_http: bool) -> None:
     with pytest.raises(ValueError, match=words):
         check(over_http, **wrong)
@@ -41,9 +49,17 @@ def test_a_value_that_would_fail_a_batch_is_refused(wrong: dict[str, Any], words
 
 def test_what_training_sends_is_accepted() -> None:
     check(
-        over_http=False, height=np.int64(64), width=64, num_inference_steps=1000, guidance_scale=1, seed=2**64 - 1,
-        true_cfg_scale=None, generator_device="cuda", num_outputs_per_prompt=1, lora_scale=1.0,
-    )  # fmt: skip
+        over_http=False,
+        height=np.int64(64),
+        width=64,
+        num_inference_steps=1000,
+        guidance_scale=1,
+        seed=2**64 - 1,
+        true_cfg_scale=None,
+        generator_device="cuda",
+        num_outputs_per_prompt=1,
+        lora_scale=1.0,
+    )
 
 
 def test_a_client_cannot_keep_the_engine_from_training() -> None:

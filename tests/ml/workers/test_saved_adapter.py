@@ -23,17 +23,14 @@ from verl_omni.utils.adapter_folder import DIFFUSERS_FILE, PEFT_FILE, PEFT_SETTI
 from verl_omni.workers.actor import saved_adapter
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
 MODEL = "actor_rollout_ref.model"
 TARGETS = ["attn.add_k_proj", "attn.to_out.0", "attn.to_q"]
-RANK, ALPHA = 4, 12
+RANK = 4
+ALPHA = 12
 
 
 def trained(base: Path, targets: Any = TARGETS, **config: Any) -> Any:
@@ -115,10 +112,13 @@ def filled(base: Path, adapter: Path, *overrides: str) -> Any:
     """The settings of the model after the trainer's first check."""
     config = configuration.load(
         [
-            f"{MODEL}.path='{base}'", f"{MODEL}.lora_adapter_path='{adapter}'", "data.train_files=x.jsonl",
-            "trainer.total_training_steps=1", *overrides,
+            f"{MODEL}.path='{base}'",
+            f"{MODEL}.lora_adapter_path='{adapter}'",
+            "data.train_files=x.jsonl",
+            "trainer.total_training_steps=1",
+            *overrides,
         ]
-    )  # fmt: skip
+    )
     with open_dict(config):
         driver.fill_in(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout)
     return config.actor_rollout_ref.model
@@ -161,11 +161,9 @@ def test_a_sharded_model_starts_from_the_adapter_and_its_base_is_the_base_model(
     assert started.mesh is not None
     found = dict(started.weights("lora"))
     assert all(torch.equal(found[name], value) for name, value in tensors(before).items())
-    inputs = {
-        "prompt_embeds": torch.randn(1, 8, 64),
-        "pooled_prompt_embeds": torch.randn(1, 64),
-    }
-    x, time = torch.randn(1, 16, 8, 8), torch.tensor([0.5])
+    inputs = {"prompt_embeds": torch.randn(1, 8, 64), "pooled_prompt_embeds": torch.randn(1, 64)}
+    x = torch.randn(1, 16, 8, 8)
+    time = torch.tensor([0.5])
     with torch.no_grad(), started.offload.loaded():
         policy = started.policy.velocity_at(inputs, x, time)
         with started.policy.as_base():
@@ -239,7 +237,9 @@ def without_config(model: Any, folder: Path) -> Path:
 
 
 def test_a_model_of_two_transformers_needs_the_adapters_of_both(tmp_path: Path) -> None:
-    layer, base, adapter = "blocks.0.attn1.to_q", tmp_path / "base", tmp_path / "adapter"
+    layer = "blocks.0.attn1.to_q"
+    base = tmp_path / "base"
+    adapter = tmp_path / "adapter"
     values = {
         f"transformer.{layer}.lora_A.weight": torch.ones(2, 8),
         f"transformer.{layer}.lora_B.weight": torch.ones(6, 2),

@@ -25,18 +25,18 @@ from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
-from verl_omni.workers.config import (
-    DiffusionActorConfig,
-    DiffusionFSDPConfig,
-    DiffusionMixedPrecisionConfig,
-)
+from verl_omni.workers.config import DiffusionActorConfig, DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
 pytestmark = pytest.mark.slow
 
-QWEN_IMAGE, EDIT, WAN = "QwenImagePipeline", "QwenImageEditPipeline", "WanPipeline"
+QWEN_IMAGE = "QwenImagePipeline"
+EDIT = "QwenImageEditPipeline"
+WAN = "WanPipeline"
 MAKERS = {QWEN_IMAGE: make_tiny_qwen_image, EDIT: make_tiny_qwen_image_edit, WAN: make_tiny_wan}
 SAMPLER = {"noise_level": 0.7, "sde_type": "sde", "guidance_scale": 3.0}
-ROWS, STEPS, SHARING = 4, 2, 2
+ROWS = 4
+STEPS = 2
+SHARING = 2
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,28 @@ def make(
 ) -> DiffusionActor:
     family = training_adapter(case.architecture)
     model: Any = SimpleNamespace(
-        path=str(folder / case.architecture), architecture=case.architecture, lora_rank=case.adapter, lora_alpha=8,
+        path=str(folder / case.architecture),
+        architecture=case.architecture,
+        lora_rank=case.adapter,
+        lora_alpha=8,
         lora_adapter_path=None,
-        target_modules=list(family.LORA_TARGETS), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS), policy_state_adapters=("default",), attn_backend=kernel,
+        target_modules=list(family.LORA_TARGETS),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=list(family.LAYERS),
+        policy_state_adapters=("default",),
+        attn_backend=kernel,
         enable_gradient_checkpointing=case.checkpointing,
-    )  # fmt: skip
+    )
     config = DiffusionActorConfig(
-        diffusion_loss=FlowGRPOLossConfig(), ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=1,
-        optim=smooth_steps(lr=0.1 if case.adapter else 1e-3), use_kl_loss=case.kl, kl_loss_coef=0.1,
+        diffusion_loss=FlowGRPOLossConfig(),
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=1,
+        optim=smooth_steps(lr=0.1 if case.adapter else 1e-3),
+        use_kl_loss=case.kl,
+        kl_loss_coef=0.1,
         fsdp_config=DiffusionFSDPConfig(ulysses_sequence_parallel_size=share, **case.fsdp),
-    )  # fmt: skip
+    )
     return DiffusionActor(model, config, 1, mesh=mesh, device=device)
 
 
@@ -199,7 +210,8 @@ def found(models: Path, run_ranks: Any, found_on_devices: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_samples_take_the_update_of_one_process(found: Any, models: Path, name: str) -> None:
     """The update differs by at most 0.1%, by rounding; in bfloat16, whose gradients are rounded to 0.4%, by 10%."""
-    case, ranks = CASES[name], found[name]
+    case = CASES[name]
+    ranks = found[name]
     one = updated(make(models, case, device=torch.device(found.kind)), slice(0, ROWS))
     for step, alone in enumerate(one["metrics"]):
         norms = [rank["metrics"][step]["actor/grad_norm"] for rank in ranks]

@@ -94,10 +94,8 @@ def test_a_server_of_a_language_model(language_model: Path) -> None:
 def test_the_worker_extension_depends_on_device_and_mode(language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.utils import device
 
-    plain, ascend = (
-        f"{PACKAGE}.utils.vLLMOmniColocateWorkerExtension",
-        f"{PACKAGE}.npu_utils.vLLMOmniNPUColocateWorkerExtension",
-    )
+    plain = f"{PACKAGE}.utils.vLLMOmniColocateWorkerExtension"
+    ascend = f"{PACKAGE}.npu_utils.vLLMOmniNPUColocateWorkerExtension"
     made = diffusion_server(), language_model_server(language_model)
     assert [each._get_worker_extension_cls() for each in made] == [plain, plain]
     monkeypatch.setattr(device, "is_torch_npu_available", lambda check_device=True: True)
@@ -148,7 +146,8 @@ def test_the_attention_backend_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> 
         assert prepared()["diffusion_attention_config"] is None, "FLASH_ATTN, the default, needs a further package"
         named = prepared(rollout_attn_backend="TORCH_SDPA")["diffusion_attention_config"]
         assert parse_attention_config(named).default.backend == "TORCH_SDPA"
-    named, roles = {"default": {"backend": "CUDNN_ATTN"}}, {"per_role": {"joint": "TORCH_SDPA"}}
+    named = {"default": {"backend": "CUDNN_ATTN"}}
+    roles = {"per_role": {"joint": "TORCH_SDPA"}}
     for own, found in (
         ({"diffusion_attention_backend": "CUDNN_ATTN"}, named),
         ({"diffusion_attention_config": named}, named),

@@ -48,11 +48,18 @@ def settings(folder: Path, rank: int, **changes: Any) -> Any:
     architecture = json.loads((folder / "model_index.json").read_text())["_class_name"]
     adapter = training_adapter(architecture)
     made = {
-        "path": str(folder), "architecture": architecture, "lora_rank": rank, "lora_alpha": 8,
+        "path": str(folder),
+        "architecture": architecture,
+        "lora_rank": rank,
+        "lora_alpha": 8,
         "lora_adapter_path": None,
-        "target_modules": list(adapter.LORA_TARGETS), "exclude_modules": None, "lora_init_weights": "gaussian",
-        "fsdp_layer_prefixes": list(adapter.LAYERS), "attn_backend": "native", "enable_gradient_checkpointing": True,
-    }  # fmt: skip
+        "target_modules": list(adapter.LORA_TARGETS),
+        "exclude_modules": None,
+        "lora_init_weights": "gaussian",
+        "fsdp_layer_prefixes": list(adapter.LAYERS),
+        "attn_backend": "native",
+        "enable_gradient_checkpointing": True,
+    }
     return SimpleNamespace(**{**made, **changes})
 
 
@@ -69,7 +76,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def differences(one: nn.Module, other: nn.Module) -> list[str]:
-    first, second = state(one), state(other)
+    first = state(one)
+    second = state(other)
     return sorted(first.keys() ^ second.keys()) + [
         name
         for name in first.keys() & second.keys()
@@ -112,14 +120,20 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     for name, (family, adapter, dtypes, size) in CASES.items():
         mesh = parallel.make_mesh("cpu", ranks, size)
         precision = Precision(**{"frozen": torch.float32, "compute": torch.float32, **dtypes})
-        made, states, opened = {}, {}, {}
+        made = {}
+        states = {}
+        opened = {}
         for kind in ("files", "pickled"):
             torch.manual_seed(1)
             opened[kind] = Opened()
             made[kind] = shard_loading.load_sharded(
-                settings(Path(folder) / kind / family, adapter), mesh,
-                precision=precision, seed=3, reshard_after_forward=True, open_files=opened[kind],
-            )  # fmt: skip
+                settings(Path(folder) / kind / family, adapter),
+                mesh,
+                precision=precision,
+                seed=3,
+                reshard_after_forward=True,
+                open_files=opened[kind],
+            )
             states[kind] = torch.get_rng_state()
         assert opened["pickled"].bytes_read == 0, "not loaded whole, so there is nothing to compare with"
         found[name] = {
@@ -128,7 +142,8 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
             "same generator": torch.equal(states["files"], states["pickled"]),
         }
         if family == "sd3":
-            one, other = gradients(made["files"]), gradients(made["pickled"])
+            one = gradients(made["files"])
+            other = gradients(made["pickled"])
             assert len(one) > 1 and one.keys() == other.keys()
             found[name]["other gradients"] = [key for key, value in one.items() if not torch.equal(value, other[key])]
     (Path(out) / f"{rank}.json").write_text(json.dumps(found))
@@ -244,9 +259,12 @@ def test_the_shard_of_a_rank_is_that_of_torch() -> None:
 
 def load(folder: Path, **changes: Any) -> nn.Module:
     return shard_loading.load_sharded(
-        settings(folder, 4, **changes), parallel.mesh_of_one(torch.device("cpu")),
-        precision=Precision(torch.float32, torch.float32), seed=3, reshard_after_forward=True,
-    )  # fmt: skip
+        settings(folder, 4, **changes),
+        parallel.mesh_of_one(torch.device("cpu")),
+        precision=Precision(torch.float32, torch.float32),
+        seed=3,
+        reshard_after_forward=True,
+    )
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ time.sleep(600)
 
 
 def test_shared_memory_of_a_killed_child_is_removed_but_not_own_semaphores() -> None:
-    own, lock = python.SharedMemory(create=True, size=16), multiprocessing.get_context("spawn").Lock()
+    own = python.SharedMemory(create=True, size=16)
+    lock = multiprocessing.get_context("spawn").Lock()
     child = subprocess.Popen([sys.executable, "-c", CHILD, own.name], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None

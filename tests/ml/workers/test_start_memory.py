@@ -21,16 +21,22 @@ from verl_omni.workers.actor.precision import Precision
 pytestmark = pytest.mark.slow
 
 RANKS = (1, 2, 4)
-FAMILY, HEADS, LAYERS = "StableDiffusion3Pipeline", 8, 6
+FAMILY = "StableDiffusion3Pipeline"
+HEADS = 8
+LAYERS = 6
 STATUS = Path("/proc/self/status")
 
 
 def settings(folder: Path) -> Any:
     """Settings of a model all of whose weights are trained."""
     return SimpleNamespace(
-        path=str(folder), architecture=FAMILY, lora_rank=0, fsdp_layer_prefixes=list(training_adapter(FAMILY).LAYERS),
-        attn_backend="native", enable_gradient_checkpointing=True,
-    )  # fmt: skip
+        path=str(folder),
+        architecture=FAMILY,
+        lora_rank=0,
+        fsdp_layer_prefixes=list(training_adapter(FAMILY).LAYERS),
+        attn_backend="native",
+        enable_gradient_checkpointing=True,
+    )
 
 
 def own_bytes() -> int:
@@ -43,7 +49,9 @@ def own_bytes() -> int:
 @contextmanager
 def watched(peaks: list[int]) -> Iterator[None]:
     """Append the most that the process took above what it has now, looked at every millisecond."""
-    before, most, ended = own_bytes(), 0, threading.Event()
+    before = own_bytes()
+    most = 0
+    ended = threading.Event()
 
     def watch() -> None:
         nonlocal most
@@ -64,13 +72,17 @@ def run_rank(rank: int, ranks: int, folder: str, out: str) -> None:
     """Load the model in slices and, to compare with, whole."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=ranks)
-    mesh, peaks = parallel.make_mesh("cpu", ranks, -1), list[int]()
+    mesh = parallel.make_mesh("cpu", ranks, -1)
+    peaks = list[int]()
     for kind in ("warm-up", "files", "pickled"):
         with watched(peaks):
             shard_loading.load_sharded(
-                settings(Path(folder) / ("pickled" if kind == "pickled" else "files")), mesh,
-                precision=Precision(torch.float32, torch.float32), seed=3, reshard_after_forward=True,
-            )  # fmt: skip
+                settings(Path(folder) / ("pickled" if kind == "pickled" else "files")),
+                mesh,
+                precision=Precision(torch.float32, torch.float32),
+                seed=3,
+                reshard_after_forward=True,
+            )
     (Path(out) / f"{rank}.json").write_text(json.dumps(peaks[1:]))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -85,10 +97,18 @@ def write_model(folder: Path) -> int:
     from diffusers import SD3Transformer2DModel
 
     transformer = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=16, out_channels=16, num_layers=LAYERS, attention_head_dim=64,
-        num_attention_heads=HEADS, caption_projection_dim=64 * HEADS, joint_attention_dim=64, pooled_projection_dim=64,
+        sample_size=16,
+        patch_size=2,
+        in_channels=16,
+        out_channels=16,
+        num_layers=LAYERS,
+        attention_head_dim=64,
+        num_attention_heads=HEADS,
+        caption_projection_dim=64 * HEADS,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
         pos_embed_max_size=16,
-    ).to(torch.bfloat16)  # fmt: skip
+    ).to(torch.bfloat16)
     for kind in ("files", "pickled"):
         (folder / kind).mkdir()
         (folder / kind / "model_index.json").write_text(json.dumps({"_class_name": FAMILY}))
@@ -98,7 +118,8 @@ def write_model(folder: Path) -> int:
 
 def test_the_host_memory_of_a_start_does_not_grow_with_the_ranks(tmp_path: Path, run_ranks: Any) -> None:
     weights = write_model(tmp_path)
-    in_slices, whole = {}, {}
+    in_slices = {}
+    whole = {}
     for ranks in RANKS:
         out = run_ranks(__file__, ranks, tmp_path)
         found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]

@@ -11,7 +11,8 @@ from verl_omni.weight_sync.errors import PartialWeights, WeightSyncError
 from verl_omni.workers.rollout.vllm_rollout.language_model.weights_gate import WeightsGate
 from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError
 
-FULL, ADAPTER = [[{"lora": False}]], [[{"lora": True}]]
+FULL = [[{"lora": False}]]
+ADAPTER = [[{"lora": True}]]
 BROKEN: list[Any] = [{"supported": False, "error": "[PartialWeights] the update failed"}]
 
 
@@ -32,7 +33,8 @@ async def test_an_update_is_refused_while_requests_are_in_flight() -> None:
 
 
 async def test_a_request_waits_for_the_update() -> None:
-    gate, began = WeightsGate(), []
+    gate = WeightsGate()
+    began = []
 
     async def request(name: str) -> None:
         async with gate.request():

@@ -17,7 +17,8 @@ def worker(pipeline: Any = "pipeline", device: Any = "cpu") -> Any:
     from verl_omni.workers.rollout.vllm_rollout.utils import vLLMOmniColocateWorkerExtension
 
     made: Any = object.__new__(vLLMOmniColocateWorkerExtension)
-    made.device, made.local_rank = device, 2
+    made.device = device
+    made.local_rank = 2
     made.model_runner = SimpleNamespace(pipeline=SimpleNamespace() if pipeline else None)
     return made
 
@@ -76,7 +77,8 @@ def receiving(rank: int, fault: Exception | None = None) -> Any:
         made.served = int(tensors["a"])
         return 1
 
-    made._receive_buckets, made._swap_adapter = receive, swap
+    made._receive_buckets = receive
+    made._swap_adapter = swap
     return made
 
 
@@ -96,9 +98,11 @@ def server_of(*workers: Any) -> Any:
 
     server: Any = object.__new__(vLLMOmniHttpServer)
     server._post_init("")
-    server.engine, server._mode = SimpleNamespace(collective_rpc=call), DiffusionMode()
+    server.engine = SimpleNamespace(collective_rpc=call)
+    server._mode = DiffusionMode()
     server.config = SimpleNamespace(step_execution=False, deadline_seconds=30.0)
-    server.replica_rank, server._submission_paused = 0, False
+    server.replica_rank = 0
+    server._submission_paused = False
     return server
 
 
@@ -113,7 +117,8 @@ async def test_every_worker_receives_an_adapter_before_one_serves_it() -> None:
     assert found == [{"tensors": 1, "buckets": 1, "bytes": 8, "lora": True, "bound": 1}] * 2
     assert [each.served for each in both] == [0, 1]
     assert [each.model_runner.pipeline.weights_version for each in both] == [4, 4]
-    one, other = receiving(0), receiving(1, OSError("the sender of rank 1 is gone"))
+    one = receiving(0)
+    other = receiving(1, OSError("the sender of rank 1 is gone"))
     with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: the sender of rank 1 is gone"):
         await collective_update(server_of(one, other))
     assert (one.served, other.served) == ("old", "old"), "the ranks have different adapters"
@@ -125,8 +130,11 @@ async def test_requests_fail_while_workers_have_different_adapters() -> None:
     def out_of_memory(*_: Any) -> int:
         raise MemoryError("no memory")
 
-    one, other = receiving(0), receiving(1)
-    server, swap, other._swap_adapter = server_of(one, other), other._swap_adapter, out_of_memory
+    one = receiving(0)
+    other = receiving(1)
+    server = server_of(one, other)
+    swap = other._swap_adapter
+    other._swap_adapter = out_of_memory
     server.model_config = SimpleNamespace(lora_rank=0, lora={})
     with pytest.raises(RuntimeError, match="failed in 1 of 2 workers: no memory"):
         await collective_update(server)
@@ -184,9 +192,12 @@ def test_a_pipeline_without_lora_layers_is_refused() -> None:
     manager: Any = object.__new__(DiffusionLoRAManager)
     manager._expected_lora_modules = []
     request = OmniTensorLoRARequest(
-        lora_name="123", lora_int_id=123, lora_path="simon_lora_path", peft_config=CONFIG,
+        lora_name="123",
+        lora_int_id=123,
+        lora_path="simon_lora_path",
+        peft_config=CONFIG,
         lora_tensors={"a.lora_A.weight": torch.zeros(1)},
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match=r"^No supported LoRA modules found in the diffusion pipeline\.$"):
         manager._load_adapter(request)
 
@@ -205,7 +216,8 @@ def test_verls_tensor_requests_for_language_models_are_loaded() -> None:
         supported_lora_modules=["q_proj"], packed_modules_mapping={}, model=object()
     )
     manager.lora_config = LoRAConfig(max_lora_rank=8, lora_dtype=torch.float32)
-    manager._lora_model_cls, manager.vocab_size = LoRAModel, 10
+    manager._lora_model_cls = LoRAModel
+    manager.vocab_size = 10
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     tensors = {f"{module}.lora_A.weight": torch.ones(4, 6), f"{module}.lora_B.weight": torch.ones(5, 4)}
     config = {**CONFIG, "lora_alpha": 4, "target_modules": ["q_proj"]}

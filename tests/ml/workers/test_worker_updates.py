@@ -54,7 +54,8 @@ def worker(failing: str, gathered: list[int]) -> Any:
 
     made = Rank()
     made.rollout_config = SimpleNamespace(free_cache_engine=True, rollout_adapter="default", dtype="float32")
-    made.actor, made.rollout = SimpleNamespace(peft_config=lambda: None, weights=weights), Sender(failing)
+    made.actor = SimpleNamespace(peft_config=lambda: None, weights=weights)
+    made.rollout = Sender(failing)
     return made
 
 

@@ -45,8 +45,16 @@ def model_settings(
         adapters: `policy_state_adapters`.
     """
     return SimpleNamespace(
-        path=str(folder), architecture="StableDiffusion3Pipeline", lora_rank=rank, lora_alpha=8, lora_adapter_path=None,
-        target_modules=list(targets), exclude_modules=None, lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."], policy_state_adapters=tuple(adapters), attn_backend="native",
+        path=str(folder),
+        architecture="StableDiffusion3Pipeline",
+        lora_rank=rank,
+        lora_alpha=8,
+        lora_adapter_path=None,
+        target_modules=list(targets),
+        exclude_modules=None,
+        lora_init_weights="gaussian",
+        fsdp_layer_prefixes=["transformer_blocks."],
+        policy_state_adapters=tuple(adapters),
+        attn_backend="native",
         enable_gradient_checkpointing=False,
-    )  # fmt: skip
+    )

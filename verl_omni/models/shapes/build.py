@@ -22,18 +22,27 @@ def pipeline(
 ) -> StableDiffusion3Pipeline:
     """A pipeline with a random transformer (0.6 M parameters), fixed encoders and a closed-form VAE."""
     words = sorted({word for scene in all_scenes() for word in scene.text.split()})
-    clip, t5 = text.clip_tokenizer(words, TEXT_LENGTH), text.t5_tokenizer(words, TEXT_LENGTH)
+    clip = text.clip_tokenizer(words, TEXT_LENGTH)
+    t5 = text.t5_tokenizer(words, TEXT_LENGTH)
     for word in words:
         if len(clip(word).input_ids) != 3 or len(t5(word).input_ids) != 2:
             raise ValueError(f"{word!r} is not one token")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = SD3Transformer2DModel(  # its position table is replaced below
-            sample_size=LATENT_SIZE, patch_size=patch, in_channels=3, out_channels=3, num_layers=layers,
-            attention_head_dim=hidden // heads, num_attention_heads=heads, caption_projection_dim=hidden,
-            joint_attention_dim=2 * CLIP_WIDTH, pooled_projection_dim=2 * CLIP_WIDTH,
-            pos_embed_max_size=POSITIONS, qk_norm="rms_norm",
-        )  # fmt: skip
+            sample_size=LATENT_SIZE,
+            patch_size=patch,
+            in_channels=3,
+            out_channels=3,
+            num_layers=layers,
+            attention_head_dim=hidden // heads,
+            num_attention_heads=heads,
+            caption_projection_dim=hidden,
+            joint_attention_dim=2 * CLIP_WIDTH,
+            pooled_projection_dim=2 * CLIP_WIDTH,
+            pos_embed_max_size=POSITIONS,
+            qk_norm="rms_norm",
+        )
     _use_own_positions(transformer, LATENT_SIZE // patch)
     return StableDiffusion3Pipeline(
         transformer=transformer,
@@ -67,7 +76,8 @@ def _use_own_positions(transformer: SD3Transformer2DModel, size: int) -> None:
 @torch.no_grad()
 def embed(pipe: StableDiffusion3Pipeline, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Prompt embeddings [N, 24, 64] and pooled embeddings [N, 64]."""
-    sequences, pooled = [], []
+    sequences = []
+    pooled = []
     for start in range(0, len(prompts), 256):
         one, _, two, _ = pipe.encode_prompt(
             prompts[start : start + 256], None, None, do_classifier_free_guidance=False, max_sequence_length=TEXT_LENGTH

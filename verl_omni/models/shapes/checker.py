@@ -15,17 +15,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from verl_omni.models.shapes.scenes import (
-    BACKGROUND,
-    COLORS,
-    SHAPES,
-    SIZE,
-    Image,
-    Item,
-    Scene,
-    parse,
-    shape_distance,
-)
+from verl_omni.models.shapes.scenes import BACKGROUND, COLORS, SHAPES, SIZE, Image, Item, Scene, parse, shape_distance
 
 FOREGROUND_DISTANCE = 0.28  # of a pixel's colour to the background's, Euclidean in RGB
 SMALLEST_AREA = 16  # pixels; smaller components are specks
@@ -34,7 +24,8 @@ SHAPE_OVERLAP = 0.80  # intersection over union with the best template
 # Overlap does not tell a rounded square from a circle. A square fills the corner patches of its bounding box; a circle
 # fills pi / 4 = 0.785 of the box.
 CORNER = 3
-SQUARE_CORNER, CIRCLE_FILL = 0.60, 0.85
+SQUARE_CORNER = 0.60
+CIRCLE_FILL = 0.85
 RELATION_MARGIN = 6.0  # pixels
 # Upper limit of the background's RMS deviation from its colour, at least three pixels away from any object. Images of
 # the example model stay below 0.008; a tint or a lattice of patches, as training may produce, lies above.
@@ -184,9 +175,11 @@ def _match(found: list[Detected], wanted: tuple[Item, ...]) -> tuple[float, dict
 def _related(found: list[Detected], pairs: dict[int, int], scene: Scene) -> bool:
     if len(pairs) != 2:
         return False
-    one, other = found[pairs[0]], found[pairs[1]]
-    dx, dy = other.x - one.x, other.y - one.y
-    along, across = {
-        "left of": (dx, dy), "right of": (-dx, dy), "above": (dy, dx), "below": (-dy, dx)
-    }[str(scene.relation)]  # fmt: skip
+    one = found[pairs[0]]
+    other = found[pairs[1]]
+    dx = other.x - one.x
+    dy = other.y - one.y
+    along, across = {"left of": (dx, dy), "right of": (-dx, dy), "above": (dy, dx), "below": (-dy, dx)}[
+        str(scene.relation)
+    ]
     return along > RELATION_MARGIN and along > abs(across)

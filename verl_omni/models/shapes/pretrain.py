@@ -167,12 +167,15 @@ def accuracy(pipe: Any, wanted: list[scenes.Scene]) -> tuple[dict[str, float], n
 
 def grid(images: np.ndarray, captions: list[str], right: list[bool], path: Path, columns: int = 6) -> None:
     """Write a contact sheet; captions of correct images are green."""
-    width, height, zoom = 64 * 2 + 8, 64 * 2 + 30, 2
+    width = 64 * 2 + 8
+    height = 64 * 2 + 30
+    zoom = 2
     rows = -(-len(images) // columns)
     sheet = Picture.new("RGB", (columns * width, rows * height), "white")
     pen = ImageDraw.Draw(sheet)
     for place, (image, caption, ok) in enumerate(zip(images, captions, right, strict=True)):
-        left, top = (place % columns) * width, (place // columns) * height
+        left = (place % columns) * width
+        top = (place // columns) * height
         small = Picture.fromarray((image * 255).round().astype(np.uint8))
         sheet.paste(small.resize((64 * zoom, 64 * zoom), Picture.Resampling.NEAREST), (left + 4, top + 4))
         words = caption.split()

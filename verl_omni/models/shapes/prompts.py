@@ -48,9 +48,9 @@ def write(folder: Path) -> None:
 
 def _write(path: Path, chosen: list[Scene]) -> None:
     lines = [
-        json.dumps({
-            "prompt": s.text, "data_source": "shapes", "ground_truth": s.text, "extra_info": {"category": s.category},
-        })
+        json.dumps(
+            {"prompt": s.text, "data_source": "shapes", "ground_truth": s.text, "extra_info": {"category": s.category}}
+        )
         for s in chosen
-    ]  # fmt: skip
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

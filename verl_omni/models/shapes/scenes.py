@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 SIZE = 64
 BACKGROUND = np.array([0.93, 0.93, 0.90])
 COLORS = {
-    "red": (0.87, 0.13, 0.13), "green": (0.10, 0.65, 0.20), "blue": (0.12, 0.28, 0.90),
-    "yellow": (0.97, 0.80, 0.05), "purple": (0.60, 0.15, 0.75), "cyan": (0.10, 0.75, 0.82),
-}  # fmt: skip
+    "red": (0.87, 0.13, 0.13),
+    "green": (0.10, 0.65, 0.20),
+    "blue": (0.12, 0.28, 0.90),
+    "yellow": (0.97, 0.80, 0.05),
+    "purple": (0.60, 0.15, 0.75),
+    "cyan": (0.10, 0.75, 0.82),
+}
 SHAPES = ("circle", "square", "triangle", "cross")
 NUMBERS = {"two": 2, "three": 3, "four": 4}
 RELATIONS = ("left of", "right of", "above", "below")
@@ -58,7 +62,8 @@ def all_scenes() -> list[Scene]:
     for one, other in itertools.permutations(items, 2):
         if one[0] == other[0]:
             continue
-        first, second = f"a {one[0]} {one[1]}", f"a {other[0]} {other[1]}"
+        first = f"a {one[0]} {one[1]}"
+        second = f"a {other[0]} {other[1]}"
         made.append(Scene("two", f"{first} and {second}", (one, other)))
         made += [Scene("position", f"{first} {rel} {second}", (one, other), rel) for rel in RELATIONS]
     return made
@@ -133,11 +138,14 @@ def place(scene: Scene, rng: np.random.Generator, jitter: float = 1.5) -> list[P
         chosen = [(first, other), (second, other)] if across else [(other, first), (other, second)]
     return [
         Placed(
-            color, shape, 16.5 + 31 * x + rng.uniform(-jitter, jitter), 16.5 + 31 * y + rng.uniform(-jitter, jitter),
+            color,
+            shape,
+            16.5 + 31 * x + rng.uniform(-jitter, jitter),
+            16.5 + 31 * y + rng.uniform(-jitter, jitter),
             rng.uniform(10, 12),
         )
         for (color, shape), (x, y) in zip(scene.objects, chosen, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 _ROW, _COLUMN = np.mgrid[0:SIZE, 0:SIZE] + 0.5
@@ -163,7 +171,8 @@ def shape_distance(shape: str, x: Image, y: Image) -> Image:
         case "triangle":
             return np.asarray(np.maximum(y - 0.85, (2 * abs(x) - (y + 0.95)) / np.sqrt(5)))
         case "cross":
-            upright, flat = np.maximum(abs(x) - 0.34, abs(y) - 1), np.maximum(abs(x) - 1, abs(y) - 0.34)
+            upright = np.maximum(abs(x) - 0.34, abs(y) - 1)
+            flat = np.maximum(abs(x) - 1, abs(y) - 0.34)
             return np.asarray(np.minimum(upright, flat))
         case _:
             raise ValueError(f"unknown shape {shape!r}")

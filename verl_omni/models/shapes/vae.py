@@ -20,12 +20,21 @@ CHANNELS = 12  # +x, -x, +k, -k for each colour
 def linear_vae() -> AutoencoderKL:
     """AutoencoderKL, 3 latent channels at half the size; the latent 0 is the background."""
     vae = AutoencoderKL(
-        in_channels=3, out_channels=3, latent_channels=3,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(CHANNELS, CHANNELS), layers_per_block=1, norm_num_groups=3,
-        mid_block_add_attention=False, sample_size=64, use_quant_conv=False, use_post_quant_conv=False,
-        scaling_factor=1.0, shift_factor=0.0,
-    )  # fmt: skip
+        in_channels=3,
+        out_channels=3,
+        latent_channels=3,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(CHANNELS, CHANNELS),
+        layers_per_block=1,
+        norm_num_groups=3,
+        mid_block_add_attention=False,
+        sample_size=64,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+    )
     for parameter in vae.parameters():
         parameter.zero_()
     for half in (vae.encoder, vae.decoder):

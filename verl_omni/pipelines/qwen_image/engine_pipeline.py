@@ -99,19 +99,33 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
 
         def velocity(x: Tensor, timestep: Tensor) -> Tensor:
             positive, negative, patches = self._build_denoise_kwargs(
-                x, timestep, guidance, prompt_embeds, prompt_embeds_mask, img_shapes, txt_seq_lens,
-                do_true_cfg, negative_prompt_embeds, negative_prompt_embeds_mask, negative_txt_seq_lens,
-                image_latents, additional_transformer_kwargs,
-            )  # fmt: skip
+                x,
+                timestep,
+                guidance,
+                prompt_embeds,
+                prompt_embeds_mask,
+                img_shapes,
+                txt_seq_lens,
+                do_true_cfg,
+                negative_prompt_embeds,
+                negative_prompt_embeds_mask,
+                negative_txt_seq_lens,
+                image_latents,
+                additional_transformer_kwargs,
+            )
             found: Tensor = self.predict_noise_maybe_with_cfg(
                 do_true_cfg, true_cfg_scale, positive, negative, cfg_normalize, patches
             )
             return found
 
         conditions = self.recorded_conditions(
-            img_shapes, image_latents, prompt_embeds, prompt_embeds_mask, negative_prompt_embeds,
+            img_shapes,
+            image_latents,
+            prompt_embeds,
+            prompt_embeds_mask,
+            negative_prompt_embeds,
             negative_prompt_embeds_mask,
-        )  # fmt: skip
+        )
         return self._recorder.denoise(
             velocity, latents, timesteps, self.scheduler.sigmas, conditions, received(timesteps, latents.dtype)
         )

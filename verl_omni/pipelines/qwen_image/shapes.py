@@ -15,8 +15,10 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 of them in a patch."""
-    transformer, (_, _, height, width) = configs["transformer"], decoder_input(configs, pipeline)
-    embeds, mask = example(prompt_rows, transformer["joint_attention_dim"]), example(prompt_rows, dtype=torch.int64)
+    transformer = configs["transformer"]
+    (_, _, height, width) = decoder_input(configs, pipeline)
+    embeds = example(prompt_rows, transformer["joint_attention_dim"])
+    mask = example(prompt_rows, dtype=torch.int64)
     return {
         "latents": example((height // 2) * (width // 2), transformer["in_channels"]),
         "img_shapes": torch.tensor([1, height // 2, width // 2]),

@@ -20,13 +20,20 @@ class StepwiseQwenImage(StepwiseSampling):
         state = super().prepare_encode(state, **kwargs)  # type: ignore[misc]
         # The engine pads the embeddings of a batch in place, so they are recorded before.
         conditions = self.recorded_conditions(
-            state.img_shapes, None, state.prompt_embeds, state.prompt_embeds_mask,
-            state.negative_prompt_embeds, state.negative_prompt_embeds_mask,
-        )  # fmt: skip
+            state.img_shapes,
+            None,
+            state.prompt_embeds,
+            state.prompt_embeds_mask,
+            state.negative_prompt_embeds,
+            state.negative_prompt_embeds_mask,
+        )
         self.start_sampling(
-            state, generator, received(state.timesteps, self.od_config.dtype), state.scheduler.sigmas,
+            state,
+            generator,
+            received(state.timesteps, self.od_config.dtype),
+            state.scheduler.sigmas,
             {name: rows[0][None] for name, rows in conditions.items()},
-        )  # fmt: skip
+        )
         return state
 
     def post_decode(self: Any, state: Any, **kwargs: Any) -> DiffusionOutput:

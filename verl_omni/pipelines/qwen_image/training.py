@@ -14,13 +14,23 @@ from verl_omni.pipelines.registry import PromptCheck
 from verl_omni.pipelines.scheduler_config import EULER
 
 CONDITIONS = (
-    "img_shapes", "prompt_embeds", "prompt_embeds_mask", "negative_prompt_embeds", "negative_prompt_embeds_mask",
-)  # fmt: skip
+    "img_shapes",
+    "prompt_embeds",
+    "prompt_embeds_mask",
+    "negative_prompt_embeds",
+    "negative_prompt_embeds_mask",
+)
 LAYERS = ("transformer_blocks.",)
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
 # The prompt template of diffusers' and the engine's pipelines; the tokenizer's own is a chat model's.
 CHAT_TEMPLATE = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\n"
@@ -83,22 +93,31 @@ def received(timesteps: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-    *, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    transformer: Any,
+    batch: Mapping[str, Tensor],
+    x: Tensor,
+    timestep: Tensor,
+    guidance_scale: float,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Predicted velocity, float32 in the shape of `x`, of packed latents `x` [B, patches, 4 C] at `timestep` [B].
 
     `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches; [B, 2, 3] with those of an input image, whose
     patches `batch["image_latents"]` [B, patches, 4 C] follow those of `x`. With `guidance_scale` > 1 the prediction is
     guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
     """
-    embeds, mask = batch["prompt_embeds"], batch["prompt_embeds_mask"].to(torch.bool)
+    embeds = batch["prompt_embeds"]
+    mask = batch["prompt_embeds_mask"].to(torch.bool)
     shapes = [[tuple(shape) for shape in row] for row in batch["img_shapes"].reshape(len(x), -1, 3).tolist()]
-    patches, guided = x.shape[1], guidance_scale > 1
+    patches = x.shape[1]
+    guided = guidance_scale > 1
     if "image_latents" in batch:
         x = torch.cat([x, batch["image_latents"].to(x.dtype)], dim=1)
     if guided:
-        x, timestep, shapes = twice(x), twice(timestep), 2 * shapes
+        x = twice(x)
+        timestep = twice(timestep)
+        shapes = 2 * shapes
         embeds = with_padded_negative(batch, "prompt_embeds")
         mask = with_padded_negative(batch, "prompt_embeds_mask").to(torch.bool)
     longest = int(mask.sum(dim=1).max())  # padding beyond the longest prompt of this batch is cut

@@ -37,7 +37,9 @@ __all__ = [
     "get_pre_process_func",
 ]
 
-INFORMATION, PICTURE = "additional_information", "input_image"  # keys of a prompt
+# keys of a prompt
+INFORMATION = "additional_information"
+PICTURE = "input_image"
 
 
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
@@ -55,7 +57,8 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
         picture = _only_image(prompt.get("multi_modal_data") or {})
         width, height = images.resized(picture.size, min(images.LATENT_PIXELS, limit))
         params = request.sampling_params
-        params.width, params.height = params.width or width, params.height or height
+        params.width = params.width or width
+        params.height = params.height or height
         params.num_inference_steps = params.num_inference_steps or STEPS
         params.max_sequence_length = min(params.max_sequence_length or TEXT_TOKENS, TEXT_TOKENS)
         with client_errors():
@@ -116,7 +119,8 @@ class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPl
         found: dict[int, DiffusionOutput] = {}
         for size in dict.fromkeys(sizes):
             places = [place for place, other in enumerate(sizes) if other == size]
-            self._pictures, self._size = [pictures[place] for place in places], size
+            self._pictures = [pictures[place] for place in places]
+            self._size = size
             outputs = super().forward(DiffusionRequestBatch([req.requests[place] for place in places]))
             found |= dict(zip(places, outputs, strict=True))
         return [found[place] for place in range(len(sizes))]

@@ -10,7 +10,9 @@ from typing import Any
 from verl_omni.utils.model_folder import processor_config
 
 COUNT = 1
-LATENT_PIXELS, MULTIPLE = 1024 * 1024, 32  # upstream's `VAE_IMAGE_SIZE` and the multiple of its sides
+# upstream's `VAE_IMAGE_SIZE` and the multiple of its sides
+LATENT_PIXELS = 1024 * 1024
+MULTIPLE = 32
 
 
 def resized(size: tuple[int, int], pixels: int) -> tuple[int, int]:

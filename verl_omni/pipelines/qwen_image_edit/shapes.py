@@ -28,7 +28,8 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
     """See `sample_shapes.SampleShapes`."""
-    found, (rows, columns) = without_image(configs, pipeline, prompt_rows), image_patches(configs, pipeline)
+    found = without_image(configs, pipeline, prompt_rows)
+    (rows, columns) = image_patches(configs, pipeline)
     return {
         **found,
         "img_shapes": torch.stack([found["img_shapes"], torch.tensor([1, rows, columns])]),

@@ -12,7 +12,9 @@ from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.pipelines.qwen_image_edit import images
 from verl_omni.pipelines.registry import PromptCheck
 
-START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+START = "<|vision_start|>"
+PLACE = "<|image_pad|>"
+END = "<|vision_end|>"
 SYSTEM = (
     "Describe the key features of the input image (color, shape, size, texture, objects, background), then explain "
     "how the user's text instruction should alter or modify the image. Generate a new image that meets the user's "
@@ -55,11 +57,13 @@ class QwenImageEditTraining:
     """
 
     CONDITIONS = (*qwen_image.CONDITIONS, "image_latents")
-    LAYERS, LORA_TARGETS = qwen_image.LAYERS, qwen_image.LORA_TARGETS
+    LAYERS = qwen_image.LAYERS
+    LORA_TARGETS = qwen_image.LORA_TARGETS
     SCHEDULERS = qwen_image.SCHEDULERS
     DYNAMIC_SHIFT = qwen_image.DYNAMIC_SHIFT
     PICTURE = START + PLACE + END
-    IMAGE_PIXELS, IMAGE_ROWS = 1024 * 1024, 1536
+    IMAGE_PIXELS = 1024 * 1024
+    IMAGE_ROWS = 1536
     CHAT_TEMPLATE = chat_template(PICTURE)
 
     def guidance(self, pipeline: Any) -> float:
@@ -82,9 +86,15 @@ class QwenImageEditTraining:
         return check
 
     def velocity(
-        self, transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-        *, dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
+        self,
+        transformer: Any,
+        batch: Mapping[str, Tensor],
+        x: Tensor,
+        timestep: Tensor,
+        guidance_scale: float,
+        *,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """See `qwen_image.training`; `batch["img_shapes"]` [B, 2, 3] has the sample's shape and the input image's."""
         return qwen_image.velocity(transformer, batch, x, timestep, guidance_scale, dtype=dtype)
 
@@ -93,5 +103,6 @@ class QwenImageEditPlusTraining(QwenImageEditTraining):
     """`TrainingAdapter` of Qwen-Image-Edit-Plus (2509, 2511): a smaller input image for the text encoder."""
 
     PICTURE = "Picture 1: " + QwenImageEditTraining.PICTURE
-    IMAGE_PIXELS, IMAGE_ROWS = 384 * 384, 256
+    IMAGE_PIXELS = 384 * 384
+    IMAGE_ROWS = 256
     CHAT_TEMPLATE = chat_template(PICTURE)

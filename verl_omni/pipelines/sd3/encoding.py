@@ -20,7 +20,8 @@ class SD3Encoder:
 
     def __init__(self, folder: str, dtype: torch.dtype, max_sequence_length: int) -> None:
         self._pipeline = StableDiffusion3Pipeline.from_pretrained(folder, transformer=None, dtype=dtype)
-        self._dtype, self._length = dtype, max_sequence_length
+        self._dtype = dtype
+        self._length = max_sequence_length
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], pixels: Tensor, device: torch.device) -> dict[str, Tensor]:
@@ -37,9 +38,13 @@ class SD3Encoder:
         samples = pixels.shape[1]
         self._pipeline.to(device)
         embeds, _, pooled, _ = self._pipeline.encode_prompt(
-            list(prompts), None, None, device=device, do_classifier_free_guidance=False,
+            list(prompts),
+            None,
+            None,
+            device=device,
+            do_classifier_free_guidance=False,
             max_sequence_length=self._length,
-        )  # fmt: skip
+        )
         vae = self._pipeline.vae
         images = pixels.flatten(0, 1).to(device, self._dtype) / 127.5 - 1
         modes = torch.cat([vae.encode(image[None]).latent_dist.mode() for image in images])

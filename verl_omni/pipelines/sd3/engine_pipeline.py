@@ -30,7 +30,8 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     size = size_check(ARCHITECTURE, Path(od_config.model))
 
     def pre_process(request: Any) -> Any:
-        prompt, params = request.prompt, request.sampling_params
+        prompt = request.prompt
+        params = request.sampling_params
         if not isinstance(prompt, str) and prompt.get("multi_modal_data"):
             raise OmniClientError("Stable Diffusion 3 accepts text prompts only: remove the images, videos or audio")
         params.num_inference_steps = params.num_inference_steps or STEPS

@@ -12,10 +12,10 @@ from vllm_omni.diffusion.data import DiffusionOutput
 from verl_omni.pipelines.engine_requests import decode_token_ids, request_generator
 from verl_omni.pipelines.stepwise import StepwiseSampling
 
-STEPS, SEQUENCE_LENGTH = 28, 256  # upstream's defaults in `forward`
-EMBEDDINGS = (
-    "prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds",
-)  # fmt: skip
+# upstream's defaults in `forward`
+STEPS = 28
+SEQUENCE_LENGTH = 256
+EMBEDDINGS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 
 
 class StepwiseSD3(StepwiseSampling):
@@ -42,7 +42,8 @@ class StepwiseSD3(StepwiseSampling):
         text, negative = (prompt, "") if isinstance(prompt, str) else _texts(prompt)
         height = params.height or self.default_sample_size * self.vae_scale_factor
         width = params.width or self.default_sample_size * self.vae_scale_factor
-        length, steps = params.max_sequence_length or SEQUENCE_LENGTH, int(params.num_inference_steps or STEPS)
+        length = params.max_sequence_length or SEQUENCE_LENGTH
+        steps = int(params.num_inference_steps or STEPS)
         self.check_inputs([text], "", "", height, width, max_sequence_length=length)
         conditions = dict(zip(("prompt_embeds", "pooled_prompt_embeds"), self._encoded(text, length), strict=True))
         state.do_true_cfg = (params.guidance_scale or 0.0) > 1
@@ -52,7 +53,8 @@ class StepwiseSD3(StepwiseSampling):
         generator = request_generator(params, self.device)
         latents = self.prepare_latents(1, self.transformer.in_channels, height, width, generator, params.latents)
         timesteps, _ = self.prepare_timesteps(steps, params.sigmas, latents.shape[1])
-        state.latents, state.timesteps = latents, timesteps
+        state.latents = latents
+        state.timesteps = timesteps
         # `_velocity` rounds the timesteps to the model's dtype.
         self.start_sampling(state, generator, timesteps.to(self.od_config.dtype), self.scheduler.sigmas, conditions)
         return state

@@ -14,9 +14,15 @@ from verl_omni.pipelines.scheduler_config import EULER
 CONDITIONS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds", "negative_pooled_prompt_embeds")
 LAYERS = ("transformer_blocks.",)
 LORA_TARGETS = (  # the joint attention of image and text
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
 NOT_ADAPTED = r".*(norm|time_text_embed).*"
 CHAT_TEMPLATE = None
 SCHEDULERS = (EULER,)
@@ -39,18 +45,26 @@ def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-    *, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    transformer: Any,
+    batch: Mapping[str, Tensor],
+    x: Tensor,
+    timestep: Tensor,
+    guidance_scale: float,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Predicted velocity, float32 [B, C, h, w], of latents `x` [B, C, h, w] at `timestep` [B].
 
     With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).
     """
-    embeds, pooled = batch["prompt_embeds"], batch["pooled_prompt_embeds"]
+    embeds = batch["prompt_embeds"]
+    pooled = batch["pooled_prompt_embeds"]
     guided = guidance_scale > 1
     if guided:
-        x, timestep = twice(x), twice(timestep)
-        embeds, pooled = with_negative(batch, "prompt_embeds"), with_negative(batch, "pooled_prompt_embeds")
+        x = twice(x)
+        timestep = twice(timestep)
+        embeds = with_negative(batch, "prompt_embeds")
+        pooled = with_negative(batch, "pooled_prompt_embeds")
     found: Tensor = transformer(
         hidden_states=x.to(dtype),
         timestep=timestep.to(dtype),

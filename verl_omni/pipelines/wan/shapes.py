@@ -31,7 +31,8 @@ def sequence_length(configs: Configs, pipeline: Any) -> int:
 def decoder_input(configs: Configs, pipeline: Any) -> torch.Size:
     """See `sample_shapes.SampleShapes`."""
     vae = configs["vae"]
-    space, time = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+    space = vae.get("scale_factor_spatial", 8)
+    time = vae.get("scale_factor_temporal", 4)
     frames = pipeline.num_frames // time + 1  # the engine makes 9 frames of 8: a multiple of `time`, and one
     return torch.Size(
         (configs["transformer"]["in_channels"], frames, pipeline.height // space, pipeline.width // space)

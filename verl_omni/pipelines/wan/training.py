@@ -44,16 +44,24 @@ def prompt_rows(max_sequence_length: int, tokenizer_length: int) -> int:
 
 
 def velocity(
-    transformer: Any, batch: Mapping[str, Tensor], x: Tensor, timestep: Tensor, guidance_scale: float,
-    *, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    transformer: Any,
+    batch: Mapping[str, Tensor],
+    x: Tensor,
+    timestep: Tensor,
+    guidance_scale: float,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Predicted velocity, float32 in the shape of `x`, of latents `x` [B, C, T, h, w] at `timestep` [B].
 
     With `guidance_scale` > 1 guided as in the engine: negative + scale (positive - negative).
     """
-    embeds, guided = batch["prompt_embeds"], guidance_scale > 1
+    embeds = batch["prompt_embeds"]
+    guided = guidance_scale > 1
     if guided:
-        x, timestep, embeds = twice(x), twice(timestep), with_negative(batch, "prompt_embeds")
+        x = twice(x)
+        timestep = twice(timestep)
+        embeds = with_negative(batch, "prompt_embeds")
     # The timestep stays in float32: the model embeds it in float32.
     found: Tensor = transformer(
         hidden_states=x.to(dtype), timestep=timestep, encoder_hidden_states=embeds.to(dtype), return_dict=False

@@ -79,7 +79,8 @@ class TorchAttentionMetadataBuilder(AttentionMetadataBuilder[TorchAttentionMetad
         """Raises NotImplementedError for attention that is not causal."""
         if common_attn_metadata.causal is not True:
             raise NotImplementedError("unsupported attention: on a CPU, only causal attention is implemented")
-        requests, tokens = common_attn_metadata.num_reqs, common_attn_metadata.num_actual_tokens
+        requests = common_attn_metadata.num_reqs
+        tokens = common_attn_metadata.num_actual_tokens
         return TorchAttentionMetadata(
             starts=common_attn_metadata.query_start_loc_cpu[: requests + 1].tolist(),
             lengths=common_attn_metadata.seq_lens[:requests].tolist(),

@@ -11,10 +11,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 FILES = (
     ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
     (
-        "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
         ("total_active_file", "total_inactive_file"),
     ),
-)  # fmt: skip
+)
 
 
 def available_memory(cgroups: Path = CGROUPS) -> tuple[int, int]:
@@ -24,7 +26,8 @@ def available_memory(cgroups: Path = CGROUPS) -> tuple[int, int]:
         cgroups: folder of the container's counters.
     """
     machine = psutil.virtual_memory()
-    available, total = int(machine.available), int(machine.total)
+    available = int(machine.available)
+    total = int(machine.total)
     for limit_file, used_file, stat_file, cached in FILES:
         limit = _read(cgroups / limit_file).strip()
         if not limit.isdigit() or int(limit) >= total:  # `max`, or v1's largest number

@@ -141,9 +141,11 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             extra = {name: value for name, value in self.offered.items() if name in known}
             reward = self.config.reward
             self._queues[key] = ScoringQueue(
-                scorer, {**settings, **extra}, batch_size=int(reward.get("batch_size", BATCH_SIZE)),
+                scorer,
+                {**settings, **extra},
+                batch_size=int(reward.get("batch_size", BATCH_SIZE)),
                 deadline_seconds=float(reward.get("deadline_seconds", DEADLINE_SECONDS)),
-            )  # fmt: skip
+            )
         return self._queues[key]
 
     @classmethod

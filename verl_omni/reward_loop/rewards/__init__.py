@@ -22,17 +22,31 @@ from verl_omni.utils.registry import Registry, load
 
 Scorer = Callable[..., Any]
 _OWN = (
-    "aesthetic", "brightness", "clap", "clip_score", "color", "genrm_ocr", "hpsv3", "http", "http_batch",
-    "jpeg", "jpeg_compressibility", "latent_http", "pickscore", "python", "shapes", "unified_reward",
-)  # fmt: skip
+    "aesthetic",
+    "brightness",
+    "clap",
+    "clip_score",
+    "color",
+    "genrm_ocr",
+    "hpsv3",
+    "http",
+    "http_batch",
+    "jpeg",
+    "jpeg_compressibility",
+    "latent_http",
+    "pickscore",
+    "python",
+    "shapes",
+    "unified_reward",
+)
 OF_IMAGES = ("shapes",)
 # Import paths; users add theirs with `verl_omni.extensions`.
 SCORERS = Registry("scorer", {name: f"{__name__}.{name}:compute_score" for name in _OWN})
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "choice": "it compares the texts that a language model answers, and here no model is trained on texts",
-    "imagebind": "the package imagebind of the registry is empty, the others of that name need a pytorchvideo that the "
-    "locked torchvision does not work with, and the license of the weights excludes commercial use",
+    "choice": "it compares the answers of a language model, and no model here is trained on texts",
+    "imagebind": "no working package fits the locked torchvision, and the license of the weights excludes commercial "
+    "use",
 }
 ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
 

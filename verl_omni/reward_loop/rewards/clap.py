@@ -102,7 +102,8 @@ class ClapModel(ScoringModel):
 
 def _audio_of(info: Mapping[str, Any]) -> tuple[np.ndarray, int]:
     """Mono audio float32 [T], and its rate in Hz."""
-    audio, rate = info.get("audio"), info.get("audio_sample_rate")
+    audio = info.get("audio")
+    rate = info.get("audio_sample_rate")
     if not isinstance(audio, Tensor) or not audio.numel() or not rate:
         raise ValueError(
             "clap compares audio with the prompt, and a sample's extra_info has no `audio` with `audio_sample_rate`"

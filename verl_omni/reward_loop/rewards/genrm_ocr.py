@@ -64,9 +64,15 @@ async def compute_score(
             f"{extra_info.get('prompt')!r}); give it a column ground_truth with the text that the image must show"
         )
     judge = connect(
-        base_url, model, api_key_env, reward_router_address=reward_router_address, model_name=model_name,
-        timeout=timeout, attempts=attempts, max_tokens=max_tokens,
-    )  # fmt: skip
+        base_url,
+        model,
+        api_key_env,
+        reward_router_address=reward_router_address,
+        model_name=model_name,
+        timeout=timeout,
+        attempts=attempts,
+        max_tokens=max_tokens,
+    )
     answers = await judge.ask_about_frames(solution_image, question or QUESTION, frame_interval)
     read = [normalize(without_fence(answer.text)) for answer in answers]
     scores = [score for text in read if (score := text_score(text, wanted)) > 0]
@@ -93,9 +99,8 @@ def edit_distance(left: str, right: str) -> int:
     """PURE: Levenshtein distance: the least number of insertions, deletions and substitutions."""
     row = list(range(len(right) + 1))
     for place, letter in enumerate(left, 1):
-        diagonal, row[0] = row[0], place
+        diagonal = row[0]
+        row[0] = place
         for column, other in enumerate(right, 1):
-            diagonal, row[column] = row[column], min(
-                row[column] + 1, row[column - 1] + 1, diagonal + (letter != other)
-            )  # fmt: skip
+            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (letter != other))
     return row[-1]

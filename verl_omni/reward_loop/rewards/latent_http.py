@@ -53,9 +53,11 @@ def compute_score(
     values = solution_image.detach().float().cpu().contiguous().numpy().astype("<f4")
     body = {
         **text_fields(data_source, ground_truth, extra_info),
-        "latents": base64.b64encode(values.tobytes()).decode(), "shape": list(values.shape),
-        "noise_level": noise_level, "noise_seed": noise_seed,
-    }  # fmt: skip
+        "latents": base64.b64encode(values.tobytes()).decode(),
+        "shape": list(values.shape),
+        "noise_level": noise_level,
+        "noise_seed": noise_seed,
+    }
     found = score_fields(server_url, request(server_url, body, timeout, max_retries + 1, retry_backoff))
     if found is None:
         return None

@@ -10,7 +10,8 @@ from torch import Tensor
 from verl_omni.reward_loop.clip_model import MODEL, PROCESSOR, ClipModel, clip_problems, load_once, prompts_of
 from verl_omni.reward_loop.video_frames import mean_over_frames
 
-WEIGHTS, INPUTS = "yuvalkirstain/PickScore_v1", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+WEIGHTS = "yuvalkirstain/PickScore_v1"
+INPUTS = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 def compute_score(

@@ -60,9 +60,15 @@ async def compute_score(
     if problems := _template_problems({"template": template, "lowest": lowest, "highest": highest}):
         raise ValueError("; ".join(problems))
     judge = connect(
-        base_url, model, api_key_env, reward_router_address=reward_router_address, model_name=model_name,
-        timeout=timeout, attempts=attempts, max_tokens=max_tokens,
-    )  # fmt: skip
+        base_url,
+        model,
+        api_key_env,
+        reward_router_address=reward_router_address,
+        model_name=model_name,
+        timeout=timeout,
+        attempts=attempts,
+        max_tokens=max_tokens,
+    )
     question = fill(template or TEMPLATE, str(extra_info.get("prompt")), lowest, highest)
     answers = await judge.ask_about_frames(solution_image, question, frame_interval)
     rating = fmean(_rating(answer, judge, lowest, highest) for answer in answers)
@@ -93,7 +99,9 @@ def fill(template: str, prompt: str, lowest: float, highest: float) -> str:
 
 def _template_problems(given: Mapping[str, Any]) -> list[str]:
     found = []
-    template, lowest, highest = given.get("template"), given.get("lowest", 1.0), given.get("highest", 5.0)
+    template = given.get("template")
+    lowest = given.get("lowest", 1.0)
+    highest = given.get("highest", 5.0)
     if template is not None and "{prompt}" not in template:
         found.append("template: must contain {prompt}, in place of which the prompt is written")
     if not lowest < highest:

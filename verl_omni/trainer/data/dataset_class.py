@@ -61,7 +61,8 @@ def load(settings: DictConfig) -> Any:
     try:
         return get_dataset_class(settings)
     except Exception as error:  # a module of the user's may raise anything
-        custom, cause = settings.custom_cls, error.__cause__ or error
+        custom = settings.custom_cls
+        cause = error.__cause__ or error
         raise DatasetClassNotUsable(
             f"{SETTING}: {custom.name} of {custom.path} cannot be used: {type(cause).__name__}: {cause}; correct the "
             "module, or write another class"

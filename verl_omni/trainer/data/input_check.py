@@ -80,8 +80,9 @@ def _refused_prompts(model: Path, inputs: Inputs) -> Iterator[tuple[str, str]]:
         model_settings.fill_in(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout)
         prompt_dataset.load_checked(config)
     except (OSError, ValueError) as error:
-        files = {f"{name}/{place}": path for name in ("train", "validation")
-                 for place, path in getattr(inputs, name).items()}  # fmt: skip
+        files = {
+            f"{name}/{place}": path for name in ("train", "validation") for place, path in getattr(inputs, name).items()
+        }
         yield next((place for place, path in files.items() if path in str(error)), "model"), str(error)
 
 

@@ -83,12 +83,10 @@ class PreferencePairs:
         pixels = torch.stack([self._pixels(pair) for pair in pairs])
         prompts = [prompt_text(self._dataset[row]["raw_prompt"]) for row in rows]
         return DataProto.from_dict(
-            tensors={
-                "pixels": pixels, "preferred": torch.ones(len(rows)), "draw_seeds": draw_seeds(len(rows), seed),
-            },
+            tensors={"pixels": pixels, "preferred": torch.ones(len(rows)), "draw_seeds": draw_seeds(len(rows), seed)},
             non_tensors={"prompts": objects(prompts)},
             meta_info={"request": {}},
-        )  # fmt: skip
+        )
 
     def _pixels(self, row: Mapping[str, Any]) -> Tensor:
         """Pixels of the preferred image and of the other, uint8 [2, 3, H, W]."""

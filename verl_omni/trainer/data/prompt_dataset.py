@@ -177,7 +177,8 @@ def load_checked(config: DictConfig) -> tuple[RLHFDataset, RLHFDataset | None]:
     Raises:
         ValueError: the message names the setting, the file, and, if a row is wrong, the first such row.
     """
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
     trusted = config.data.trust_remote_code
     tokenizer = hf_tokenizer(model.tokenizer_path or f"{model.path}/tokenizer", trust_remote_code=trusted)
     if template := model.custom_chat_template:
@@ -382,7 +383,9 @@ class PromptOrder:
     ) -> None:
         if size <= 0 or batch <= 0:
             raise ValueError(f"size and batch must be positive: {size}, {batch}")
-        self._size, self._batch, self._seed = size, batch, seed
+        self._size = size
+        self._batch = batch
+        self._seed = seed
         self._permutation = permutation if shuffle else lambda size, seed, epoch: torch.arange(size)
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
@@ -398,5 +401,6 @@ class PromptOrder:
 
     def _of_epoch(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
-            self._order, self._epoch = self._permutation(self._size, self._seed, epoch), epoch
+            self._order = self._permutation(self._size, self._seed, epoch)
+            self._epoch = epoch
         return self._order

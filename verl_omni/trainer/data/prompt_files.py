@@ -16,14 +16,17 @@ from verl_omni.trainer.settings.reference_modules import DATASET
 from verl_omni.utils.messages import parse_messages
 from verl_omni.utils.seeds import SEED_RANGE
 
-NEGATIVE_PROMPT, SEED = "negative_prompt", "seed"
+NEGATIVE_PROMPT = "negative_prompt"
+SEED = "seed"
 MAPPINGS = ("extra_info", "reward_model")
 PARQUET = ".parquet"
 TEXT = ".txt"
 SUFFIXES = (".jsonl", ".json", PARQUET, TEXT)
 PYTHON_MESSAGES = re.compile(r"\s*\[?\s*\{\s*'(role|content)'\s*:")
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # an escape in JSON, of which a pair is a character
-WHOLE_NUMBERS, LONGEST_NUMBER = range(-(2**63), 2**63), 20  # characters, with its sign
+# characters, with its sign
+WHOLE_NUMBERS = range(-(2**63), 2**63)
+LONGEST_NUMBER = 20
 
 
 class InvalidPromptFile(ValueError):

@@ -24,7 +24,8 @@ def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> 
     Args:
         train, held_out: data sets; those of a class of the user are not counted.
     """
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
     name = getattr(training_adapter(model.architecture), "LONGEST_TOKENIZER", None)
     if name is None or not (Path(model.path) / name).is_dir() or model.custom_chat_template:
         return
@@ -53,7 +54,8 @@ def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Ite
     Args:
         train, held_out: as `describe_truncated` takes them.
     """
-    rollout, adapter = config.actor_rollout_ref.rollout, training_adapter(config.actor_rollout_ref.model.architecture)
+    rollout = config.actor_rollout_ref.rollout
+    adapter = training_adapter(config.actor_rollout_ref.model.architecture)
     evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
     sampled = config.algorithm.sample_source == "online"
     for files, dataset, guided in (

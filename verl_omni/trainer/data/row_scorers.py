@@ -14,7 +14,9 @@ from verl_omni.trainer.settings.reference_modules import DATASET
 from verl_omni.trainer.settings.reward_settings import ONE, OWN_MODULE
 from verl_omni.verl_names import AGENT_LOOP
 
-HELD_OUT, COLUMN, LOOP = "data.val_files", "data_source", "agent_name"
+HELD_OUT = "data.val_files"
+COLUMN = "data_source"
+LOOP = "agent_name"
 ADVICE = "write reward.custom_reward_function.path, or reward.scorer for a built-in one"
 
 
@@ -47,7 +49,8 @@ def check(config: DictConfig) -> dict[str, str]:
 
 def _rows_decide(config: DictConfig) -> bool:
     """Whether a row's data source is its scorer: the settings name none, and the agent loop leaves scoring to them."""
-    reward, agent = config.reward, config.actor_rollout_ref.rollout.agent
+    reward = config.reward
+    agent = config.actor_rollout_ref.rollout.agent
     manager = reward.reward_manager
     own = manager.source == "importlib" and manager.module.path == OWN_MODULE and manager.name == ONE
     named = reward.scorer is not None or reward.custom_reward_function.path is not None

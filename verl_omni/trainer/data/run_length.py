@@ -20,7 +20,8 @@ def total_steps(config: DictConfig) -> int:
         FileNotFoundError: a data file does not exist.
         ValueError: it cannot be read, or the data set has fewer rows than a batch.
     """
-    steps, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
+    steps = config.trainer.total_training_steps
+    epochs = config.trainer.total_epochs
     if epochs is None:
         return int(steps)
     batch = config.data.train_batch_size

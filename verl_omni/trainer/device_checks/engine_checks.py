@@ -18,23 +18,34 @@ from verl_omni.trainer.device_checks.results import Check, require
 PROMPTS = ("a red circle", "two blue squares on the left")
 ROWS = [
     {
-        "raw_prompt": [{"role": "user", "content": prompt}], "data_source": "brightness",
-        "reward_model": {"ground_truth": prompt}, "extra_info": {"prompt": prompt},
+        "raw_prompt": [{"role": "user", "content": prompt}],
+        "data_source": "brightness",
+        "reward_model": {"ground_truth": prompt},
+        "extra_info": {"prompt": prompt},
     }
     for prompt in PROMPTS
-]  # fmt: skip
+]
 SAMPLES = 2  # of each prompt
 SEED = 7
 PIPELINE = "actor_rollout_ref.rollout.pipeline"
 SETTINGS = (
-    "reward.scorer=brightness", "trainer.total_training_steps=2", f"data.train_batch_size={len(PROMPTS)}",
-    "data.max_prompt_length=16", f"actor_rollout_ref.actor.ppo_mini_batch_size={len(PROMPTS)}",
-    "actor_rollout_ref.actor.optim.lr=1e-2", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
-    "actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-    "actor_rollout_ref.rollout.dtype=bfloat16", f"actor_rollout_ref.rollout.n={SAMPLES}",
-    f"{PIPELINE}.height=64", f"{PIPELINE}.width=64", f"{PIPELINE}.num_inference_steps=4",
-    f"{PIPELINE}.guidance_scale=3.0", f"{PIPELINE}.max_sequence_length=16",
-)  # fmt: skip
+    "reward.scorer=brightness",
+    "trainer.total_training_steps=2",
+    f"data.train_batch_size={len(PROMPTS)}",
+    "data.max_prompt_length=16",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={len(PROMPTS)}",
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bfloat16",
+    "actor_rollout_ref.model.lora_rank=4",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    f"actor_rollout_ref.rollout.n={SAMPLES}",
+    f"{PIPELINE}.height=64",
+    f"{PIPELINE}.width=64",
+    f"{PIPELINE}.num_inference_steps=4",
+    f"{PIPELINE}.guidance_scale=3.0",
+    f"{PIPELINE}.max_sequence_length=16",
+)
 
 
 class EngineChecks:
@@ -71,7 +82,8 @@ class EngineChecks:
         from verl_omni.trainer import startup
         from verl_omni.trainer.settings import configuration
 
-        model, prompts = self._folder / "model", self._folder / "prompts.jsonl"
+        model = self._folder / "model"
+        prompts = self._folder / "prompts.jsonl"
         make_tiny_sd3(model)
         prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
         own = (f"data.train_files='{prompts}'", f"trainer.default_local_dir='{self._folder / 'run'}'")
@@ -95,7 +107,8 @@ class EngineChecks:
         from verl_omni.trainer.metrics import step_metrics
         from verl_omni.workers.algorithms.base import training_algorithm
 
-        rollout, step = self.config.actor_rollout_ref.rollout, self._version + 1
+        rollout = self.config.actor_rollout_ref.rollout
+        step = self._version + 1
         prompts = sample_generation.training_prompts(ROWS, n=SAMPLES, step=step, version=self._version, seed=SEED)
         samples = sample_generation.generate_scored(self.config, self._stack.agent_loop, prompts)
         step_metrics.check_versions(samples.versions, self._version)

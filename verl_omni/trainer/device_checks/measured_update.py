@@ -18,41 +18,71 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sd3": (
         "SD3Transformer2DModel",
         {
-            "sample_size": 32, "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 6,
-            "attention_head_dim": 32, "num_attention_heads": 6, "joint_attention_dim": 64,
-            "caption_projection_dim": 192, "pooled_projection_dim": 64, "pos_embed_max_size": 32,
-            "qk_norm": "rms_norm", "dual_attention_layers": [0, 1],
+            "sample_size": 32,
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 16,
+            "num_layers": 6,
+            "attention_head_dim": 32,
+            "num_attention_heads": 6,
+            "joint_attention_dim": 64,
+            "caption_projection_dim": 192,
+            "pooled_projection_dim": 64,
+            "pos_embed_max_size": 32,
+            "qk_norm": "rms_norm",
+            "dual_attention_layers": [0, 1],
         },
     ),
     "qwen_image": (
         "QwenImageTransformer2DModel",
         {
-            "in_channels": 16, "out_channels": 4, "num_layers": 5, "attention_head_dim": 32,
-            "num_attention_heads": 6, "joint_attention_dim": 32, "axes_dims_rope": [8, 12, 12],
+            "in_channels": 16,
+            "out_channels": 4,
+            "num_layers": 5,
+            "attention_head_dim": 32,
+            "num_attention_heads": 6,
+            "joint_attention_dim": 32,
+            "axes_dims_rope": [8, 12, 12],
         },
     ),
     "qwen_image_edit": (
         "QwenImageTransformer2DModel",
         {
-            "in_channels": 16, "out_channels": 4, "num_layers": 5, "attention_head_dim": 32,
-            "num_attention_heads": 6, "joint_attention_dim": 32, "axes_dims_rope": [8, 12, 12],
+            "in_channels": 16,
+            "out_channels": 4,
+            "num_layers": 5,
+            "attention_head_dim": 32,
+            "num_attention_heads": 6,
+            "joint_attention_dim": 32,
+            "axes_dims_rope": [8, 12, 12],
         },
     ),
     "wan": (
         "WanTransformer3DModel",
         {
-            "num_attention_heads": 6, "attention_head_dim": 32, "in_channels": 4, "out_channels": 4, "text_dim": 32,
-            "freq_dim": 64, "ffn_dim": 512, "num_layers": 6,
+            "num_attention_heads": 6,
+            "attention_head_dim": 32,
+            "in_channels": 4,
+            "out_channels": 4,
+            "text_dim": 32,
+            "freq_dim": 64,
+            "ffn_dim": 512,
+            "num_layers": 6,
         },
     ),
-}  # fmt: skip
+}
 SETTINGS = (
-    "data.train_files=none", "trainer.total_training_steps=1", "data.train_batch_size=2",
-    "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", "actor_rollout_ref.rollout.pipeline.height=192",
-    "actor_rollout_ref.rollout.pipeline.width=192", "actor_rollout_ref.rollout.pipeline.num_inference_steps=3",
+    "data.train_files=none",
+    "trainer.total_training_steps=1",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.pipeline.height=192",
+    "actor_rollout_ref.rollout.pipeline.width=192",
+    "actor_rollout_ref.rollout.pipeline.num_inference_steps=3",
     "actor_rollout_ref.rollout.pipeline.max_sequence_length=32",
-)  # fmt: skip
+)
 
 
 def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = None) -> None:
@@ -108,7 +138,8 @@ def make_actor(config: Any, device: str) -> Any:
     from verl_omni.workers.actor.actor import DiffusionActor
 
     settings = config.actor_rollout_ref
-    model, actor = omega_conf_to_dataclass(settings.model), omega_conf_to_dataclass(settings.actor)
+    model = omega_conf_to_dataclass(settings.model)
+    actor = omega_conf_to_dataclass(settings.actor)
     return DiffusionActor(model, actor, settings.rollout.n, device=torch.device(device))
 
 
@@ -178,8 +209,10 @@ def training_batch(config: Any, algorithm: Any) -> tuple[dict[str, torch.Tensor]
     from verl_omni.trainer.memory_estimate.model_shapes import read
     from verl_omni.trainer.memory_estimate.sample_tensors import training_sample
 
-    settings, generator = config.actor_rollout_ref, torch.Generator().manual_seed(0)
-    prompts, n = config.data.train_batch_size, settings.rollout.n
+    settings = config.actor_rollout_ref
+    generator = torch.Generator().manual_seed(0)
+    prompts = config.data.train_batch_size
+    n = settings.rollout.n
     rows = prompts * n
     tensors = {}
     for name, tensor in training_sample(config, read(Path(settings.model.path))).items():
@@ -209,5 +242,6 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         make_model(family, Path(folder) / "model", changes)
         config = load_settings(Path(folder) / "model", overrides, device)
-        estimated, found = estimated_peak(config, device), measure(config, device)
+        estimated = estimated_peak(config, device)
+        found = measure(config, device)
     return {"family": family, "estimated": estimated, "ratio": estimated / found["measured"], **found}

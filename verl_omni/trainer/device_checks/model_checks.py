@@ -73,7 +73,8 @@ def family(name: str, device: str) -> str:
         measured_update.make_model(name, model)
         config = measured_update.load_settings(model, [LORA, BFLOAT16, CHECKPOINTING, *frames], device)
         plain = measured_update.load_settings(model, [LORA, FLOAT32, *frames])
-        actor, exact = measured_update.make_actor(config, device), measured_update.make_actor(plain, "cpu")
+        actor = measured_update.make_actor(config, device)
+        exact = measured_update.make_actor(plain, "cpu")
         batch, arguments = measured_update.training_batch(config, actor.algorithm)
     here, there = (velocity(each, batch, arguments["guidance_scale"]) for each in (actor, exact))
     difference = float((here - there).norm() / there.norm())
@@ -102,7 +103,8 @@ def update_of_known_size(device: str) -> str:
         wide = WIDE
         settings += [f"actor_rollout_ref.rollout.pipeline.{size}" for size in WIDE_IMAGES]
     found = measured_update.compare("sd3", settings, device, wide)
-    ratio, used = found["ratio"], found["metrics"]
+    ratio = found["ratio"]
+    used = found["metrics"]
     text = f"peak of an update {found['measured'] / MIB:.0f} MiB, drl fit estimates {found['estimated'] / MIB:.0f}"
     require(abs(ratio - 1) <= ESTIMATE, f"{text}: {ratio:.2f} times, which is off by more than {ESTIMATE:.0%}")
     speed = f"{used['perf/flops/actor'] / found['seconds'] / 1e12:.3g} TFLOP/s"

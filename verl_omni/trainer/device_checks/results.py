@@ -44,10 +44,12 @@ def run(checks: Mapping[str, Check], needed: Collection[str]) -> Iterator[Result
     for name, check in checks.items():
         began = time.monotonic()
         try:
-            text, passed = check(), True
+            text = check()
+            passed = True
         except Exception as error:  # noqa: BLE001  the program's own result is which checks fail, and why
             cause = root_cause(error)
-            text, passed = f"{type(cause).__name__}: {cause}", False
+            text = f"{type(cause).__name__}: {cause}"
+            passed = False
         yield Result(name, passed, text, time.monotonic() - began)
         if name in needed and not passed:
             return

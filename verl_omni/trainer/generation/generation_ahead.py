@@ -26,10 +26,18 @@ class GenerationAhead(Generic[Batch]):
     """
 
     def __init__(
-        self, generate: Callable[[int, int], Batch], *, ahead: int, first: int, last: int,
+        self,
+        generate: Callable[[int, int], Batch],
+        *,
+        ahead: int,
+        first: int,
+        last: int,
         is_loss: Callable[[BaseException], bool] = lambda error: False,
-    ) -> None:  # fmt: skip
-        self._generate, self._ahead, self._first, self._last = generate, ahead, first, last
+    ) -> None:
+        self._generate = generate
+        self._ahead = ahead
+        self._first = first
+        self._last = last
         self._is_loss = is_loss
         self._again: dict[int, int] = {}  # step of a batch that was lost -> the version that generates it instead
         self._started = first
@@ -49,7 +57,8 @@ class GenerationAhead(Generic[Batch]):
         made: dict[int, Future[Batch]] = {}
         for step, batch in self._batches.items():
             if batch.done() and (error := batch.exception()) is not None and self._is_loss(error):
-                self._again[step], made[step] = version, Future()
+                self._again[step] = version
+                made[step] = Future()
         while self._started < self._last and self.version(self._started + 1) <= version:
             self._started += 1
             made[self._started] = Future()

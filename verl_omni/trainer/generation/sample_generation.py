@@ -225,7 +225,8 @@ def training_scores(samples: ScoredSamples, reward: DictConfig) -> ScoredSamples
     """
     if reward.aggregation != NORMALIZED:
         return samples
-    columns, weights = [], []
+    columns = []
+    weights = []
     for key, part in reward.reward_functions.items():
         if float(part.get("weight", 1.0)) == 0:
             continue  # a sample has a reward without its score

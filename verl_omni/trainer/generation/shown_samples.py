@@ -21,7 +21,8 @@ def training_samples(prompts: DataProto, found: ScoredSamples, rollout: DictConf
     if found.images is None:
         return []
     texts = [prompt_text(messages) for messages in prompts.non_tensor_batch["raw_prompt"]]
-    base, same_noise = prompts.meta_info["rollout_seed"], rollout.algo.init_same_noise
+    base = prompts.meta_info["rollout_seed"]
+    same_noise = rollout.algo.init_same_noise
     seeds = [sample_seeds(base, row, rollout.n, same_noise=same_noise) for row in range(len(texts))]
     rows = zip(texts, seeds, _shown_scores(found), found.images, found.versions, strict=True)
     return [
@@ -42,11 +43,15 @@ def evaluation_samples(rows: Sequence[Mapping[str, Any]], found: ScoredSamples, 
     scores = _shown_scores(found)
     return [
         Sample(
-            prompt_text(row["raw_prompt"]), seeds[place], scores[place], found.images[place],
-            images_of(row["raw_prompt"]), version=found.versions[place],
+            prompt_text(row["raw_prompt"]),
+            seeds[place],
+            scores[place],
+            found.images[place],
+            images_of(row["raw_prompt"]),
+            version=found.versions[place],
         )
         for place, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def _shown_scores(found: ScoredSamples) -> list[float | None]:
@@ -58,5 +63,6 @@ def choose(samples: Sequence[Sample], limit: int) -> list[Sample]:
     first: dict[str, Sample] = {}
     for sample in samples:
         first.setdefault(sample.prompt, sample)
-    distinct, count = list(first.values()), min(len(first), limit)
+    distinct = list(first.values())
+    count = min(len(first), limit)
     return [distinct[place * len(distinct) // count] for place in range(count)]

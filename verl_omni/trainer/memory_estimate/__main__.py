@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from verl_omni.trainer.memory_estimate.estimate import Estimate, Phase
     from verl_omni.trainer.memory_estimate.job_estimate import JobEstimate
 
-OK, USAGE_ERROR = 0, 2
+OK = 0
+USAGE_ERROR = 2
 MANY_CPUS = 1 << 10
 MODEL_PATH = "actor_rollout_ref.model.path"
 
@@ -110,7 +111,8 @@ def describe(
     }
     if found.standalone is None:
         return {**document, **_phases(found.estimate), **_verdict(config, found, estimated, _sizes, capacity)}
-    own, standalone = _phases(found.estimate), _phases(found.standalone)
+    own = _phases(found.estimate)
+    standalone = _phases(found.standalone)
     if not accelerator:
         together = _verdict(config, found, estimated, _sizes, capacity)
         return {**document, "pools": {"trainer": own, "rollout": standalone}, **together}
@@ -120,10 +122,13 @@ def describe(
 
 
 def _verdict(
-    config: DictConfig, found: JobEstimate, estimate: Callable[[DictConfig], JobEstimate],
-    sizes_of: Callable[[JobEstimate], dict[str, int]], capacity: int | None,
+    config: DictConfig,
+    found: JobEstimate,
+    estimate: Callable[[DictConfig], JobEstimate],
+    sizes_of: Callable[[JobEstimate], dict[str, int]],
+    capacity: int | None,
     concerns: Callable[[str], bool] = lambda _: True,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Whether a device, or a host without accelerators, holds all phases, and what to change if not.
 
     Args:
@@ -138,26 +143,35 @@ def _verdict(
     advised: tuple[advice.Advice, ...] = ()
     if capacity is not None and not verdict:
         advised = advice.advise(
-            config, sizes, lambda other: sizes_of(estimate(other)), lambda size: fits(size, capacity), concerns,
+            config,
+            sizes,
+            lambda other: sizes_of(estimate(other)),
+            lambda size: fits(size, capacity),
+            concerns,
             found.divisible,
-        )  # fmt: skip
+        )
     return {
         "capacity": capacity,
         "peak": max(sizes.values()),
         "fits": verdict,
         "advice": [
             {
-                "setting": each.change.setting, "value": each.change.value, "costs": each.change.costs,
-                "phase": each.phase, "peak": each.peak, "fits": each.fits,
+                "setting": each.change.setting,
+                "value": each.change.value,
+                "costs": each.change.costs,
+                "phase": each.phase,
+                "peak": each.peak,
+                "fits": each.fits,
             }
             for each in advised
         ],
-    }  # fmt: skip
+    }
 
 
 def _sizes(found: JobEstimate) -> dict[str, int]:
     """Phases of a device; without accelerators of one machine that has all hosts, of both pools if there are two."""
-    own, standalone = found.estimate, found.standalone
+    own = found.estimate
+    standalone = found.standalone
     if own.device:
         return _totals(own.device)
     trainer = {phase.name: found.setup.nodes * phase.total for phase in own.host}

@@ -12,11 +12,15 @@ from verl_omni.trainer.settings import pool_settings, scorer_devices
 from verl_omni.utils import engine_settings
 from verl_omni.workers.algorithms.base import training_algorithm
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LORA_RANK, HALF = 32, "bfloat16"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LORA_RANK = 32
+HALF = "bfloat16"
 MOST_ACCELERATORS = 8  # of a node
 # Samples are not made smaller than this. Sides that are multiples of the step suit every model family.
-SMALLEST_SIDE, SIDE_STEP = 256, 32
+SMALLEST_SIDE = 256
+SIDE_STEP = 32
 ENGINES = "; needs spec.rollout.replicas: "
 NOTICEABLE = 0.98  # a change that leaves more of a phase is no advice
 
@@ -59,9 +63,13 @@ def of_trainer(setting: str) -> bool:
 
 
 def advise(
-    config: DictConfig, phases: Mapping[str, int], phases_of: Callable[[DictConfig], Mapping[str, int]],
-    fits: Callable[[int], bool], concerns: Callable[[str], bool] = lambda _: True, divisible: int = 0,
-) -> tuple[Advice, ...]:  # fmt: skip
+    config: DictConfig,
+    phases: Mapping[str, int],
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+    concerns: Callable[[str], bool] = lambda _: True,
+    divisible: int = 0,
+) -> tuple[Advice, ...]:
     """Changes that lower the phases that do not fit, one after the other until all fit or no change is left.
 
     Args:
@@ -71,7 +79,9 @@ def advise(
         divisible: what the tensor parallel size of an engine must divide; 0: unknown.
     """
     phases_of = _remembered(phases_of)  # an estimate of a large model takes seconds
-    job, first, found = config, phases, list[Advice]()
+    job = config
+    first = phases
+    found = list[Advice]()
     tried: set[tuple[str, Any]] = set()
     while not fits(max(phases.values())):
         left = (each for each in changes(config, divisible) if (each.setting, each.value) not in tried)
@@ -82,7 +92,9 @@ def advise(
         changed = _with(config, [change])
         after = phases_of(changed)
         if (phase := _lowered(phases, after, fits)) is not None:
-            config, phases, peak = changed, after, max(after.values())
+            config = changed
+            phases = after
+            peak = max(after.values())
             if found and found[-1].change.setting == change.setting:
                 found.pop()  # the new value replaces it
             found.append(Advice(change, phase, peak, fits(peak)))
@@ -91,9 +103,11 @@ def advise(
 
 
 def _needed(
-    config: DictConfig, found: list[Advice], phases_of: Callable[[DictConfig], Mapping[str, int]],
+    config: DictConfig,
+    found: list[Advice],
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
     fits: Callable[[int], bool],
-) -> list[Change]:  # fmt: skip
+) -> list[Change]:
     """The changes without those that a later one makes needless; of these, the ones that cost most go first.
 
     Of two changes that say how many engines the job needs, both stay, because the later one counts on the other.
@@ -110,9 +124,12 @@ def _needed(
 
 
 def _replay(
-    config: DictConfig, needed: list[Change], phases: Mapping[str, int],
-    phases_of: Callable[[DictConfig], Mapping[str, int]], fits: Callable[[int], bool],
-) -> Iterator[Advice]:  # fmt: skip
+    config: DictConfig,
+    needed: list[Change],
+    phases: Mapping[str, int],
+    phases_of: Callable[[DictConfig], Mapping[str, int]],
+    fits: Callable[[int], bool],
+) -> Iterator[Advice]:
     """The same changes with the peaks that they lead to one after the other."""
     for change in needed:
         config = _with(config, [change])
@@ -160,7 +177,9 @@ def changes(config: DictConfig, divisible: int = 0) -> Iterator[Change]:
         divisible: what the tensor parallel size of an engine must divide; 0: unknown.
     """
     settings = config.actor_rollout_ref
-    model, actor, rollout = settings.model, settings.actor, settings.rollout
+    model = settings.model
+    actor = settings.actor
+    rollout = settings.rollout
     for name in ("free_cache_engine", "enable_sleep_mode"):
         if rollout.nnodes == 0 and _on_accelerators(rollout) and not rollout[name]:
             yield Change(f"{ROLLOUT}.{name}", True, "the engine sleeps during updates")
@@ -234,6 +253,7 @@ def _can_be_split(config: DictConfig, divisible: int) -> bool:
 
 def _divides_batch(config: DictConfig, ranks: int) -> bool:
     """Whether so many ranks get equal shares of the samples of a step, and of the rows of an optimizer step."""
-    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    actor = config.actor_rollout_ref.actor
+    n = config.actor_rollout_ref.rollout.n
     rows = training_algorithm(actor.diffusion_loss.loss_mode).rows_per_prompt(n)
     return config.data.train_batch_size * n % ranks == 0 == actor.ppo_mini_batch_size * rows % ranks

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 ROUNDING = 512
 MIB = 1 << 20
 SMALL = MIB  # allocations up to this have segments of their own, of 2 MiB
-SMALL_SEGMENT, MEDIUM_SEGMENT, LARGEST_MEDIUM, LARGE_ROUNDING = 2 * MIB, 20 * MIB, 10 * MIB, 2 * MIB
+SMALL_SEGMENT = 2 * MIB
+MEDIUM_SEGMENT = 20 * MIB
+LARGEST_MEDIUM = 10 * MIB
+LARGE_ROUNDING = 2 * MIB
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +76,8 @@ class CachingAllocator:
         rest = Block(block.size - size, block.small, free=True, before=block, after=block.after)
         if block.after is not None:
             block.after.before = rest
-        block.size, block.after = size, rest
+        block.size = size
+        block.after = rest
         self.free.add(rest)
 
 
@@ -84,7 +88,8 @@ def _segment(size: int) -> int:
 
 
 def _joined(first: Block, second: Block) -> Block:
-    first.size, first.after = first.size + second.size, second.after
+    first.size = first.size + second.size
+    first.after = second.after
     if second.after is not None:
         second.after.before = first
     return first

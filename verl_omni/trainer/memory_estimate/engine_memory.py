@@ -91,9 +91,14 @@ class PassMemory:
 
 
 def measure(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], *, samples: int, accelerator: bool,
+    config: DictConfig,
+    model: ModelShapes,
+    sample: Mapping[str, Tensor],
+    *,
+    samples: int,
+    accelerator: bool,
     known: dict[str, PassMemory] | None = None,
-) -> EngineMemory:  # fmt: skip
+) -> EngineMemory:
     """Memory of a worker of an engine that generates `samples` samples in a step.
 
     Args:
@@ -128,7 +133,8 @@ def _run_passes(
 ) -> PassMemory:
     """Run the passes of a batch; reads only settings that `measure` has in the key of what is known."""
     settings = config.actor_rollout_ref
-    architecture, pipeline = settings.model.architecture, settings.rollout.pipeline
+    architecture = settings.model.architecture
+    pipeline = settings.rollout.pipeline
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     passes: dict[str, int] = {}
     shapes = sample_shapes(architecture)
@@ -161,7 +167,8 @@ def encode_texts(
     rollout = config.actor_rollout_ref.rollout
     has_images = hasattr(sample_shapes(config.actor_rollout_ref.model.architecture), "encoder_input")
     longest = rollout.max_prompt_embed_length if has_images else rollout.pipeline.max_sequence_length
-    sizes, peak = list[int](), 0
+    sizes = list[int]()
+    peak = 0
     for name in model.text_encoders:
         encoder: Any = model.as_fake(model.on_meta(name, dtype))
         if model.classes[name] == QWEN_VL and not has_images:
@@ -174,9 +181,13 @@ def encode_texts(
 
 
 def _denoising(
-    config: DictConfig, model: ModelShapes, transformer: nn.Module, sample: Mapping[str, Tensor], batch: int,
+    config: DictConfig,
+    model: ModelShapes,
+    transformer: nn.Module,
+    sample: Mapping[str, Tensor],
+    batch: int,
     allocator: CachingAllocator | None,
-) -> int:  # fmt: skip
+) -> int:
     """One denoising step, with what the batch keeps meanwhile: latents, conditions and the recorded steps."""
     settings = config.actor_rollout_ref
     adapter = training_adapter(settings.model.architecture)
@@ -184,7 +195,8 @@ def _denoising(
         model.configs, settings.rollout.pipeline, settings.rollout.max_prompt_embed_length
     )
     rows = fake_rows(model, {"latents": shapes["latents"], **sample}, batch)
-    latents, time = rows.pop("latents"), torch.full((batch,), 500.0)
+    latents = rows.pop("latents")
+    time = torch.full((batch,), 500.0)
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     # With guidance the engine runs the two prompts one after the other; the trainer runs them as one batch.
     step = lambda: adapter.velocity(transformer, rows, latents, time, 1.0, dtype=dtype)  # noqa: E731

@@ -37,7 +37,8 @@ def count_samples(config: DictConfig) -> int | None:
     Raises:
         ValueError: a file cannot be read.
     """
-    files, most = config.data.val_files, config.data.val_max_samples
+    files = config.data.val_files
+    most = config.data.val_max_samples
     paths = [files] if isinstance(files, str) else list(files)
     if not all(Path(path).is_file() for path in paths):
         return most if most > 0 else None

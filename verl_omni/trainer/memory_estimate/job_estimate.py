@@ -50,7 +50,8 @@ class JobEstimate:
 
 
 # Settings that the memory of the trained model does not depend on: a change of them alone runs no micro-batch again.
-_ROLLOUT, _FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_FSDP = "actor_rollout_ref.actor.fsdp_config"
 NOT_OF_TRAINER = (
     *(f"{_ROLLOUT}.{name}" for name in ("enable_sleep_mode", "free_cache_engine", "max_num_seqs")),
     f"{_ROLLOUT}.tensor_model_parallel_size",
@@ -87,7 +88,8 @@ class JobEstimator:
             FileNotFoundError, ValueError: a configuration file of the model is missing, or names an unknown class.
         """
         model = read(Path(config.actor_rollout_ref.model.path))
-        sample, rollout = training_sample(config, model), config.actor_rollout_ref.rollout
+        sample = training_sample(config, model)
+        rollout = config.actor_rollout_ref.rollout
         stored = stored_bytes(sample)
         setup = _setup(config, stored, accelerator=self._accelerator)
         trainer = self._trainer(config, model, sample, setup.ranks)
@@ -119,13 +121,17 @@ class JobEstimator:
 
 
 def _engine(
-    config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], setup: Setup,
+    config: DictConfig,
+    model: ModelShapes,
+    sample: Mapping[str, Tensor],
+    setup: Setup,
     known: dict[str, engine_memory.PassMemory],
-) -> tuple[EngineMemory, int]:  # fmt: skip
+) -> tuple[EngineMemory, int]:
     """Memory of an engine, and the samples that it generates, in training or in an evaluation, whichever are more."""
     rollout = config.actor_rollout_ref.rollout
     replicas = pool_settings.replicas(rollout) or max(1, setup.ranks // pool_settings.replica_size(rollout))
-    training, evaluated = math.ceil(setup.samples / replicas), 0
+    training = math.ceil(setup.samples / replicas)
+    evaluated = 0
     if setup.evaluates:
         count = evaluations.count_samples(config)
         evaluated = BATCHES_IN_FLIGHT * rollout.max_num_seqs if count is None else math.ceil(count / replicas)
@@ -143,10 +149,13 @@ def _engine(
 
 def _setup(config: DictConfig, stored: StoredBytes, *, accelerator: bool) -> Setup:
     settings = config.actor_rollout_ref
-    rollout, actor, prompts = settings.rollout, settings.actor, config.data.train_batch_size
+    rollout = settings.rollout
+    actor = settings.actor
+    prompts = config.data.train_batch_size
     algorithm = training_algorithm(actor.diffusion_loss.loss_mode)
     rows = algorithm.rows_per_prompt(rollout.n)
-    per_row, offline = 1 if rows == rollout.n else 2, config.algorithm.sample_source == "offline"
+    per_row = 1 if rows == rollout.n else 2
+    offline = config.algorithm.sample_source == "offline"
     pixels = CHANNELS * rollout.pipeline.height * rollout.pipeline.width * rollout.pipeline.num_frames
     value = FLOAT32 if rollout.pipeline.pixel_dtype == "float32" else 1
     group = actor.fsdp_config.ulysses_sequence_parallel_size

@@ -44,9 +44,13 @@ class MicroBatch:
 
 
 def run(
-    config: DictConfig, model: ModelShapes, module: nn.Module, base: nn.Module | None, sample: Mapping[str, Tensor],
+    config: DictConfig,
+    model: ModelShapes,
+    module: nn.Module,
+    base: nn.Module | None,
+    sample: Mapping[str, Tensor],
     sharding: Sharding,
-) -> MicroBatch:  # fmt: skip
+) -> MicroBatch:
     """Run one term of the objective on a micro-batch.
 
     Args:
@@ -56,19 +60,24 @@ def run(
         sample: tensors of one sample.
     """
     settings = config.actor_rollout_ref
-    loss, actor = omega_conf_to_dataclass(settings.actor.diffusion_loss), omega_conf_to_dataclass(settings.actor)
+    loss = omega_conf_to_dataclass(settings.actor.diffusion_loss)
+    actor = omega_conf_to_dataclass(settings.actor)
     algorithm = training_algorithm(loss.loss_mode)
     modules = [module] if base is None else [module, base]
     for each in modules:
         model.as_fake(each).eval()
     tracker = PeakTracker()
     policy = _ShardedPolicy(
-        module, training_adapter(settings.model.architecture), dtype=sharding.precision.compute,
-        lora=settings.model.lora_rank > 0, keeps_old="old" in settings.model.policy_state_adapters,
+        module,
+        training_adapter(settings.model.architecture),
+        dtype=sharding.precision.compute,
+        lora=settings.model.lora_rank > 0,
+        keeps_old="old" in settings.model.policy_state_adapters,
         base=base,
-    )  # fmt: skip
+    )
     # Ranks that share a sequence divide what this counts, except for this copy.
-    trained, policy.tracker = [*policy.trained.values()], tracker
+    trained = [*policy.trained.values()]
+    policy.tracker = tracker
     policy.copied = sharding.sequence * _float32_shards(model.transformers * trained, sharding)
     objective = algorithm.objective(policy, loss, actor, algorithm.update_arguments(config, 1))
     rows = max(1, actor.ppo_mini_batch_size * algorithm.rows_per_prompt(settings.rollout.n) // sharding.groups)
@@ -100,9 +109,13 @@ def run(
     if appears:  # in the only pass gradients appear while activations go, but they are counted as if always there
         known += tensor_bytes(trained)
     return MicroBatch(
-        tensor_bytes(part.values()), max(0, tracker.peak - known), passes, calls, passes * recomputed,
+        tensor_bytes(part.values()),
+        max(0, tracker.peak - known),
+        passes,
+        calls,
+        passes * recomputed,
         math.ceil(batches * tensor_bytes(start.values())),
-    )  # fmt: skip
+    )
 
 
 def _start_values(part: Batch, objective: Objective) -> Batch:

@@ -16,7 +16,8 @@ from verl_omni.utils.model_folder import boundary_ratio, processor_config
 from verl_omni.workers.actor import build
 
 INDEX = "model_index.json"
-TRANSFORMER, VAE = "transformer", "vae"
+TRANSFORMER = "transformer"
+VAE = "vae"
 Configs = Mapping[str, Mapping[str, Any]]
 
 
@@ -46,13 +47,15 @@ class ModelShapes:
         Raises:
             ValueError: neither diffusers nor transformers has its class.
         """
-        name, config = self.classes[component], self.configs[component]
+        name = self.classes[component]
+        config = self.configs[component]
         with torch.device("meta"):
             if component in (TRANSFORMER, VAE):
                 import diffusers
 
                 kind = _class(diffusers, name)
-                made, kept = kind.from_config(dict(config)), kind._keep_in_fp32_modules
+                made = kind.from_config(dict(config))
+                kept = kind._keep_in_fp32_modules
             else:
                 import transformers
 
@@ -94,7 +97,8 @@ def read(folder: Path) -> ModelShapes:
         FileNotFoundError: one is missing; the message names it.
     """
     index = json.loads(_existing(folder / INDEX).read_text())
-    configs, classes = {}, {}
+    configs = {}
+    classes = {}
     for component, entry in index.items():
         if isinstance(entry, list) and (component in (TRANSFORMER, VAE) or component.startswith("text_encoder")):
             configs[component] = json.loads(_existing(folder / component / "config.json").read_text())

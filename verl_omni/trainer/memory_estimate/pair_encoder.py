@@ -13,7 +13,9 @@ from verl_omni.trainer.memory_estimate.engine_memory import encode_texts, peak_o
 from verl_omni.trainer.memory_estimate.model_shapes import VAE, ModelShapes, tensor_bytes
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
-CHANNELS, IMAGES = 3, 2  # of an image; of a pair
+# of an image; of a pair
+CHANNELS = 3
+IMAGES = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def network_bucket(setup: Setup, trainer: TrainerMemory) -> int:
 
 
 def _trainer_pool(setup: Setup, pool: RolloutPool, trainer: TrainerMemory) -> Estimate:
-    ranks, rests = setup.ranks_per_node, _generation(setup)
+    ranks = setup.ranks_per_node
+    rests = _generation(setup)
     scores = ("scoring",) if setup.scores_here else ()
     encodes = ("encoding",) if setup.pairs else ()
     device = (

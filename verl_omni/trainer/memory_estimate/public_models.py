@@ -18,47 +18,92 @@ from verl_omni.utils.model_folder import SECOND_TRANSFORMER
 Component = tuple[str, Mapping[str, Any]]  # class name, configuration
 
 _CLIP_L = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "projection_dim": 768, "max_position_embeddings": 77, "vocab_size": 49408, "hidden_act": "quick_gelu",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "projection_dim": 768,
+    "max_position_embeddings": 77,
+    "vocab_size": 49408,
+    "hidden_act": "quick_gelu",
     "model_type": "clip_text_model",
-}  # fmt: skip
+}
 _CLIP_G = {
-    **_CLIP_L, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
-    "projection_dim": 1280, "hidden_act": "gelu",
-}  # fmt: skip
+    **_CLIP_L,
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "projection_dim": 1280,
+    "hidden_act": "gelu",
+}
 _T5_XXL = {
-    "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_heads": 64, "num_layers": 24, "vocab_size": 32128,
-    "feed_forward_proj": "gated-gelu", "model_type": "t5",
-}  # fmt: skip
+    "d_model": 4096,
+    "d_ff": 10240,
+    "d_kv": 64,
+    "num_heads": 64,
+    "num_layers": 24,
+    "vocab_size": 32128,
+    "feed_forward_proj": "gated-gelu",
+    "model_type": "t5",
+}
 _UMT5_XXL = {**_T5_XXL, "vocab_size": 256384, "model_type": "umt5"}
 _QWEN_2_5_VL_7B = {
     "model_type": "qwen2_5_vl",
     "text_config": {
-        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     },
     "vision_config": {
-        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
     },
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 _SD3_VAE = {
-    "in_channels": 3, "out_channels": 3, "latent_channels": 16, "layers_per_block": 2, "norm_num_groups": 32,
-    "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4, "sample_size": 1024, "use_quant_conv": False,
+    "in_channels": 3,
+    "out_channels": 3,
+    "latent_channels": 16,
+    "layers_per_block": 2,
+    "norm_num_groups": 32,
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "sample_size": 1024,
+    "use_quant_conv": False,
     "use_post_quant_conv": False,
-}  # fmt: skip
+}
 _VIDEO_VAE = {
-    "base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2,
+    "base_dim": 96,
+    "z_dim": 16,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
     "temperal_downsample": [False, True, True],
-}  # fmt: skip
+}
 # Of Wan 2.2 TI2V 5B: factors of 4 x 16 x 16, the last 2 of pixels.
 _RESIDUAL_VIDEO_VAE = {
-    **_VIDEO_VAE, "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "is_residual": True, "patch_size": 2,
-    "in_channels": 12, "out_channels": 12, "scale_factor_temporal": 4, "scale_factor_spatial": 16,
-    "latents_mean": [0.0] * 48, "latents_std": [1.0] * 48,
-}  # fmt: skip
+    **_VIDEO_VAE,
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "z_dim": 48,
+    "is_residual": True,
+    "patch_size": 2,
+    "in_channels": 12,
+    "out_channels": 12,
+    "scale_factor_temporal": 4,
+    "scale_factor_spatial": 16,
+    "latents_mean": [0.0] * 48,
+    "latents_std": [1.0] * 48,
+}
 
 
 def _sd3(layers: int, heads: int, positions: int, dual_layers: int) -> dict[str, Component]:
@@ -66,10 +111,18 @@ def _sd3(layers: int, heads: int, positions: int, dual_layers: int) -> dict[str,
         "transformer": (
             "SD3Transformer2DModel",
             {
-                "sample_size": 128, "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": layers,
-                "attention_head_dim": 64, "num_attention_heads": heads, "joint_attention_dim": 4096,
-                "caption_projection_dim": 64 * heads, "pooled_projection_dim": 2048,
-                "pos_embed_max_size": positions, "dual_attention_layers": list(range(dual_layers)),
+                "sample_size": 128,
+                "patch_size": 2,
+                "in_channels": 16,
+                "out_channels": 16,
+                "num_layers": layers,
+                "attention_head_dim": 64,
+                "num_attention_heads": heads,
+                "joint_attention_dim": 4096,
+                "caption_projection_dim": 64 * heads,
+                "pooled_projection_dim": 2048,
+                "pos_embed_max_size": positions,
+                "dual_attention_layers": list(range(dual_layers)),
                 "qk_norm": "rms_norm",
             },
         ),
@@ -77,7 +130,7 @@ def _sd3(layers: int, heads: int, positions: int, dual_layers: int) -> dict[str,
         "text_encoder_2": ("CLIPTextModelWithProjection", _CLIP_G),
         "text_encoder_3": ("T5EncoderModel", _T5_XXL),
         "vae": ("AutoencoderKL", _SD3_VAE),
-    }  # fmt: skip
+    }
 
 
 def _wan(
@@ -87,14 +140,22 @@ def _wan(
         "transformer": (
             "WanTransformer3DModel",
             {
-                "num_layers": layers, "num_attention_heads": heads, "attention_head_dim": 128, "in_channels": channels,
-                "out_channels": channels, "ffn_dim": feed_forward, "text_dim": 4096, "freq_dim": 256,
-                "patch_size": [1, 2, 2], "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads",
+                "num_layers": layers,
+                "num_attention_heads": heads,
+                "attention_head_dim": 128,
+                "in_channels": channels,
+                "out_channels": channels,
+                "ffn_dim": feed_forward,
+                "text_dim": 4096,
+                "freq_dim": 256,
+                "patch_size": [1, 2, 2],
+                "cross_attn_norm": True,
+                "qk_norm": "rms_norm_across_heads",
             },
         ),
         "text_encoder": ("UMT5EncoderModel", _UMT5_XXL),
         "vae": ("AutoencoderKLWan", vae),
-    }  # fmt: skip
+    }
 
 
 def _two_transformers(components: dict[str, Component]) -> dict[str, Component]:
@@ -105,20 +166,28 @@ _QWEN_IMAGE: dict[str, Component] = {
     "transformer": (
         "QwenImageTransformer2DModel",
         {
-            "num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128, "in_channels": 64,
-            "out_channels": 16, "joint_attention_dim": 3584, "patch_size": 2, "axes_dims_rope": [16, 56, 56],
+            "num_layers": 60,
+            "num_attention_heads": 24,
+            "attention_head_dim": 128,
+            "in_channels": 64,
+            "out_channels": 16,
+            "joint_attention_dim": 3584,
+            "patch_size": 2,
+            "axes_dims_rope": [16, 56, 56],
         },
     ),
     "text_encoder": ("Qwen2_5_VLForConditionalGeneration", _QWEN_2_5_VL_7B),
     "vae": ("AutoencoderKLQwenImage", _VIDEO_VAE),
-}  # fmt: skip
+}
 
 _QWEN_IMAGE_EDIT_2511 = {
     **_QWEN_IMAGE,
     "transformer": (_QWEN_IMAGE["transformer"][0], {**_QWEN_IMAGE["transformer"][1], "zero_cond_t": True}),
 }
 EDIT_PLUS = "QwenImageEditPlusPipeline"
-SD3, QWEN_IMAGE, WAN = "StableDiffusion3Pipeline", "QwenImagePipeline", "WanPipeline"
+SD3 = "StableDiffusion3Pipeline"
+QWEN_IMAGE = "QwenImagePipeline"
+WAN = "WanPipeline"
 # Model id -> pipeline class, components, `model_max_length` of the first tokenizer.
 MODELS: dict[str, tuple[str, dict[str, Component], int]] = {
     "stabilityai/stable-diffusion-3.5-medium": (SD3, _sd3(24, 24, 384, dual_layers=13), 77),

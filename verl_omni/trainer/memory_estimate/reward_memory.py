@@ -22,33 +22,48 @@ from verl_omni.utils.model_folder import model_folder
 PUBLIC: dict[str, dict[str, Any]] = {
     clip_score.WEIGHTS: {"model_type": "clip"},  # whose defaults are this model's
     aesthetic.WEIGHTS: {
-        "model_type": "clip", "projection_dim": 768,
+        "model_type": "clip",
+        "projection_dim": 768,
         "text_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
         "vision_config": {
-            "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
             "patch_size": 14,
         },
     },
     pickscore.WEIGHTS: {
-        "model_type": "clip", "projection_dim": 1024,
+        "model_type": "clip",
+        "projection_dim": 1024,
         "text_config": {
-            "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
         },
         "vision_config": {
-            "hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 5120,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 32,
             "patch_size": 14,
         },
     },
     hpsv3_model.BASE: {
         "model_type": "qwen2_vl",
         "text_config": {
-            "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-            "num_key_value_heads": 4, "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
         },
         "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4},
     },
-}  # fmt: skip
+}
 CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}
 QUESTION_TOKENS = 512  # of HPSv3: an upper bound for its question with a prompt
 

@@ -92,7 +92,8 @@ def _conditions(
     config: DictConfig, model: ModelShapes, dtype: torch.dtype, *, guided: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
     """What the velocity of one sample depends on besides latents and time, and the latents."""
-    rollout, architecture = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.architecture
+    rollout = config.actor_rollout_ref.rollout
+    architecture = config.actor_rollout_ref.model.architecture
     shapes = sample_shapes(architecture).sample(model.configs, rollout.pipeline, rollout.max_prompt_embed_length)
     shapes = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in shapes.items()}
     names = training_adapter(architecture).CONDITIONS
@@ -102,7 +103,8 @@ def _conditions(
 def window_size(config: DictConfig) -> int:
     """Number of recorded denoising steps of a sample."""
     rollout = config.actor_rollout_ref.rollout
-    algo, steps = rollout.algo, rollout.pipeline.num_inference_steps
+    algo = rollout.algo
+    steps = rollout.pipeline.num_inference_steps
     _, _, size = window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
     return size
 

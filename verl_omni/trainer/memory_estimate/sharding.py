@@ -76,7 +76,8 @@ def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precis
     gradients = dict(weights)
     rest = 0
     for name, parameter in module.named_parameters():
-        size, gradient = parameter.numel() * (FLOAT32 if name in kept else precision.compute.itemsize), 0
+        size = parameter.numel() * (FLOAT32 if name in kept else precision.compute.itemsize)
+        gradient = 0
         if parameter.requires_grad:
             gradient = size + parameter.numel() * precision.reduce.itemsize
         elif name in kept and precision.compute != torch.float32:

@@ -92,7 +92,8 @@ def measure(
         accelerator: whether an accelerator trains; on one, AdamW handles plain tensors together.
     """
     settings = config.actor_rollout_ref
-    sharding, number = _sharding(config, ranks), model.transformers
+    sharding = _sharding(config, ranks)
+    number = model.transformers
     module = _trained_module(config, model, sharding.precision)
     parameters = list(module.parameters())
     trained = [p for p in parameters if p.requires_grad]
@@ -102,13 +103,15 @@ def measure(
     gathered = _gathered_bytes(module, settings, sharding)
     module = as_computed(module, sharding.precision)
     computed = tensor_bytes(module.parameters())
-    base, reference = None, 0
+    base = None
+    reference = 0
     if settings.model.lora_rank == 0 and _compares_with_base(settings.actor):
         base = as_computed(_trained_module(config, model, sharding.precision), sharding.precision)
         reference = weight_bytes(base, sharding)  # it shares the buffers
     found = micro_batch.run(config, model, module, base, sample, sharding)
     once = found.passes > 1 and not parallel.reduces_each_pass(settings.actor.fsdp_config, number > 1)
-    shard, sent = shard_bytes(trained, sharding.shards), _sent_bytes(settings, parameters)
+    shard = shard_bytes(trained, sharding.shards)
+    sent = _sent_bytes(settings, parameters)
     encoder = _pair_encoder(config, model, sample, sharding)
     copies = ("old" in settings.model.policy_state_adapters) + (settings.actor.ema_decay is not None)
     together = accelerator and not sharding.wrapped  # torch.optim: `foreach`

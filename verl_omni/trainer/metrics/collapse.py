@@ -12,11 +12,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-REWARD_SPREAD, IMAGES = "diversity/reward_std_within_prompt", "diversity/images"
+REWARD_SPREAD = "diversity/reward_std_within_prompt"
+IMAGES = "diversity/images"
 REASON = "SamplesCollapsed"
 WINDOW = 5  # steps whose spreads are averaged
-IMAGES_COLLAPSED, IMAGES_DIVERSE = 0.25, 0.5  # share of the first evaluation's diversity
-REWARDS_COLLAPSED, REWARDS_RECOVERED = 0.05, 0.1  # share of the largest averaged spread
+# share of the first evaluation's diversity
+IMAGES_COLLAPSED = 0.25
+IMAGES_DIVERSE = 0.5
+# share of the largest averaged spread
+REWARDS_COLLAPSED = 0.05
+REWARDS_RECOVERED = 0.1
 ADVICE = "Lower the learning rate, or hold the policy to the base model (actor.use_kl_loss, kl_loss_coef)."
 
 
@@ -61,7 +66,8 @@ def observe(state: CollapseState, metrics: Mapping[str, float | None]) -> tuple[
 
 
 def _measured(state: CollapseState, metrics: Mapping[str, float | None]) -> CollapseState:
-    diversity, spread = metrics.get(IMAGES), metrics.get(REWARD_SPREAD)
+    diversity = metrics.get(IMAGES)
+    spread = metrics.get(REWARD_SPREAD)
     if diversity is not None and math.isfinite(diversity):
         state = replace(state, first=diversity if state.first is None else state.first, last=diversity)
     if spread is not None and math.isfinite(spread):
@@ -72,7 +78,8 @@ def _measured(state: CollapseState, metrics: Mapping[str, float | None]) -> Coll
 
 def _is_collapsed(state: CollapseState) -> bool:
     """Between a collapse and a recovery the last verdict stays."""
-    images, rewards = state.images_share, state.rewards_share
+    images = state.images_share
+    rewards = state.rewards_share
     if images is not None and images >= IMAGES_DIVERSE:
         return False
     if images is not None and images < IMAGES_COLLAPSED:

@@ -17,7 +17,8 @@ from verl_omni.trainer.metrics.collapse import ADVICE, WINDOW
 REASON = "PolicyDiverged"
 CLIP = "actor/clip_fraction"
 KLS = {"actor/kl": "the base model", "actor/kl_to_old": "the policy before the update"}
-CLIPPED, CLIPPED_AT_FIRST = 0.9, 0.6
+CLIPPED = 0.9
+CLIPPED_AT_FIRST = 0.6
 KL_LIMIT = 0.5  # nats for each element; (mean - other mean)^2 / (2 std^2) at a distance of one std
 RECOVERED = 0.5  # share of a limit below which a sign may be reported again
 
@@ -59,7 +60,8 @@ def observe(state: DriftState, metrics: Mapping[str, float | None]) -> tuple[Dri
 
 def _signs(state: DriftState) -> Iterator[tuple[str, str]]:
     """Metric -> text of each that is beyond its limit."""
-    clipped, first = state.average(CLIP), state.first
+    clipped = state.average(CLIP)
+    first = state.first
     if clipped is not None and first is not None and clipped >= CLIPPED and first < CLIPPED_AT_FIRST:
         text = (
             "The updates of a step take nearly all ratios of new to old policy out of the clip range: the clip "

@@ -56,7 +56,8 @@ class StoreDestination:
     """A folder of an S3-compatible store or of the file system, which takes one file after another."""
 
     def __init__(self, store: Store) -> None:
-        self.url, self._store = store.url, store
+        self.url = store.url
+        self._store = store
         self._sent: set[Key] = set()
 
     def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:

@@ -21,7 +21,9 @@ from verl_omni.utils.stores import StoreError, StoreRefused
 
 PREFIX = "hf://"
 ENDPOINT = "HF_ENDPOINT"
-OFFLINE, ON = "HF_HUB_OFFLINE", ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
+# as huggingface_hub reads it
+OFFLINE = "HF_HUB_OFFLINE"
+ON = ("1", "ON", "YES", "TRUE")
 POLL_SECONDS = 0.1
 
 
@@ -31,10 +33,12 @@ def find_problem(config: DictConfig, variables: Mapping[str, str]) -> str | None
     Args:
         variables: the user's environment. Without `HF_HUB_OFFLINE`, the trainer is offline but for its results.
     """
-    url, endpoint = config.trainer.output.url, config.trainer.store.endpoint
+    url = config.trainer.output.url
+    endpoint = config.trainer.store.endpoint
     if url is None or not url.startswith(PREFIX):
         return None
-    offline, hub = variables.get(OFFLINE, ""), variables.get(ENDPOINT)
+    offline = variables.get(OFFLINE, "")
+    hub = variables.get(ENDPOINT)
     if offline.upper() in ON:
         return (
             f"trainer.output.url: {url} is on the Hugging Face hub, and {OFFLINE}={offline}: unset it, and only the "
@@ -68,7 +72,9 @@ class HubDestination:
         owner, _, rest = self.url.removeprefix(PREFIX).partition("/")
         name, _, self.folder = rest.partition("/")
         self.repository = f"{owner}/{name}"
-        self._endpoint, self._card, self._variables = endpoint, card, variables
+        self._endpoint = endpoint
+        self._card = card
+        self._variables = variables
         self._sent: set[Key] = set()
         self._has_card = False
         self._error = ""
@@ -79,13 +85,15 @@ class HubDestination:
         weights = [each.name for each in files if each.name.startswith("checkpoints/")]
         card = self._card(any("/lora/" in name for name in weights)) if weights and not self._has_card else None
         request = hub_commit.Request(
-            self.repository, self._endpoint, create=not self._sent, title=f"{self.folder}: {title}",
+            self.repository,
+            self._endpoint,
+            create=not self._sent,
+            title=f"{self.folder}: {title}",
             files=tuple(
-                hub_commit.Upload(str(each.path), f"{self.folder}/{each.name}", each.may_change)
-                for each in pending
+                hub_commit.Upload(str(each.path), f"{self.folder}/{each.name}", each.may_change) for each in pending
             ),
             card=card,
-        )  # fmt: skip
+        )
         answer = _answer(request, self._variables, ended)
         if answer is None:
             raise StoreError(f"the hub has not taken a commit in time{self._error}")
@@ -103,9 +111,11 @@ def open_repository(config: DictConfig, folder: Path, variables: Mapping[str, st
     url = config.trainer.output.url
     run = model_card.describe_run(config, folder / "job.yaml")
     made = HubDestination(
-        url, None if variables.get(ENDPOINT) else config.trainer.store.endpoint,
-        lambda adapter: model_card.write(run, made.repository, made.folder, adapter=adapter), variables,
-    )  # fmt: skip
+        url,
+        None if variables.get(ENDPOINT) else config.trainer.store.endpoint,
+        lambda adapter: model_card.write(run, made.repository, made.folder, adapter=adapter),
+        variables,
+    )
     return made
 
 
@@ -115,9 +125,13 @@ def _answer(
     """What the program that sends answers; None if it does not before `ended`."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
-            [sys.executable, "-m", hub_commit.__name__], env=hub_commit.environment(variables), text=True,
-            stdin=subprocess.PIPE, stdout=said, stderr=errors,
-        ) as process:  # fmt: skip
+            [sys.executable, "-m", hub_commit.__name__],
+            env=hub_commit.environment(variables),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=errors,
+        ) as process:
             try:
                 in_time = _wait(process, request, ended)
             finally:

@@ -35,7 +35,8 @@ def describe_run(config: DictConfig, job: Path) -> RunDescription:
         job: the job's YAML, which has the model id where the settings have the path of a download; it may be missing.
     """
     document: Any = YAML(typ="safe").load(job) if job.is_file() else {"spec": {"model": {}}}
-    model, pipeline = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.pipeline
+    model = config.actor_rollout_ref.model
+    pipeline = config.actor_rollout_ref.rollout.pipeline
     bases = [str(each) for each in (document["spec"]["model"].get("base"), model.path) if each]
     base = next((each for each in bases if MODEL_ID.fullmatch(each)), None)
     if (OmegaConf.select(pipeline, "num_frames") or 1) > 1:
@@ -53,9 +54,12 @@ def write(run: RunDescription, repository: str, folder: str, *, adapter: bool) -
     """
     tags = [run.task, "reinforcement-learning", *(["lora"] if adapter else [])]
     head = [
-        *([f"base_model: {run.base}"] if run.base else []), "library_name: diffusers", f"pipeline_tag: {run.task}",
-        "tags:", *(f"- {tag}" for tag in tags),
-    ]  # fmt: skip
+        *([f"base_model: {run.base}"] if run.base else []),
+        "library_name: diffusers",
+        f"pipeline_tag: {run.task}",
+        "tags:",
+        *(f"- {tag}" for tag in tags),
+    ]
     base = f"[{run.base}](https://huggingface.co/{run.base})" if run.base else "its base model"
     what = "A LoRA adapter for" if adapter else "All weights of the transformer of"
     files = (
@@ -63,30 +67,43 @@ def write(run: RunDescription, repository: str, folder: str, *, adapter: bool) -
         f"samples of the run, `{folder}/config.yaml` its settings."
     )
     text = [
-        "---", *head, "---", "", f"# {folder.rpartition('/')[2]}", "",
-        f"{what} {base}, trained with reinforcement learning by Omni Operator.", "", files, "",
-    ]  # fmt: skip
+        "---",
+        *head,
+        "---",
+        "",
+        f"# {folder.rpartition('/')[2]}",
+        "",
+        f"{what} {base}, trained with reinforcement learning by Omni Operator.",
+        "",
+        files,
+        "",
+    ]
     return "\n".join([*text, *(_load(run, repository, folder) if adapter else _resume())])
 
 
 def _load(run: RunDescription, repository: str, folder: str) -> list[str]:
     return [
-        "## Use the adapter", "",
+        "## Use the adapter",
+        "",
         "```python",
-        "import json", "",
+        "import json",
+        "",
         "from diffusers import DiffusionPipeline",
-        "from huggingface_hub import hf_hub_download", "",
+        "from huggingface_hub import hf_hub_download",
+        "",
         f'repository, run = "{repository}", "{folder}"',
         'with open(hf_hub_download(repository, f"{run}/latest.json")) as file:',
         '    newest = json.load(file)["checkpoint"]',
         f'pipe = DiffusionPipeline.from_pretrained("{run.base or "FOLDER-OF-THE-BASE-MODEL"}")',
         f'pipe.load_lora_weights(repository, subfolder=f"{{run}}/{{newest}}/lora", weight_name="{DIFFUSERS_FILE}")',
-        "```", "",
-    ]  # fmt: skip
+        "```",
+        "",
+    ]
 
 
 def _resume() -> list[str]:
     return [
         "Checkpoints are sharded (`torch.distributed.checkpoint`): a run of Omni Operator starts from one with",
-        "`trainer.resume_mode=resume_path` and `trainer.resume_from_path`.", "",
-    ]  # fmt: skip
+        "`trainer.resume_mode=resume_path` and `trainer.resume_from_path`.",
+        "",
+    ]

@@ -34,13 +34,20 @@ NOT_SENT = "OutputNotSent"
 NOT_WRITTEN = "ReportNotWritten"
 LATEST = "latest.json"
 TEXTS = (
-    "config.yaml", "job.yaml", "overrides.txt", "versions.json", "machine.json", "metrics.jsonl", "progress.jsonl",
+    "config.yaml",
+    "job.yaml",
+    "overrides.txt",
+    "versions.json",
+    "machine.json",
+    "metrics.jsonl",
+    "progress.jsonl",
     "report.html",
-)  # fmt: skip
+)
 CHECK_SECONDS = 60.0  # of the first file, before anything is trained
 REFUSED_SECONDS = 10.0  # of requests that are refused for a reason that does not pass
 GRACE_SECONDS = 20.0  # of what is left when a run is stopped or has failed
-PAUSE_FIRST, PAUSE_MOST = 1.0, 30.0
+PAUSE_FIRST = 1.0
+PAUSE_MOST = 30.0
 
 
 class OutputNotSent(Exception):
@@ -144,7 +151,8 @@ class Output:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._waiting))
-                sending, self._busy = self._waiting.popleft(), True
+                sending = self._waiting.popleft()
+                self._busy = True
             sent = False
             try:
                 self._write_report()

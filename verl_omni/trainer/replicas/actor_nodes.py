@@ -109,7 +109,8 @@ class PinnedRewardLoopManager(RewardLoopManager):  # type: ignore[misc]
 
     @override
     def _init_reward_loop_workers(self) -> None:
-        resource, reward = self.config.trainer.node_resource, self.config.reward
+        resource = self.config.trainer.node_resource
+        reward = self.config.reward
         if self.shared_pool is not None:
             placed = in_bundles(self.shared_pool, reward.num_workers)
         elif scorer_devices.per_worker(reward):

@@ -21,7 +21,8 @@ def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> N
     """
     import ray
 
-    wanted, deadline = pool_settings.resources(config), config.actor_rollout_ref.rollout.deadline_seconds
+    wanted = pool_settings.resources(config)
+    deadline = config.actor_rollout_ref.rollout.deadline_seconds
     latest = time.monotonic() + deadline
     while missing := sorted(wanted.keys() - ray.cluster_resources().keys()):
         if time.monotonic() > latest:
@@ -50,7 +51,10 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
     import ray
     from verl.utils.device import get_resource_name
 
-    wanted, accelerator, said, since = pool_settings.replicas(rollout), get_resource_name(), -1, 0.0
+    wanted = pool_settings.replicas(rollout)
+    accelerator = get_resource_name()
+    said = -1
+    since = 0.0
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         found = pool_settings.room(rollout, nodes, accelerator)
@@ -58,7 +62,8 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
             return
         if found > said:
             since = time.monotonic()
-        late, enough = time.monotonic() > latest, found >= rollout.min_replicas
+        late = time.monotonic() > latest
+        enough = found >= rollout.min_replicas
         if late or (enough and time.monotonic() > since + OTHERS_SECONDS):
             if not enough:
                 raise ValueError(
@@ -67,7 +72,8 @@ def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callabl
                     f"{rollout.min_replicas}"
                 )
             report_phase(f"starting with the nodes of {found} rollout replicas of {wanted}; others may join later")
-            rollout.nnodes, rollout.n_gpus_per_node = found, pool_settings.replica_size(rollout)
+            rollout.nnodes = found
+            rollout.n_gpus_per_node = pool_settings.replica_size(rollout)
             return
         if found != said:
             report_phase(f"waiting for the nodes of {wanted} rollout replicas: {found} are there")

@@ -14,8 +14,12 @@ from verl_omni.utils.root_cause import describe_error
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
-STOP_SECONDS, GIVE_UP_SECONDS = 30.0, 0.5  # for the threads to end, and between the attempts to end them
-RETRY_SECONDS, RETRY_MOST_SECONDS = 10.0, 300.0  # before another one is started after a failure
+# for the threads to end, and between the attempts to end them
+STOP_SECONDS = 30.0
+GIVE_UP_SECONDS = 0.5
+# before another one is started after a failure
+RETRY_SECONDS = 10.0
+RETRY_MOST_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +133,20 @@ class ReplicaPool(Generic[M]):
         run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.updates = updates
-        self._launcher, self._rank, self._looked = launcher, first_rank, looked
-        self._noun, self._failing = noun, failing
+        self._launcher = launcher
+        self._rank = first_rank
+        self._looked = looked
+        self._noun = noun
+        self._failing = failing
         self._clock = clock
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
         self._ending: list[Any] = []  # of `take_left`, not stopped yet
         self._unproven: set[int] = set()  # ranks of replicas that have started, and have not served yet
-        self._failures, self._retry_at = 0, 0.0  # starts in a row after which no replica served
+        # starts in a row after which no replica served
+        self._failures = 0
+        self._retry_at = 0.0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"{noun} pool", daemon=True)
@@ -186,7 +195,8 @@ class ReplicaPool(Generic[M]):
             if self._clock() < self._retry_at or self._stopping.is_set():
                 missing = 0
             self._starting += missing
-            first, self._rank = self._rank, self._rank + missing
+            first = self._rank
+            self._rank = self._rank + missing
         for rank in range(first, first + missing):
             self._run(lambda rank=rank: self._start(rank))  # type: ignore[misc]
         self._looked(room.hosts)

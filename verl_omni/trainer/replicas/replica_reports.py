@@ -11,8 +11,10 @@ from typing_extensions import override
 from verl_omni.utils.metrics import exported_metrics as exported
 from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
-QUEUED_SAMPLES, REPLICA_VERSIONS = "rollout/queued_samples", "rollout/replica_versions"
-QUEUED_REQUESTS, JUDGE_VERSIONS = "reward/queued_requests", "reward/replica_versions"
+QUEUED_SAMPLES = "rollout/queued_samples"
+REPLICA_VERSIONS = "rollout/replica_versions"
+QUEUED_REQUESTS = "reward/queued_requests"
+JUDGE_VERSIONS = "reward/replica_versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +184,22 @@ def versions_of_hosts(held: Iterable[tuple[str, int]], places: Mapping[str, int]
 def host_of(address: str) -> str:
     """The host of HOST:PORT, in a cluster the address of the pod; IPv6 addresses without their brackets."""
     return address.rpartition(":")[0].strip("[]")
+
+
+def report_pools(
+    stack: Any, folder: Any, note: Callable[[str, int | Mapping[str, int]], None], poll_requests: Callable[[], None]
+) -> None:
+    """Start the pools of a run, whose replicas are reported in its folder.
+
+    Args:
+        stack: `pool` and `judges` of a `Stack`.
+        note: see `RunReports`.
+        poll_requests: called while the run waits for rollout replicas.
+    """
+    if stack.pool is not None:
+        stack.pool.updates.reports = RunReports(folder, MetricsWriter(), note)
+        stack.pool.updates.waited = poll_requests
+        stack.pool.start()
+    if stack.judges is not None:
+        stack.judges.updates.reports = JudgeReports(folder, MetricsWriter(), note)
+        stack.judges.start()

@@ -173,7 +173,8 @@ class ReplicaUpdates:
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""
         with self._changed:
-            found, self.left = self.left, []
+            found = self.left
+            self.left = []
             return found
 
     @contextmanager
@@ -230,10 +231,13 @@ class ReplicaUpdates:
         targets = [each for each in replicas if each.replica_rank not in failed]
         if targets:
             failed |= self.transport.send(version, targets)
-        self._drop([
-            (each, f"version {version} did not reach it: {failed[each.replica_rank]}")
-            for each in replicas if each.replica_rank in failed
-        ])  # fmt: skip
+        self._drop(
+            [
+                (each, f"version {version} did not reach it: {failed[each.replica_rank]}")
+                for each in replicas
+                if each.replica_rank in failed
+            ]
+        )
         reached = [each for each in targets if each.replica_rank not in failed]
         self._held |= {each.replica_rank: version for each in reached}
         joined = [each for each in reached if each in self._joining]

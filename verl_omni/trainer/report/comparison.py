@@ -45,21 +45,25 @@ def render(runs: Mapping[str, Run]) -> str:
     every = list(runs.values())
     rows = image_rows(every)
     last = {name: max(run.images) for name, run in runs.items() if run.images}
-    return page.environment().get_template("comparison.html.j2").render(
-        columns=list(runs),
-        summaries={name: statements.summary(run) for name, run in runs.items()},
-        endings={name: statements.ending(run) for name, run in runs.items()},
-        failed=[name for name, run in runs.items() if statements.failed(run)],
-        warnings={name: statements.warnings(run) for name, run in runs.items()},
-        reward=_reward(runs),
-        results=results(every),
-        differences=differences([run.settings for run in every]),
-        rows=rows,
-        last=last,
-        size=page.image_size(every[0]),
-        others=list(_others(runs)),
-        plotly_js=page.plotly_js(),
-    )  # fmt: skip
+    return (
+        page.environment()
+        .get_template("comparison.html.j2")
+        .render(
+            columns=list(runs),
+            summaries={name: statements.summary(run) for name, run in runs.items()},
+            endings={name: statements.ending(run) for name, run in runs.items()},
+            failed=[name for name, run in runs.items() if statements.failed(run)],
+            warnings={name: statements.warnings(run) for name, run in runs.items()},
+            reward=_reward(runs),
+            results=results(every),
+            differences=differences([run.settings for run in every]),
+            rows=rows,
+            last=last,
+            size=page.image_size(every[0]),
+            others=list(_others(runs)),
+            plotly_js=page.plotly_js(),
+        )
+    )
 
 
 def results(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -71,7 +75,7 @@ def results(runs: Sequence[Run]) -> dict[str, list[str]]:
         "reward of the last step": [_last(run, "reward/mean") for run in runs],
         "seconds per step, median": [_median(run, "timing_s/step") for run in runs],
         "images per second, median": [_median(run, "images_per_s") for run in runs],
-    }  # fmt: skip
+    }
     return {
         label: values for label, values in rows.items() if any(value != statements.number(None) for value in values)
     }

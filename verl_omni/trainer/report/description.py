@@ -9,7 +9,9 @@ from typing import Any
 from verl_omni.trainer.report.run_data import Machine, Run
 from verl_omni.trainer.report.statements import duration, number, recorded
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def describe(run: Run) -> dict[str, str]:
@@ -80,7 +82,8 @@ def _learning_rate(settings: Mapping[str, Any]) -> str:
 
 
 def _samples(settings: Mapping[str, Any]) -> str:
-    prompts, each = _get(settings, "data.train_batch_size"), _get(settings, f"{ROLLOUT}.n")
+    prompts = _get(settings, "data.train_batch_size")
+    each = _get(settings, f"{ROLLOUT}.n")
     if prompts and _get(settings, "algorithm.sample_source") == "offline":
         return f"{2 * prompts} ({prompts} pairs of the data set)"
     return f"{prompts * each} ({prompts} prompts, {each} samples each)" if prompts and each else ""
@@ -107,12 +110,14 @@ def _machine(machine: Machine | None, settings: Mapping[str, Any]) -> str:
 
 
 def _version(versions: Mapping[str, str]) -> str:
-    version, commit = versions.get("omni-operator"), versions.get("commit")
+    version = versions.get("omni-operator")
+    commit = versions.get("commit")
     return ", ".join(part for part in (version, f"commit {commit}" if commit else "") if part)
 
 
 def _duration(run: Run) -> str:
-    steps, evaluations = recorded(run.steps(), "timing_s/step"), recorded(run.lines, "timing_s/eval")
+    steps = recorded(run.steps(), "timing_s/step")
+    evaluations = recorded(run.lines, "timing_s/eval")
     parts = []
     if steps:
         parts.append(f"{duration(sum(line['timing_s/step'] or 0.0 for line in steps))} in steps")

@@ -114,9 +114,12 @@ def render(run: Run) -> str:
 def environment() -> Environment:
     """Jinja's environment of the pages."""
     made = Environment(
-        loader=PackageLoader("verl_omni.trainer.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("verl_omni.trainer.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters |= {"number": statements.number, "fixed": statements.fixed}
     return made
 
@@ -167,8 +170,7 @@ def _reward_notes(run: Run) -> list[str]:
 def _scorers(run: Run) -> list[Plot]:
     return [
         as_plot(
-            name.removeprefix("reward/").removesuffix("/mean"),
-            plots.reward_curve(run.steps(), run.evaluations(), name),
+            name.removeprefix("reward/").removesuffix("/mean"), plots.reward_curve(run.steps(), run.evaluations(), name)
         )
         for name in plots.scorer_metrics(run.lines)
     ]

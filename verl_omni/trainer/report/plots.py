@@ -13,14 +13,17 @@ import plotly.graph_objects as go
 from verl_omni.trainer.report.run_data import Line
 from verl_omni.trainer.report.statements import phases
 
-TRAINING, HELD_OUT = "#4c8fd0", "#e5683c"
+TRAINING = "#4c8fd0"
+HELD_OUT = "#e5683c"
 BAND = "rgba(76, 143, 208, 0.18)"
 COLORS = (TRAINING, HELD_OUT, "#49a86c", "#e0a030")
 RUN_COLORS = (*COLORS, "#9b6dd0", "#4fb3bf", "#b5651d", "#8a8f98")
 PHASE_COLORS = {"generate": "#4c8fd0", "wait": "#4c8fd0", "update": "#e0a030", "sync": "#49a86c", "other": "#8a8f98"}
 GRID = "rgba(128, 128, 128, 0.22)"
 DASH = {"symbol": "line-ew-open", "size": 14}  # a line that has one point
-TALL, LOW = 360, 250  # pixels
+# pixels
+TALL = 360
+LOW = 250
 MOST_BARS = 150  # more would be thinner than a pixel on a phone
 MOST_MARKERS = 40  # more would hide the line and its error bars
 FEW_STEPS = 8  # so few steps get a tick each, for there are no steps between them
@@ -32,7 +35,8 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
     name = metric.removesuffix("/mean")
     subject = name.removeprefix("reward/")
     held_out = f"val/{subject}"
-    x, mean = _column(steps, "step"), _column(steps, metric)
+    x = _column(steps, "step")
+    mean = _column(steps, metric)
     if _recorded(steps, f"{name}/std") and _recorded(steps, metric):
         spread = _column(steps, f"{name}/std")
         edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
@@ -40,18 +44,27 @@ def reward_curve(steps: Sequence[Line], evaluations: Sequence[Line], metric: str
         figure.add_scatter(x=x, y=mean + spread, fill="tonexty", fillcolor=BAND, **edge)
     if _recorded(steps, metric):
         figure.add_scatter(
-            x=x, y=mean, name=f"training {subject}", mode=_mode(mean), line={"color": TRAINING},
+            x=x,
+            y=mean,
+            name=f"training {subject}",
+            mode=_mode(mean),
+            line={"color": TRAINING},
             hovertemplate="%{y:.4g}",
-        )  # fmt: skip
+        )
     known = [line for line in evaluations if line.get(f"{held_out}/mean") is not None]
     if known:
         errors = _column(known, f"{held_out}/stderr")
         bars = {"type": "data", "array": errors, "thickness": 1.5} if not np.isnan(errors).all() else None
         figure.add_scatter(
-            x=_column(known, "step"), y=_column(known, f"{held_out}/mean"), name=f"held-out {subject}",
-            mode="lines+markers", error_y=bars, line={"color": HELD_OUT, "dash": "dash", "width": 1.5},
-            marker={"size": _marker_size(known)}, hovertemplate="%{y:.4g}",
-        )  # fmt: skip
+            x=_column(known, "step"),
+            y=_column(known, f"{held_out}/mean"),
+            name=f"held-out {subject}",
+            mode="lines+markers",
+            error_y=bars,
+            line={"color": HELD_OUT, "dash": "dash", "width": 1.5},
+            marker={"size": _marker_size(known)},
+            hovertemplate="%{y:.4g}",
+        )
     return figure
 
 
@@ -67,9 +80,7 @@ def phase_bars(steps: Sequence[Line]) -> go.Figure:
         whole = np.nan_to_num(_column(steps, "timing_s/step"))
         parts["other"] = np.maximum(0.0, whole - sum(parts.values(), np.zeros(len(steps))))
     for phase, seconds in parts.items():
-        same: dict[str, Any] = {
-            "x": _column(steps, "step"), "y": seconds, "name": phase, "hovertemplate": "%{y:.3g} s",
-        }  # fmt: skip
+        same: dict[str, Any] = {"x": _column(steps, "step"), "y": seconds, "name": phase, "hovertemplate": "%{y:.3g} s"}
         if len(steps) > MOST_BARS:
             line = {"width": 0, "color": PHASE_COLORS[phase]}
             figure.add_scatter(**same, stackgroup="phases", mode="lines", line=line, fillcolor=PHASE_COLORS[phase])
@@ -86,9 +97,13 @@ def lines_plot(lines: Sequence[Line], metrics: Mapping[str, str], *, logarithmic
     for (label, values), color in zip(columns.items(), COLORS, strict=False):
         known = ~np.isnan(values)
         figure.add_scatter(
-            x=_column(lines, "step")[known], y=values[known], name=label, mode=_mode(values[known]),
-            line={"color": color}, hovertemplate="%{y:.4g}",
-        )  # fmt: skip
+            x=_column(lines, "step")[known],
+            y=values[known],
+            name=label,
+            mode=_mode(values[known]),
+            line={"color": color},
+            hovertemplate="%{y:.4g}",
+        )
     lowest = min(float(np.nanmin(values)) for values in columns.values())
     if logarithmic and lowest > 0:
         figure.update_yaxes(type="log", exponentformat="power", dtick=1)
@@ -104,20 +119,29 @@ def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -
     for (name, (steps, evaluations)), color in zip(runs.items(), RUN_COLORS, strict=False):
         if trained := [line for line in steps if line.get("reward/mean") is not None]:
             figure.add_scatter(
-                x=_column(steps, "step"), y=_column(steps, "reward/mean"), name=name,
-                mode="lines" if len(trained) > 1 else "markers", marker={**DASH, "line": {"width": 2, "color": color}},
-                line={"color": color, "width": 1.2}, legendgroup=name, hovertemplate="%{y:.4g}",
-            )  # fmt: skip
+                x=_column(steps, "step"),
+                y=_column(steps, "reward/mean"),
+                name=name,
+                mode="lines" if len(trained) > 1 else "markers",
+                marker={**DASH, "line": {"width": 2, "color": color}},
+                line={"color": color, "width": 1.2},
+                legendgroup=name,
+                hovertemplate="%{y:.4g}",
+            )
         known = [line for line in evaluations if line.get("val/reward/mean") is not None]
         if known:
             errors = _column(known, "val/reward/stderr")
             figure.add_scatter(
-                x=_column(known, "step"), y=_column(known, "val/reward/mean"), name=f"{name}, held-out",
-                mode="lines+markers", line={"color": color, "dash": "dash", "width": 1.5},
+                x=_column(known, "step"),
+                y=_column(known, "val/reward/mean"),
+                name=f"{name}, held-out",
+                mode="lines+markers",
+                line={"color": color, "dash": "dash", "width": 1.5},
                 marker={"size": _marker_size(known)},
                 error_y=None if np.isnan(errors).all() else {"type": "data", "array": errors, "thickness": 1.5},
-                legendgroup=name, hovertemplate="%{y:.4g}",
-            )  # fmt: skip
+                legendgroup=name,
+                hovertemplate="%{y:.4g}",
+            )
     return figure
 
 
@@ -128,9 +152,13 @@ def metric_of_runs(runs: Mapping[str, Sequence[Line]], metric: str) -> go.Figure
         values = _column(lines, metric)
         known = ~np.isnan(values)
         figure.add_scatter(
-            x=_column(lines, "step")[known], y=values[known], name=name, mode=_mode(values[known]),
-            line={"color": color}, hovertemplate="%{y:.4g}",
-        )  # fmt: skip
+            x=_column(lines, "step")[known],
+            y=values[known],
+            name=name,
+            mode=_mode(values[known]),
+            line={"color": color},
+            hovertemplate="%{y:.4g}",
+        )
     return figure
 
 

@@ -73,7 +73,8 @@ def summary(run: Run) -> str:
             f"{number(only['step'])}, the only evaluation."
         )
     elif len(trained) > 1:
-        first, last = trained[0], trained[-1]
+        first = trained[0]
+        last = trained[-1]
         text = (
             f"{_count(steps, 'training step')}. The reward of the training samples is "
             f"{fixed(first['reward/mean'], 3)} at step {number(first['step'])} and {fixed(last['reward/mean'], 3)} at "
@@ -93,9 +94,11 @@ def _change(first: Line, last: Line) -> str:
     error = math.hypot(*(line.get("val/reward/stderr") or 0.0 for line in (first, last)))
     errors = abs(after - before) / error if error else math.inf
     if errors < SIGNIFICANT:
-        verb, ending = "changed", ", which is within noise"
+        verb = "changed"
+        ending = ", which is within noise"
     else:
-        verb, ending = ("rose" if after > before else "fell" if after < before else "stayed"), ""
+        verb = "rose" if after > before else "fell" if after < before else "stayed"
+        ending = ""
     note = f", {errors:.1f} standard errors{ending}" if error else ""
     steps = _count(int(_value(last, "step") - _value(first, "step")), "step")
     gain = round(after - before, 3) + 0.0  # without a negative zero

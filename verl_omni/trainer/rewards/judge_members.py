@@ -96,7 +96,8 @@ class JudgeMembers:
     def take_left(self) -> list[Any]:
         """Replicas whose processes must be stopped; each is returned once."""
         with self._lock:
-            found, self.left = self.left, []
+            found = self.left
+            self.left = []
             return found
 
     def looked(self, places: Mapping[str, int]) -> None:
@@ -109,7 +110,8 @@ class JudgeMembers:
             places: see `versions_of_hosts`.
         """
         with self._lock:
-            failed, dead = self.routing.failed(), self.routing.dead(self.serving)
+            failed = self.routing.failed()
+            dead = self.routing.dead(self.serving)
             for replica in list(self.serving):
                 reason = dead.get(replica.replica_rank) or failed.get(replica.server_address)
                 if reason:

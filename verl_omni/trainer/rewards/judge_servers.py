@@ -86,14 +86,20 @@ class JudgeServers:
         """
         model = config.reward.reward_model
         self._sleeps = judge_settings.sleeps(config)
-        engine, hugging_face = omega_conf_to_dataclass(model.rollout), HFModelConfig(path=model.model_path)
+        engine = omega_conf_to_dataclass(model.rollout)
+        hugging_face = HFModelConfig(path=model.model_path)
         per_node = config.trainer.n_gpus_per_node if judge_settings.shared(config) else model.n_gpus_per_node
 
         def make(rank: int) -> JudgeReplica:
             return JudgeReplica(
-                rank, engine, hugging_face, per_node, node_resource=model.node_resource,
-                ray_resource=model.ray_resource, deadline=model.deadline_seconds,
-            )  # fmt: skip
+                rank,
+                engine,
+                hugging_face,
+                per_node,
+                node_resource=model.node_resource,
+                ray_resource=model.ray_resource,
+                deadline=model.deadline_seconds,
+            )
 
         self._replicas = [make(rank) for rank in range(judge_settings.replicas(config))]
         if judge_settings.shared(config):
@@ -103,9 +109,11 @@ class JudgeServers:
             starting = [each.init_standalone() for each in self._replicas]
         _run_all(starting)
         self._router, self.address = start_judge_router(
-            [each.server_address for each in self._replicas], f"the judge {model.model_path}", model.deadline_seconds,
+            [each.server_address for each in self._replicas],
+            f"the judge {model.model_path}",
+            model.deadline_seconds,
             elastic=judge_settings.elastic(config),
-        )  # fmt: skip
+        )
         if judge_settings.elastic(config):
             self.pool = self._pool(config, make)
         self.sleep()

@@ -181,7 +181,8 @@ class RewardWorkers(PinnedRewardLoopManager):
 
     def _wait(self, replies: dict[Any, Any]) -> None:
         """Wait for all replies, or for the first failure. A worker's own deadline limits each call of a scorer."""
-        seconds, waiting = float(self.config.reward.deadline_seconds), list(replies)
+        seconds = float(self.config.reward.deadline_seconds)
+        waiting = list(replies)
         while waiting:
             ended, waiting = ray.wait(waiting, timeout=seconds)
             for reply in ended:

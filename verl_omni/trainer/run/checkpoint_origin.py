@@ -12,14 +12,20 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_omni.trainer.run.resumed_settings import TRAINING_FILES
 
-SETTINGS, DATA = "config.yaml", "data.json"
+SETTINGS = "config.yaml"
+DATA = "data.json"
 # Settings with files or folders whose content counts, wherever they are.
 WITH_CONTENT = (
-    TRAINING_FILES, "data.val_files", "actor_rollout_ref.model.path", "reward.custom_reward_function.path",
+    TRAINING_FILES,
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "reward.custom_reward_function.path",
     "reward.reward_model.model_path",
-)  # fmt: skip
+)
 DIGESTED = 64 << 20  # bytes of the beginning of a file; Parquet files with images can have many times as many
-SAMPLES, SAMPLE = 64, 4096  # places in a file of a folder, and bytes at each: models have many gigabytes
+# places in a file of a folder, and bytes at each: models have many gigabytes
+SAMPLES = 64
+SAMPLE = 4096
 MOST_FILES = 1000  # of a folder
 
 
@@ -48,7 +54,8 @@ def of_run(config: DictConfig) -> CheckpointOrigin:
 def read(checkpoint: Path) -> CheckpointOrigin | None:
     """The origin of a checkpoint; None if its folder does not have it, as those of earlier versions."""
     try:
-        settings, content = OmegaConf.load(checkpoint / SETTINGS), json.loads((checkpoint / DATA).read_text())
+        settings = OmegaConf.load(checkpoint / SETTINGS)
+        content = json.loads((checkpoint / DATA).read_text())
     except FileNotFoundError:
         return None
     if isinstance(content, list):  # of an earlier version, which had digests of the training files only

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_omni.trainer.run import checkpoints
+from omegaconf import DictConfig
+
+from verl_omni.trainer.run import checkpoint_origin, checkpoints
+from verl_omni.trainer.run.run_folder import RunFolder
 
 DROPPED = "CheckpointDropped"
 
@@ -42,10 +45,16 @@ class CheckpointSaver:
         may_write: Callable[[], None],
         also: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
-        self.folder, self.run_number = folder, 1
+        self.folder = folder
+        self.run_number = 1
         self.newest: int | None = None  # step of the last checkpoint of this run that is complete
-        self._workers, self._keep, self._background, self._deadline_s = workers, keep, background, deadline_s
-        self._event, self._may_write, self._also = event, may_write, also
+        self._workers = workers
+        self._keep = keep
+        self._background = background
+        self._deadline_s = deadline_s
+        self._event = event
+        self._may_write = may_write
+        self._also = also
         self._writing: int | None = None  # step
 
     def start(self, resumed_from: Path | None) -> None:
@@ -110,13 +119,16 @@ class CheckpointSaver:
         """
         if self._writing is None:
             return
-        step, self._writing = self._writing, None
+        step = self._writing
+        self._writing = None
         newest = checkpoints.latest(self.folder)
         self._event(
-            "warning", reason=DROPPED, step=step,
+            "warning",
+            reason=DROPPED,
+            step=step,
             message=f"the checkpoint of step {step} was still being written when the run failed, and is dropped; the "
             f"newest one is {newest.name if newest is not None else 'none'}",
-        )  # fmt: skip
+        )
 
     def _finish(self, *, wait_s: float) -> None:
         if self._writing is None:
@@ -127,10 +139,12 @@ class CheckpointSaver:
             self._may_write()
             path = checkpoints.complete(self.folder, self._writing, keep=self._keep, run=self.run_number)
         except Exception:
-            step, self._writing = self._writing, None
+            step = self._writing
+            self._writing = None
             checkpoints.abandon(self.folder, step)
             raise
-        step, self._writing = self._writing, None
+        step = self._writing
+        self._writing = None
         self._saved(step, path)
 
     def _write(self, folder: Path) -> None:
@@ -145,3 +159,17 @@ class CheckpointSaver:
     def _saved(self, step: int, path: Path) -> None:
         self.newest = step
         self._event("checkpoint", step=step, path=str(path))
+
+
+def saver_of_run(config: DictConfig, workers: Any, folder: RunFolder) -> CheckpointSaver:
+    """The saver that the settings of a run ask for."""
+    return CheckpointSaver(
+        folder.path / "checkpoints",
+        workers,
+        keep=int(config.trainer.max_actor_ckpt_to_keep or 0),
+        background=config.actor_rollout_ref.actor.checkpoint.async_save,
+        deadline_s=config.actor_rollout_ref.nccl_timeout,
+        event=folder.event,
+        may_write=folder.check_owner,
+        also=checkpoint_origin.of_run(config).files(),
+    )

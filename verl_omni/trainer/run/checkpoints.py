@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 MANIFEST = "manifest.json"
-_WRITING, _REPLACED = ".writing_step_", ".replaced_step_"
+_WRITING = ".writing_step_"
+_REPLACED = ".replaced_step_"
 _NAME = re.compile(r"^step_(\d{6,})$")
 
 
@@ -147,7 +148,9 @@ def complete(folder: Path, step: int, *, keep: int, run: int) -> Path:
     Raises:
         OSError: nothing was written, or it cannot be flushed to disk.
     """
-    aside, final, replaced = _aside(folder, step), path_of(folder, step), folder / f"{_REPLACED}{step:06d}"
+    aside = _aside(folder, step)
+    final = path_of(folder, step)
+    replaced = folder / f"{_REPLACED}{step:06d}"
     _write_manifest(aside, step, run)
     _flush(aside)
     if final.exists():

@@ -7,10 +7,12 @@ from typing import Any
 
 # Metrics in the line of a step, with their label and format.
 SHOWN = (
-    ("reward/mean", "reward", ".4g"), ("val/reward/mean", "held-out reward", ".4g"),
-    ("actor/grad_norm", "gradient norm", ".3g"), ("weights/version", "weights", "d"),
+    ("reward/mean", "reward", ".4g"),
+    ("val/reward/mean", "held-out reward", ".4g"),
+    ("actor/grad_norm", "gradient norm", ".3g"),
+    ("weights/version", "weights", "d"),
     ("timing_s/step", "seconds", ".1f"),
-)  # fmt: skip
+)
 
 
 def format_event(event: Mapping[str, Any]) -> str:

@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 20.0  # after several missing ones, the operator reports the job as stalled
 POST_SECONDS = 10.0
 QUEUE_SIZE = 256  # events kept while the operator accepts none
-PAUSE_FIRST, PAUSE_MOST = 0.5, 15.0  # between posts of one event; the operator's Retry-After can make it longer
-RETRY_AFTER_MOST, LAST_PAUSE = 60.0, 1.0
+# between posts of one event; the operator's Retry-After can make it longer
+PAUSE_FIRST = 0.5
+PAUSE_MOST = 15.0
+RETRY_AFTER_MOST = 60.0
+LAST_PAUSE = 1.0
 SUPERSEDED = frozenset({"step", "phase", "heartbeat"})  # a later event of that name says all that matters
 SHOWN = 200  # characters of an answer that is not the operator's
 NEVER_ACCEPTED = frozenset({400, 413})  # the answer to the same event is always the same
@@ -194,7 +197,8 @@ class NullReporter:
 
 def from_environment() -> OperatorReporter | NullReporter:
     """The reporter that the environment variables configure."""
-    url, token = os.environ.get("DIFFUSIONRL_REPORT_URL"), os.environ.get("DIFFUSIONRL_REPORT_TOKEN_FILE")
+    url = os.environ.get("DIFFUSIONRL_REPORT_URL")
+    token = os.environ.get("DIFFUSIONRL_REPORT_TOKEN_FILE")
     if not url or not token:
         return NullReporter()
     return OperatorReporter(url, Path(token), int(os.environ.get("DIFFUSIONRL_ATTEMPT", "1")))

@@ -13,23 +13,53 @@ from omegaconf import DictConfig, OmegaConf
 
 # What decides what is learned; not where and how fast, which may differ between attempts.
 LEARNED = (
-    "actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.model.lora_adapter_path",
-    "actor_rollout_ref.model.target_modules", "actor_rollout_ref.model.exclude_modules",
-    "actor_rollout_ref.model.algorithm", "actor_rollout_ref.model.policy_state_adapters",
-    "actor_rollout_ref.model.custom_chat_template", "actor_rollout_ref.model.extra_tokenizers",
-    "actor_rollout_ref.model.external_lib", "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.diffusion_loss",
-    "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef", "actor_rollout_ref.actor.grad_clip",
-    "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.shuffle", "actor_rollout_ref.actor.ema_decay", "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.algo", "actor_rollout_ref.rollout.pipeline", "actor_rollout_ref.rollout.prompt_length",
-    "actor_rollout_ref.rollout.rollout_adapter", "actor_rollout_ref.rollout.seed",
-    "actor_rollout_ref.rollout.agent.default_agent_loop", "algorithm", "data.train_files", "data.train_batch_size",
-    "data.train_max_samples", "data.prompt_key", "data.custom_cls", "data.truncation", "data.filter_overlong_prompts",
-    "data.apply_chat_template_kwargs", "data.shuffle", "data.seed", "reward.scorer", "reward.scorer_kwargs",
-    "reward.reward_functions", "reward.aggregation", "reward.custom_reward_function", "reward.reward_manager",
-    "reward.reward_model.model_path", "trainer.seed",
-)  # fmt: skip
+    "actor_rollout_ref.model.target_modules",
+    "actor_rollout_ref.model.exclude_modules",
+    "actor_rollout_ref.model.algorithm",
+    "actor_rollout_ref.model.policy_state_adapters",
+    "actor_rollout_ref.model.custom_chat_template",
+    "actor_rollout_ref.model.extra_tokenizers",
+    "actor_rollout_ref.model.external_lib",
+    "actor_rollout_ref.actor.optim",
+    "actor_rollout_ref.actor.diffusion_loss",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.kl_loss_coef",
+    "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.shuffle",
+    "actor_rollout_ref.actor.ema_decay",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.algo",
+    "actor_rollout_ref.rollout.pipeline",
+    "actor_rollout_ref.rollout.prompt_length",
+    "actor_rollout_ref.rollout.rollout_adapter",
+    "actor_rollout_ref.rollout.seed",
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    "algorithm",
+    "data.train_files",
+    "data.train_batch_size",
+    "data.train_max_samples",
+    "data.prompt_key",
+    "data.custom_cls",
+    "data.truncation",
+    "data.filter_overlong_prompts",
+    "data.apply_chat_template_kwargs",
+    "data.shuffle",
+    "data.seed",
+    "reward.scorer",
+    "reward.scorer_kwargs",
+    "reward.reward_functions",
+    "reward.aggregation",
+    "reward.custom_reward_function",
+    "reward.reward_manager",
+    "reward.reward_model.model_path",
+    "trainer.seed",
+)
 TRAINING_FILES = "data.train_files"
 # What decides what an evaluation measures: the curve of the held-out reward has a break where it changes.
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
@@ -47,7 +77,8 @@ def describe_changes(before: DictConfig, now: DictConfig, content_before: Conten
     Args:
         content_before, content_now: by setting a digest of each file or folder, None where it was not read.
     """
-    earlier, later = _values(before), _values(now)
+    earlier = _values(before)
+    later = _values(now)
     names = {name for name in earlier.keys() | later.keys() if earlier.get(name) != later.get(name)}
     both = {name: (content_before[name], content_now[name]) for name in content_before.keys() & content_now.keys()}
     known = {name: was == now_is for name, (was, now_is) in both.items() if None not in (*was, *now_is)}

@@ -62,7 +62,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, on_event: Callable[[Mapping[str, Any]], None] = lambda event: None) -> None:
-        self.path, self.on_event = path, on_event
+        self.path = path
+        self.on_event = on_event
         self._owner: str | None = None
         self._newest: float | None = None  # the step of the last line of metrics.jsonl
         self._lock = threading.RLock()  # results are sent in the background, and recorded from there
@@ -139,7 +140,8 @@ class RunFolder:
         Returns:
             The metrics that the step did not have before.
         """
-        line, before = {name: _plain(value) for name, value in metrics.items()}, {}
+        line = {name: _plain(value) for name, value in metrics.items()}
+        before = {}
         if line["step"] == self._newest:
             *earlier, before = self.metrics()
             self._write("metrics.jsonl", "".join(json.dumps(each) + "\n" for each in [*earlier, line]))
@@ -259,11 +261,18 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
         name = f"{step}/{place:04d}.png"
         Image.fromarray(as_picture(sample.image).permute(1, 2, 0).numpy()).save(folder / name)
         video = _add_video(videos, folder, f"{step}/{place:04d}.webp", sample)
-        lines.append({
-            "step": step, "input": sample.prompt, "output": name, **video, "score": sample.score, "seed": sample.seed,
-            "version": sample.version,
-            **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
-        })  # fmt: skip
+        lines.append(
+            {
+                "step": step,
+                "input": sample.prompt,
+                "output": name,
+                **video,
+                "score": sample.score,
+                "seed": sample.seed,
+                "version": sample.version,
+                **({} if sample.sde_noise_seed is None else {"sde_noise_seed": sample.sde_noise_seed}),
+            }
+        )
     _write_videos(videos, fps)
     atomic_write(folder / f"{step}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -284,9 +293,15 @@ def _write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
     """
     first, *others = as_images(frames)
     first.save(
-        path, "WEBP", save_all=True, append_images=others, duration=round(1000 / fps), loop=0, quality=VIDEO_QUALITY,
+        path,
+        "WEBP",
+        save_all=True,
+        append_images=others,
+        duration=round(1000 / fps),
+        loop=0,
+        quality=VIDEO_QUALITY,
         method=VIDEO_EFFORT,
-    )  # fmt: skip
+    )
 
 
 def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:

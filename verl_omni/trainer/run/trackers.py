@@ -29,7 +29,8 @@ class Trackers:
     """
 
     def __init__(self, tracking: Any, pictures: int) -> None:
-        self._tracking, self.pictures = tracking, pictures
+        self._tracking = tracking
+        self.pictures = pictures
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Log the metrics of a step."""
@@ -63,11 +64,13 @@ def open_trackers(config: DictConfig, folder: Path, first: int = 0) -> Trackers 
     from verl.utils.tracking import Tracking
 
     places = {
-        "TENSORBOARD_DIR": str(folder / "tensorboard"), "VERL_FILE_LOGGER_PATH": str(folder / "tracking.jsonl"),
-        "WANDB_DIR": str(folder), "MLFLOW_TRACKING_URI": f"sqlite:///{folder.resolve()}/mlflow.db",
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "VERL_FILE_LOGGER_PATH": str(folder / "tracking.jsonl"),
+        "WANDB_DIR": str(folder),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder.resolve()}/mlflow.db",
         # Where MLflow puts pictures without a server; its default is a folder below the working directory.
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(folder.resolve() / "mlflow"),
-    }  # fmt: skip
+    }
     for variable, place in places.items():
         os.environ.setdefault(variable, place)
     before = _lines_before(first, Path(os.environ["VERL_FILE_LOGGER_PATH"])) if "file" in names else b""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-POLL_SECONDS, JOIN_SECONDS = 1.0, 30.0
+POLL_SECONDS = 1.0
+JOIN_SECONDS = 30.0
 T = TypeVar("T")
 
 

@@ -8,8 +8,10 @@ from omegaconf import DictConfig
 
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
-V1, ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
-ASYNC, DROP = "separate_async", "drop"
+V1 = "trainer.v1"
+ROLLOUT = "actor_rollout_ref.rollout"
+ASYNC = "separate_async"
+DROP = "drop"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible": False}  # the defaults
 
@@ -23,7 +25,8 @@ def find_problems(config: DictConfig) -> Iterator[str]:
         for name, default in UNUSED.items():
             if v1.separate_async[name] != default:
                 yield f"{V1}.separate_async.{name}: is not read with {V1}.trainer_mode=sync; remove it"
-    ahead, threshold = v1.separate_async.num_warmup_batches, v1.sampler.max_off_policy_threshold
+    ahead = v1.separate_async.num_warmup_batches
+    threshold = v1.sampler.max_off_policy_threshold
     if not _is_int(ahead) or ahead < 0:
         yield f"{V1}.separate_async.num_warmup_batches: must be a whole number of batches, from 0: {ahead}"
     elif threshold is not None and (not _is_int(threshold) or threshold < 1):
@@ -47,7 +50,8 @@ def _asynchronous(config: DictConfig) -> Iterator[str]:
             f"write {ROLLOUT}.nnodes=1, or sync"
         )
     step = config.trainer.v1.separate_async.parameter_sync_step
-    rows, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    rows = config.data.train_batch_size
+    mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
     if step is not None and step * mini != rows:
         yield (
             f"{V1}.separate_async.parameter_sync_step: the weights are sent after each training step, which has "
@@ -65,7 +69,8 @@ def batches_ahead(config: DictConfig) -> int:
     v1 = config.trainer.v1
     if v1.trainer_mode != ASYNC or v1.separate_async.sync_compatible:
         return 0
-    ahead, threshold = int(v1.separate_async.num_warmup_batches), v1.sampler.max_off_policy_threshold
+    ahead = int(v1.separate_async.num_warmup_batches)
+    threshold = v1.sampler.max_off_policy_threshold
     if v1.sampler.max_off_policy_strategy == DROP and threshold is not None:
         return min(ahead, int(threshold) - 1)
     return ahead
@@ -77,7 +82,8 @@ def unlimited_text(config: DictConfig) -> str | None:
     With one optimizer step per training step the ratio to the trainer's policy before the update is 1, so `clip_ratio`
     does nothing. Algorithms whose loss has no such ratio, or that cannot have the engine's, have nothing to set.
     """
-    ahead, correction = batches_ahead(config), config.algorithm.rollout_correction
+    ahead = batches_ahead(config)
+    correction = config.algorithm.rollout_correction
     loss = ALGORITHMS[config.actor_rollout_ref.actor.diffusion_loss.loss_mode]
     if not ahead or correction.bypass_mode or correction.rollout_rs is not None or not loss.on_recorded_steps:
         return None

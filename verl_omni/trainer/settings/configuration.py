@@ -89,7 +89,8 @@ def load(overrides: Sequence[str]) -> DictConfig:
 
 def _joined(overrides: Sequence[str]) -> list[str]:
     """The overrides, with a value of Hydra's own options that is an argument of its own after a `=`."""
-    found, rest = [], iter(overrides)
+    found = []
+    rest = iter(overrides)
     for each in rest:
         option = _SHORT_OPTIONS.get(each, each)
         found.append(f"{option}={next(rest, '')}" if option in _SHORT_OPTIONS.values() else _spelled(each))
@@ -199,7 +200,8 @@ def _apply(config: DictConfig, overrides: Sequence[str]) -> None:
     Raises:
         SettingsError: one of them is not in Hydra's grammar. Hydra's own errors do not say which.
     """
-    parser, parsed = OverridesParser.create(), []
+    parser = OverridesParser.create()
+    parsed = []
     for override in overrides:
         try:
             parsed.append(parser.parse_override(override))
@@ -223,7 +225,8 @@ def without_effect(
     given = _given(overrides)
     found = {name: rule.reason for name in given if isinstance(rule := find_rule(name), WithoutEffect)}
     if config is not None:
-        loss, known = config.actor_rollout_ref.actor.diffusion_loss.loss_mode, set(_names(config))
+        loss = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
+        known = set(_names(config))
         found |= {name: f"loss_mode={loss} does not read it" for name in given if _is_of_another_loss(name, known)}
         found |= unused_values.find(config, given)
     return found if has_accelerator else found | cpu_values.find(given)
@@ -308,7 +311,8 @@ def _differing_copies(config: DictConfig, copies: Sequence[tuple[str, str, Any]]
         if unused_values.of_training_without_steps(config, key):
             continue
         if value != (OmegaConf.to_container(own) if OmegaConf.is_config(own) else own):
-            given, there = registry.plain_value(value), registry.plain_value(own)
+            given = registry.plain_value(value)
+            there = registry.plain_value(own)
             yield f"{key}: {given} differs from {name}, which is {there}; write the value there only"
 
 
@@ -363,7 +367,8 @@ def _unknown(override: str, known: Sequence[str]) -> str | None:
     match = _KEY.match(override)
     if match is None:
         return f"{override!r} is not an override; write name=value"
-    key, rule = match["key"], find_rule(match["key"])
+    key = match["key"]
+    rule = find_rule(match["key"])
     if key.startswith("-") and rule is None:
         return f"{key}: is not an option of the trainer; settings are written as name=value"
     if match["mark"].startswith("~") and (key in known or rule is not None):

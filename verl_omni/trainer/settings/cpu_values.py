@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.utils.engine_settings import GROUP as ENGINE
 from verl_omni.workers.rollout.cpu_settings import NEEDED
 
-ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
+ROLLOUT = "actor_rollout_ref.rollout"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
 JUDGE = "reward.reward_model.rollout"
 ONE_PROCESS = "an engine is one process"
 _WHY = {

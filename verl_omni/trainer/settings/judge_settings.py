@@ -144,7 +144,8 @@ def modules(config: DictConfig) -> list[str]:
 
 def describe(config: DictConfig) -> str:
     """What is started, for the output of a run."""
-    size, where = replica_size(config.reward.reward_model), "the trainer's" if shared(config) else "its own"
+    size = replica_size(config.reward.reward_model)
+    where = "the trainer's" if shared(config) else "its own"
     return f"{replicas(config)} x {size} of {where} accelerators"
 
 

@@ -37,9 +37,11 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         training_adapter,
     )
 
-    given, folder = model.path, model_folder(model.path, "actor_rollout_ref.model.path")
+    given = model.path
+    folder = model_folder(model.path, "actor_rollout_ref.model.path")
     model.path = str(folder)
-    index, tokenizer = folder / "model_index.json", folder / "tokenizer" / "tokenizer_config.json"
+    index = folder / "model_index.json"
+    tokenizer = folder / "tokenizer" / "tokenizer_config.json"
     if not index.is_file():
         raise FileNotFoundError(
             f"actor_rollout_ref.model.path: {index} does not exist; write the folder of a model in diffusers' layout"
@@ -106,12 +108,14 @@ def _check_sampler(architecture: str, adapter: Any, folder: Path, rollout: DictC
     longest = getattr(adapter, "MOST_TOKENS", None)
     evaluated = OmegaConf.merge(rollout.pipeline, rollout.val_kwargs.pipeline)
     for group, pipeline in (("pipeline", rollout.pipeline), ("val_kwargs.pipeline", evaluated)):
-        name, length = f"{ROLLOUT}.{group}", pipeline.max_sequence_length
+        name = f"{ROLLOUT}.{group}"
+        length = pipeline.max_sequence_length
         if size is not None and (problem := size(pipeline.height, pipeline.width)):
             raise ValueError(f"{name}: {problem}")
         if longest is not None and length is not None and length > longest:
             raise ValueError(f"{name}.max_sequence_length: {architecture} reads at most {longest} tokens, not {length}")
-    shift, of_engine = rollout.pipeline.video_flow_shift, rollout.engine_kwargs.vllm_omni.get("flow_shift")
+    shift = rollout.pipeline.video_flow_shift
+    of_engine = rollout.engine_kwargs.vllm_omni.get("flow_shift")
     if None not in (shift, of_engine) and shift != of_engine:
         raise ValueError(
             f"{ROLLOUT}.pipeline.video_flow_shift: {shift} differs from {ROLLOUT}.engine_kwargs.vllm_omni.flow_shift, "

@@ -9,7 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_omni.trainer.settings.value_types import is_number
 from verl_omni.workers.algorithms import registry
 
-ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
 SAMPLED = (f"{ROLLOUT}.", f"{ROLLOUT}.val_kwargs.")  # samples of training and of evaluations
 # The engine takes 0 for "not set", and would use a default of its own.
 SIZES = ("height", "width", "num_frames", "num_inference_steps", "max_sequence_length")
@@ -40,7 +42,8 @@ NOT_NEGATIVE = (
 # The largest value, and why.
 AT_MOST = {f"{MODEL}.lora_rank": (512, "the engine has no larger adapters")}  # `vllm.config.lora.MaxLoRARanks`
 # Seeds of which torch's generator on a CPU uses 32 bits: larger ones would be the same as smaller ones.
-SEEDS, SEED_END = (f"{ACTOR}.seed", f"{ROLLOUT}.val_kwargs.seed", "data.seed", "trainer.seed"), 2**32
+SEEDS = (f"{ACTOR}.seed", f"{ROLLOUT}.val_kwargs.seed", "data.seed", "trainer.seed")
+SEED_END = 2**32
 WHOLE = (
     *SEEDS,
     f"{ROLLOUT}.algo.sde_window_seed",

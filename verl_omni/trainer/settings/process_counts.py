@@ -73,7 +73,8 @@ def fill_in(config: DictConfig, cpus: int) -> None:
     Raises:
         ValueError: one of the settings is not positive.
     """
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    rollout = config.actor_rollout_ref.rollout
+    trainer = config.trainer
     size = RunSize(
         # With a resource, these actors are on the trainer's nodes only (actor_nodes).
         nodes=trainer.nnodes + (rollout.nnodes if trainer.node_resource is None else 0),
@@ -110,7 +111,9 @@ def _of_accelerators(config: DictConfig) -> int:
 def describe(config: DictConfig) -> str:
     """One line on what is started, for the output of a run; the three settings must be numbers."""
     rollout = config.actor_rollout_ref.rollout
-    loops, requests, rewards = rollout.agent.num_workers, rollout.max_concurrent_requests, config.reward.num_workers
+    loops = rollout.agent.num_workers
+    requests = rollout.max_concurrent_requests
+    rewards = config.reward.num_workers
     return f"agent-loop workers: {loops}, each with up to {requests} requests in flight; reward workers: {rewards}"
 
 

@@ -15,7 +15,8 @@ _MANAGERS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]reward_loop[./]reward_manag
 _DATASETS = re.compile(r"(?:pkg://|.*/)?verl_omni[./]utils[./]dataset[./]\w+?(?:\.py)?")
 DATASET = {"path": "pkg://verl_omni.trainer.data.prompt_dataset", "name": "DiffusionRLDataset"}
 MODULE = "pkg://verl_omni.reward_loop.reward_manager"
-ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
+ONE = "VisualRewardManager"
+SEVERAL = "MultiVisualRewardManager"
 # Its modules of scorers: the name here, and its function there. `choice` and `imagebind` are refused with the reason.
 PUBLISHED = {
     "choice_reward": ("choice", "compute_score"),
@@ -31,7 +32,8 @@ PUBLISHED = {
     "unified_reward": ("unified_reward", "compute_score_unified_reward"),
 }
 OWN_FOLDER = Path(__file__).parents[2] / "utils" / "reward_score"  # the modules of this package at the same paths
-FUNCTION, PARTS = "reward.custom_reward_function", "reward.reward_functions"
+FUNCTION = "reward.custom_reward_function"
+PARTS = "reward.reward_functions"
 # Settings of a scorer that have another name here.
 RETRIES = "max_retries"  # attempts after the first; the scorer http has `attempts`
 SETTINGS = {"http": {"server_url": "url"}, "hpsv3": {"reward_scale": "score_scale"}}
@@ -96,7 +98,8 @@ def use_built_in(reward: DictConfig) -> None:
 
     A scorer's function needs no name then: each module has one. Several scorers choose their reward manager, as there.
     """
-    function, module = reward.custom_reward_function, reward.reward_manager.module
+    function = reward.custom_reward_function
+    module = reward.reward_manager.module
     if _MANAGERS.fullmatch(str(module.path)):
         module.path = MODULE
     if _names_only_several(reward):
@@ -121,7 +124,8 @@ def use_built_in(reward: DictConfig) -> None:
 
 def _names_only_several(reward: DictConfig) -> bool:
     """Whether `reward_functions` are the only scorers, and the manager is the one that is there by default."""
-    manager, path = reward.reward_manager, reward.custom_reward_function.path
+    manager = reward.reward_manager
+    path = reward.custom_reward_function.path
     own = manager.source == "importlib" and manager.module.path == MODULE and manager.name == ONE
     return (
         own

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from verl_omni.trainer.settings.extension_settings import EXTERNAL_LIB
 from verl_omni.verl_names import AGENT_LOOP
 
-PATH, ARCHITECTURE = "actor_rollout_ref.model.path", "actor_rollout_ref.model.architecture"
+PATH = "actor_rollout_ref.model.path"
+ARCHITECTURE = "actor_rollout_ref.model.architecture"
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 # Paths of models of the reference's families that do not exist here: the names of their repositories begin so.
 MISSING_FAMILY = r"(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*"
@@ -22,7 +23,8 @@ LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 def find_problems(config: DictConfig) -> Iterator[str]:
     """A line for each name that is given and not registered. Modules of the user's have been imported."""
-    model, agent = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.agent
+    model = config.actor_rollout_ref.model
+    agent = config.actor_rollout_ref.rollout.agent
     given = {PATH: model.path, ARCHITECTURE: model.architecture, DEFAULT_LOOP: agent.default_agent_loop}
     yield from problems_of({**given, LOOPS_FILE: agent.agent_loop_config_path})
 

@@ -24,7 +24,8 @@ from verl_omni.trainer.settings.module_source import SourceNotFound, find_source
 
 OWN_MODULE = "pkg://verl_omni.reward_loop.reward_manager"
 FUNCTION = "reward.custom_reward_function"
-ONE, SEVERAL = "VisualRewardManager", "MultiVisualRewardManager"
+ONE = "VisualRewardManager"
+SEVERAL = "MultiVisualRewardManager"
 NORMALIZED = "normalized_sum"  # value of reward.aggregation
 OF_TEXTS = ("naive", "dapo", "gdpo", "rate_limited", "remote")  # verl's managers, by their registered names
 
@@ -47,7 +48,8 @@ def find_problems(reward: DictConfig) -> list[str]:
 
 def normalization_problems(config: DictConfig) -> Iterator[str]:
     """What normalized scores cannot work with, a line for each setting of the trainer."""
-    reward, setting = config.reward, f"reward.aggregation: {NORMALIZED}"
+    reward = config.reward
+    setting = f"reward.aggregation: {NORMALIZED}"
     if reward.aggregation != NORMALIZED:
         return
     manager = reward.reward_manager
@@ -66,7 +68,8 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
     """
     from verl_omni.pipelines.registry import FAMILIES, family
 
-    reward, architecture = config.reward, config.actor_rollout_ref.model.architecture
+    reward = config.reward
+    architecture = config.actor_rollout_ref.model.architecture
     named = {"reward.scorer": (reward.scorer, reward.scorer_kwargs)}
     named |= {
         f"reward.reward_functions.{key}": (part.get("name") or key, part)

@@ -160,7 +160,8 @@ def shortage(config: DictConfig, nodes: Iterable[Mapping[str, float]], accelerat
     needed = wanted(config.reward)
     if not needed:
         return None
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    trainer = config.trainer
+    rollout = config.actor_rollout_ref.rollout
     there = int(sum(node.get(accelerator, 0) for node in nodes))
     taken = trainer.nnodes * trainer.n_gpus_per_node
     if rollout.ray_resource in (None, accelerator):

@@ -18,10 +18,14 @@ from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
 STEPS = "trainer.total_training_steps"
 EPOCHS = "trainer.total_epochs"
-ROLLOUT, MODEL, DATA = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "data"
-FSDP, OPTIM = "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.actor.optim"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+DATA = "data"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+OPTIM = "actor_rollout_ref.actor.optim"
 CORRECTION = "algorithm.rollout_correction"
-FLOAT32, DTYPES = ("float32", "fp32"), ("float32", "bfloat16", "fp32", "bf16")
+FLOAT32 = ("float32", "fp32")
+DTYPES = ("float32", "bfloat16", "fp32", "bf16")
 RESUME_MODES = ("auto", "disable", "resume_path", "enable")
 # verl's trackers (verl.utils.tracking.Tracking), each with the package that it imports.
 TRACKER_PACKAGES: dict[str, str | None] = {
@@ -85,7 +89,8 @@ SUPPORTED = {
     ),
     f"{DATA}.return_raw_chat": SupportedValues((True,), "agent loops take the raw prompt"),
     f"{DATA}.truncation": SupportedValues(
-        ("error", "right"), f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
+        ("error", "right"),
+        f"a prompt longer than {DATA}.max_prompt_length ends the run, or loses its end; drop it "
         f"with {DATA}.filter_overlong_prompts=true",
     ),
     f"{MODEL}.lora": SupportedValues(({},), f"{MODEL}.lora_rank and {MODEL}.lora_alpha set the adapter"),
@@ -93,7 +98,8 @@ SUPPORTED = {
         (None, *FLOAT32), f"trained weights are float32; {FSDP}.mixed_precision.param_dtype sets the computation"
     ),
     f"{MODEL}.lora_init_weights": SupportedValues(
-        ("gaussian", "orthogonal", True, False), "others change the weights that the adapter is added to, which the "
+        ("gaussian", "orthogonal", True, False),
+        "others change the weights that the adapter is added to, which the "
         "engine and users of the adapter do not have, or need data that the trainer does not give them",
     ),
     f"{FSDP}.model_dtype": SupportedValues((None, *DTYPES), "other dtypes need a loss scale"),
@@ -105,9 +111,7 @@ SUPPORTED = {
     f"{ROLLOUT}.dtype": SupportedValues((None, "bfloat16", "float32"), "engine and trainer share these dtypes"),
     f"{ROLLOUT}.name": SupportedValues(("vllm_omni",), "there is one engine"),
     f"{ROLLOUT}.mode": SupportedValues(("async",), "a diffusion rollout is asynchronous"),
-    f"{ROLLOUT}.pipeline.output_type": SupportedValues(
-        ("image", "pt", "np", "latent"), "image, pt and np are pixels"
-    ),
+    f"{ROLLOUT}.pipeline.output_type": SupportedValues(("image", "pt", "np", "latent"), "image, pt and np are pixels"),
     f"{ROLLOUT}.load_format": SupportedValues(
         ("auto", "safetensors", "dummy"), "the engine loads the model's own weights"
     ),
@@ -134,7 +138,7 @@ SUPPORTED = {
     "trainer.resume_mode": SupportedValues(
         RESUME_MODES, "resume_path starts from trainer.resume_from_path, and enable means auto"
     ),
-}  # fmt: skip
+}
 
 
 def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
@@ -234,7 +238,8 @@ def _rewards(reward: DictConfig) -> Iterator[str]:
 
 
 def _output(config: DictConfig) -> Iterator[str]:
-    output, url = config.trainer.output, str(config.trainer.output.url or "")
+    output = config.trainer.output
+    url = str(config.trainer.output.url or "")
     if url.startswith("hf://"):
         if not REPOSITORY_URL.match(url):
             yield f"trainer.output.url: {url} is no folder of a repository; write hf://OWNER/NAME/FOLDER"
@@ -247,7 +252,8 @@ def _output(config: DictConfig) -> Iterator[str]:
 
 
 def _resume(config: DictConfig) -> Iterator[str]:
-    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+    mode = config.trainer.resume_mode
+    path = config.trainer.resume_from_path
     if mode == "resume_path" and not path:
         yield "trainer.resume_from_path: must be given with trainer.resume_mode=resume_path: a folder step_NNNNNN"
     if mode != "resume_path" and path:

@@ -25,7 +25,8 @@ def check(config: DictConfig) -> None:
         ValueError: the message lists the sizes that do.
         FileNotFoundError: the transformer has no configuration file.
     """
-    model, size = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    model = config.actor_rollout_ref.model
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if size == 1:
         return
     for name in ("transformer", SECOND_TRANSFORMER):

@@ -16,23 +16,32 @@ from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, find_rule
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
-MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOG_PROBS, KL = f"{ROLLOUT}.calculate_log_probs", f"{ACTOR}.use_kl_loss"
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
+KL = f"{ACTOR}.use_kl_loss"
 OF_KL = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.diffusion_loss.exact_kl")
 MODEL_DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 FUNCTION = "reward.custom_reward_function"
 PICTURES = "trainer.log_val_generations"
 CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
-BACKEND, LOAD_FORMAT = f"{ROLLOUT}.checkpoint_engine.backend", f"{ROLLOUT}.load_format"
+BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
+LOAD_FORMAT = f"{ROLLOUT}.load_format"
 DRAWS = f"{ACTOR}.diffusion_loss.draws"
 # Of noise in the sampler's steps; `val_kwargs.algo` has the same names for evaluations.
 NOISE = tuple(
     f"{ROLLOUT}.algo.{name}"
     for name in (
-        "sde_type", "sde_window_size", "sde_window_range", "sde_window_seed", "sde_contiguous", "sample_strategy",
+        "sde_type",
+        "sde_window_size",
+        "sde_window_range",
+        "sde_window_seed",
+        "sde_contiguous",
+        "sample_strategy",
         "iters_per_group",
     )
-)  # fmt: skip
+)
 INIT = f"{MODEL}.lora_init_weights"
 ADAPTER = tuple(
     f"{MODEL}.{name}" for name in ("lora_alpha", "lora_dtype", "lora_init_weights", "target_modules", "exclude_modules")
@@ -77,7 +86,8 @@ def _find(config: DictConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, s
     # Imports torch, before which modules of users are imported.
     from verl_omni.pipelines.registry import FAMILIES, IMAGE_SHIFT, reads_extra_ids
 
-    settings, correction = config.actor_rollout_ref, config.algorithm.rollout_correction
+    settings = config.actor_rollout_ref
+    correction = config.algorithm.rollout_correction
     for name in (LOG_PROBS, KL):
         if reason := unneeded(settings.actor.diffusion_loss.loss_mode, name, given.get(name)):
             yield name, reason
@@ -155,7 +165,8 @@ def _unread_guidance(settings: DictConfig, given: Mapping[str, Any]) -> Iterator
     """A scale of guidance that the model's family does not read, if it is not the one that samples have."""
     from verl_omni.pipelines.registry import FAMILIES, training_adapter
 
-    rollout, architecture = settings.rollout, settings.model.architecture
+    rollout = settings.rollout
+    architecture = settings.model.architecture
     if architecture not in FAMILIES:
         return  # not known before the model's folder is read
     guidance = training_adapter(architecture).guidance
@@ -176,6 +187,7 @@ def _shows_pictures(logger: Any) -> bool:
 
 def _fills_its_range(rollout: DictConfig) -> bool:
     """Whether the SDE window has every step that it may lie in."""
-    algo, steps = rollout.algo, rollout.pipeline.num_inference_steps
+    algo = rollout.algo
+    steps = rollout.pipeline.num_inference_steps
     low, high, size = window_bounds.resolve(steps, algo.sde_window_size, algo.sde_window_range)
     return high - low == size

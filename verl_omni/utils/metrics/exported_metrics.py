@@ -41,21 +41,24 @@ COLLAPSED = ExportedMetric(
 )
 GENERATED = ExportedMetric("omni_samples_generated_total", "counter", "", "Samples generated and scored for training.")
 TRAINED = ExportedMetric(
-    "omni_samples_trained_total", "counter", "",
+    "omni_samples_trained_total",
+    "counter",
+    "",
     "Samples in training batches. DPO trains on two samples of each prompt.",
-)  # fmt: skip
+)
 OPTIMIZER_STEPS = ExportedMetric("omni_optimizer_steps_total", "counter", "", "Optimizer steps taken.")
 SKIPPED_STEPS = ExportedMetric(
-    "omni_optimizer_steps_skipped_total", "counter", "",
-    "Optimizer steps skipped because the gradient was not finite.",
-)  # fmt: skip
+    "omni_optimizer_steps_skipped_total", "counter", "", "Optimizer steps skipped because the gradient was not finite."
+)
 PHASE_SECONDS = ExportedMetric(
-    "omni_phase_seconds_total", "counter", "seconds",
+    "omni_phase_seconds_total",
+    "counter",
+    "seconds",
     "Wall time of the phases of steps. generate includes scoring; reward is the part of it in which the batch waited "
     "for its slowest reward; wait is without samples, if they are generated ahead; sync is the weight update of the "
     "replicas.",
     ("phase",),
-)  # fmt: skip
+)
 OUTPUT_STEP = ExportedMetric(
     "omni_output_step", "gauge", "", "Step of the newest checkpoint whose results were sent to the store."
 )
@@ -63,9 +66,11 @@ OUTPUT_FAILURES = ExportedMetric(
     "omni_output_failures_total", "counter", "", "Attempts to send a file to the store that failed; they are repeated."
 )
 PUBLISHED = ExportedMetric(
-    "omni_weight_version_published", "gauge", "",
+    "omni_weight_version_published",
+    "gauge",
+    "",
     "Weight version that the trainer last began to send to the replicas: the number of the step that made it.",
-)  # fmt: skip
+)
 REPLICAS = ExportedMetric("omni_replicas", "gauge", "", "Standalone rollout replicas with the current weight version.")
 REPLICAS_ADDED = ExportedMetric(
     "omni_replicas_added_total", "counter", "", "Standalone replicas that joined the run after its start."
@@ -77,32 +82,57 @@ REPLICAS_LOST = ExportedMetric(
     "omni_replicas_lost_total", "counter", "", "Standalone replicas that failed, or whose node was lost."
 )
 QUEUED = ExportedMetric(
-    "omni_rollout_samples_queued", "gauge", "",
+    "omni_rollout_samples_queued",
+    "gauge",
+    "",
     "Samples of the current batch that standalone replicas have not generated yet.",
-)  # fmt: skip
+)
 JUDGE_QUEUED = ExportedMetric(
-    "omni_reward_requests_queued", "gauge", "",
+    "omni_reward_requests_queued",
+    "gauge",
+    "",
     "Largest number of requests that a judge with accelerators of its own had not answered yet, in the last 5 seconds.",
-)  # fmt: skip
+)
 SERVED = ExportedMetric(
-    "omni_weight_version_served", "gauge", "", "Weight version that a replica's workers have all confirmed.",
+    "omni_weight_version_served",
+    "gauge",
+    "",
+    "Weight version that a replica's workers have all confirmed.",
     ("replica",),
-)  # fmt: skip
+)
 RECEIVED_BYTES = ExportedMetric(
-    "omni_weight_update_bytes_total", "counter", "bytes",
-    "Bytes of the weights that the first worker of a replica received in updates that took effect.", ("replica",),
-)  # fmt: skip
+    "omni_weight_update_bytes_total",
+    "counter",
+    "bytes",
+    "Bytes of the weights that the first worker of a replica received in updates that took effect.",
+    ("replica",),
+)
 IN_FLIGHT = ExportedMetric(
-    "omni_rollout_requests_in_flight", "gauge", "",
-    "Requests that a replica has accepted and not answered, with those that wait while it sleeps.", ("replica",),
-)  # fmt: skip
+    "omni_rollout_requests_in_flight",
+    "gauge",
+    "",
+    "Requests that a replica has accepted and not answered, with those that wait while it sleeps.",
+    ("replica",),
+)
 
 # Of runs that send their results to a store, with standalone replicas, and whose judge has accelerators of its own.
 OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
 OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST, QUEUED)
 OF_A_JUDGE = (JUDGE_QUEUED,)
 TRAINER = (
-    STEP, STEPS, REWARD, VALIDATION_REWARD, COLLAPSED, GENERATED, TRAINED, OPTIMIZER_STEPS, SKIPPED_STEPS,
-    PHASE_SECONDS, *OF_A_STORE, PUBLISHED, *OF_STANDALONE_REPLICAS, *OF_A_JUDGE,
-)  # fmt: skip
+    STEP,
+    STEPS,
+    REWARD,
+    VALIDATION_REWARD,
+    COLLAPSED,
+    GENERATED,
+    TRAINED,
+    OPTIMIZER_STEPS,
+    SKIPPED_STEPS,
+    PHASE_SECONDS,
+    *OF_A_STORE,
+    PUBLISHED,
+    *OF_STANDALONE_REPLICAS,
+    *OF_A_JUDGE,
+)
 ROLLOUT = (SERVED, RECEIVED_BYTES, IN_FLIGHT)

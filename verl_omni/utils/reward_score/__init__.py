@@ -47,9 +47,11 @@ def default_compute_score_image(
     if pixels.ndim == 4 and (len(pixels) == 1 or data_source == "jpeg_compressibility"):
         pixels = pixels[0]
     sample = {
-        "data_source": data_source, "solution_image": pixels, "ground_truth": ground_truth,
+        "data_source": data_source,
+        "solution_image": pixels,
+        "ground_truth": ground_truth,
         "extra_info": extra_info or {},
-    }  # fmt: skip
+    }
     if PLURAL["data_source"] in known:
         return scorer(**{PLURAL[name]: [value] for name, value in sample.items()}, **settings)[0]
     return scorer(**sample, **settings)

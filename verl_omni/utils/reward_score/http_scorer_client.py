@@ -34,8 +34,16 @@ async def compute_score(
         RewardServerError: no attempt succeeded, or the answer has no score. ValueError: `solution_image` is a video.
     """
     found = await asyncio.to_thread(
-        http.compute_score, data_source, as_pixels(solution_image), ground_truth, extra_info or {},
-        url=server_url, timeout=timeout, attempts=max_retries + 1, retry_backoff=retry_backoff, protocol=PICKLE,
-    )  # fmt: skip
+        http.compute_score,
+        data_source,
+        as_pixels(solution_image),
+        ground_truth,
+        extra_info or {},
+        url=server_url,
+        timeout=timeout,
+        attempts=max_retries + 1,
+        retry_backoff=retry_backoff,
+        protocol=PICKLE,
+    )
     assert found is not None  # only JSON has a score that is null
     return found["score"]

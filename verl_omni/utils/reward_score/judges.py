@@ -33,8 +33,13 @@ def with_verls_arguments(scorer: Judged) -> Judged:
             settings: of the scorer, whose results and errors these are.
         """
         return await scorer(
-            data_source, as_pixels(solution_image), ground_truth, extra_info or {},
-            reward_router_address=reward_router_address, model_name=model_name, **settings,
-        )  # fmt: skip
+            data_source,
+            as_pixels(solution_image),
+            ground_truth,
+            extra_info or {},
+            reward_router_address=reward_router_address,
+            model_name=model_name,
+            **settings,
+        )
 
     return compute_score

@@ -15,7 +15,9 @@ from verl_omni.compat.versions import require
 TESTED = frozenset({"0.28.0"})
 
 # verl's name, id and path of the policy's adapter. There is no file at the path, and it is never opened.
-VLLM_LORA_NAME, VLLM_LORA_INT_ID, VLLM_LORA_PATH = "123", 123, "simon_lora_path"
+VLLM_LORA_NAME = "123"
+VLLM_LORA_INT_ID = 123
+VLLM_LORA_PATH = "simon_lora_path"
 
 
 class OmniTensorLoRARequest(LoRARequest):  # type: ignore[misc]

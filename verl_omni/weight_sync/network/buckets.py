@@ -29,7 +29,8 @@ class BucketFiller:
     """
 
     def __init__(self, weights: Iterator[tuple[str, Tensor]], limit: int) -> None:
-        self._weights, self._limit = weights, min(limit, PREFERRED_BYTES)
+        self._weights = weights
+        self._limit = min(limit, PREFERRED_BYTES)
         self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]  # they take turns
         self._next: tuple[str, Tensor] | None = None
         self._names: dict[str, None] = {}
@@ -61,7 +62,8 @@ class BucketFiller:
         return BucketMessage(bucket.entries, list(self._names) if self._ended else None), bucket.parts()
 
     def _take(self) -> tuple[str, Tensor] | None:
-        item, self._next = self._next, None
+        item = self._next
+        self._next = None
         return item if item is not None else next(self._weights, None)
 
 
@@ -73,7 +75,8 @@ class _Bucket:
     """
 
     def __init__(self, buffer: Tensor, limit: int) -> None:
-        self.buffer, self._limit = buffer, limit
+        self.buffer = buffer
+        self._limit = limit
         self.entries: dict[str, Entry] = {}
         self._parts: list[Tensor | slice] = []  # a slice is one of the buffer
         self._size = self._copied = 0  # bytes of the bucket, and those of them that are in the buffer
@@ -101,7 +104,8 @@ class _Bucket:
 
     def _extend(self, size: int) -> Tensor:
         """Append so many bytes of the buffer. They are as aligned as in the bucket: sizes of large tensors are."""
-        begin, self._copied = self._copied, self._copied + size
+        begin = self._copied
+        self._copied = self._copied + size
         if self.buffer.numel() < self._copied:
             # At once to the limit, unless a first tensor is small: an adapter is a fraction of a bucket.
             larger = torch.empty(max(self._copied, min(self._limit, 2 * self.buffer.numel())), dtype=torch.uint8)

@@ -51,7 +51,10 @@ class WeightReceiver:
     header: HeaderMessage
 
     def __init__(self, address: StreamAddress, receiver: int, key: bytes, deadline: float) -> None:
-        self._address, self._receiver, self._key, self._deadline = address, receiver, key, deadline
+        self._address = address
+        self._receiver = receiver
+        self._key = key
+        self._deadline = deadline
 
     def connect(self) -> None:
         """Connect, authenticate, and read the `header`."""
@@ -134,7 +137,8 @@ class WeightReceiver:
 
     def _fill(self, target: memoryview) -> None:
         while target:
-            chunk, target = target[:CHUNK_BYTES], target[CHUNK_BYTES:]
+            chunk = target[:CHUNK_BYTES]
+            target = target[CHUNK_BYTES:]
             latest = time.monotonic() + self._deadline
             while chunk:
                 self._socket.settimeout(max(latest - time.monotonic(), 1e-3))

@@ -40,7 +40,8 @@ from verl_omni.weight_sync.network.messages import (
 )
 
 logger = logging.getLogger(__name__)
-HANDSHAKE_SECONDS, ACCEPT_AGAIN_SECONDS = 10.0, 0.1
+HANDSHAKE_SECONDS = 10.0
+ACCEPT_AGAIN_SECONDS = 0.1
 # Bytes a second. A receiver that is at least so fast may make the others wait; a slower one, for the deadline in a
 # whole update. Half of the receivers are the measure: a large model over a network that is slow for all does not fail.
 LEAST_RATE = 8 << 20
@@ -78,7 +79,8 @@ class _Peer:
     async def _write(self, content: memoryview) -> None:
         loop = asyncio.get_running_loop()
         while content:
-            chunk, content = content[:CHUNK_BYTES], content[CHUNK_BYTES:]
+            chunk = content[:CHUNK_BYTES]
+            content = content[CHUNK_BYTES:]
             try:
                 async with asyncio.timeout(self.deadline):
                     await loop.sock_sendall(self._connected(), chunk)
@@ -104,7 +106,8 @@ class _Peer:
         return self.connection
 
     async def _read(self, size: int) -> bytearray:
-        content, loop = bytearray(size), asyncio.get_running_loop()
+        content = bytearray(size)
+        loop = asyncio.get_running_loop()
         left = memoryview(content)
         while left:
             count = await loop.sock_recv_into(self._connected(), left)
@@ -129,7 +132,8 @@ class WeightStream:
         self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
         self.address = StreamAddress(host, self._listener.getsockname()[1], secrets.token_bytes(16))
-        self._key, self._deadline = key, deadline
+        self._key = key
+        self._deadline = deadline
         self._peers: dict[int, _Peer] = {}
         self._failed: dict[int, str] = {}
         self._waits: list[asyncio.Task[None]] = []
@@ -175,7 +179,8 @@ class WeightStream:
 
     async def _accept(self, receivers: int) -> None:
         """Accept connections until all receivers are here, or until the deadline. Strangers do not count."""
-        complete, expected = asyncio.Event(), set(range(receivers))
+        complete = asyncio.Event()
+        expected = set(range(receivers))
 
         async def greet(connection: socket.socket) -> None:
             connection.setblocking(False)
@@ -217,7 +222,8 @@ class WeightStream:
             self._listener.close()
 
     async def _authenticate(self, connection: socket.socket, expected: set[int]) -> int:
-        peer, challenge = _Peer(connection, HANDSHAKE_SECONDS), secrets.token_bytes(NONCE_BYTES)
+        peer = _Peer(connection, HANDSHAKE_SECONDS)
+        challenge = secrets.token_bytes(NONCE_BYTES)
         await peer.send(ChallengeMessage(challenge))
         answer = await peer.receive(ProofMessage, HANDSHAKE_BYTES)
         parts = (self._key, self.address.update, answer.receiver, challenge, answer.nonce)
@@ -242,9 +248,12 @@ class WeightStream:
 
     async def _send_bucket(self, message: BucketMessage, contents: Sequence[memoryview]) -> None:
         """Send a bucket to all; one fails that makes half of them wait for longer than its deadline leaves."""
-        clock, alive = asyncio.get_running_loop().time, self._alive()
+        clock = asyncio.get_running_loop().time
+        alive = self._alive()
         waits: dict[int, asyncio.Timeout] = {}
-        usual, half, done = sum(map(len, contents)) / LEAST_RATE, (len(alive) + 1) // 2, 0
+        usual = sum(map(len, contents)) / LEAST_RATE
+        half = (len(alive) + 1) // 2
+        done = 0
         since = 0.0
 
         def latest(number: int) -> float:

@@ -27,7 +27,9 @@ from verl_omni.workers.actor.training_state import TrainingState
 from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, training_algorithm
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionModelConfig, DiffusionOptimizerConfig
 
-STATE, ADAPTER = "state", "lora"  # folders in a checkpoint
+# folders in a checkpoint
+STATE = "state"
+ADAPTER = "lora"
 
 
 class DiffusionActor:
@@ -55,7 +57,9 @@ class DiffusionActor:
         mesh: DeviceMesh | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.model_config, self.config, self.mesh = model, actor, mesh
+        self.model_config = model
+        self.config = actor
+        self.mesh = mesh
         self.device = device or torch.device("cpu")
         self.ranks = mesh.size() if mesh is not None else 1
         self.sequence_ranks = actor.fsdp_config.ulysses_sequence_parallel_size
@@ -76,10 +80,14 @@ class DiffusionActor:
         compared = not lora and self.algorithm.compares_with_base(actor.diffusion_loss, actor)
         base = self._load(replace(dtypes, frozen=dtypes.compute)) if compared else None
         self.policy = Policy(
-            self.module, training_adapter(model.architecture), dtype=dtypes.compute,
-            lora=lora, keeps_old="old" in model.policy_state_adapters,
-            averages=actor.ema_decay is not None, base=base,
-        )  # fmt: skip
+            self.module,
+            training_adapter(model.architecture),
+            dtype=dtypes.compute,
+            lora=lora,
+            keeps_old="old" in model.policy_state_adapters,
+            averages=actor.ema_decay is not None,
+            base=base,
+        )
         self._flops = ModelFlops(model)
         for module in (self.module, *([] if base is None else [base])):
             self._flops.watch(module)
@@ -94,7 +102,8 @@ class DiffusionActor:
 
     def _load(self, dtypes: precision.Precision) -> nn.Module:
         """The transformer of the model's folder, or both, on the training device."""
-        ratio, seed = experts.boundary_of(self.model_config), self.config.seed
+        ratio = experts.boundary_of(self.model_config)
+        seed = self.config.seed
         first = self._load_component(experts.HIGH_NOISE, dtypes, seed)
         if ratio is None:
             return first
@@ -102,17 +111,23 @@ class DiffusionActor:
         return experts.Experts(both, ratio * TIMESTEPS, shared=self.ranks > 1).eval()
 
     def _load_component(self, component: str, dtypes: precision.Precision, seed: int) -> nn.Module:
-        model, fsdp = self.model_config, self.config.fsdp_config
+        model = self.model_config
+        fsdp = self.config.fsdp_config
         if self.mesh is None:
             made = build.load_transformer(model, precision=dtypes, seed=seed, component=component)
             made = made.eval().to(self.device)
             self._change_layers(made)
             return made
         return shard_loading.load_sharded(
-            model, self.mesh, precision=dtypes, seed=seed, component=component,
-            reshard_after_forward=fsdp.reshard_after_forward, forward_prefetch=fsdp.forward_prefetch,
+            model,
+            self.mesh,
+            precision=dtypes,
+            seed=seed,
+            component=component,
+            reshard_after_forward=fsdp.reshard_after_forward,
+            forward_prefetch=fsdp.forward_prefetch,
             before_sharding=self._change_layers,
-        )  # fmt: skip
+        )
 
     def _change_layers(self, module: nn.Module) -> None:
         """What a model gets after its adapter, and before it is sharded."""
@@ -193,8 +208,10 @@ class DiffusionActor:
         return found
 
     def _optimizer_step(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        rows, passes = _size(batch), objective.term_count(batch)
-        learning, micro = self._learning(batch, objective), self._micro_batch(objective)
+        rows = _size(batch)
+        passes = objective.term_count(batch)
+        learning = self._learning(batch, objective)
+        micro = self._micro_batch(objective)
         loss = 0.0
         measurements = Measurements(self.ranks)
         each_reduces = parallel.reduces_each_pass(self.config.fsdp_config, isinstance(self.module, experts.Experts))
@@ -255,10 +272,7 @@ class DiffusionActor:
     # --- weights and checkpoints ---------------------------------------------------------------------------
 
     def weights(
-        self,
-        kind: Literal["lora", "full"],
-        which: PolicyName = "default",
-        dtype: torch.dtype | None = None,
+        self, kind: Literal["lora", "full"], which: PolicyName = "default", dtype: torch.dtype | None = None
     ) -> Generator[tuple[str, Tensor]]:
         """(name, unsharded tensor) of the adapter or of all weights; names are `transformer.<path>…`, of a second
         transformer `transformer_2.<path>…`.
@@ -345,9 +359,12 @@ def _rows(batch: Batch, chosen: Tensor | slice, device: torch.device | None = No
 
 def _adamw(parameters: Iterable[nn.Parameter], config: DiffusionOptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        list(parameters), lr=config.lr, betas=tuple(config.betas), weight_decay=config.weight_decay,
+        list(parameters),
+        lr=config.lr,
+        betas=tuple(config.betas),
+        weight_decay=config.weight_decay,
         **{"eps": config.eps, **(config.override_optimizer_config or {})},
-    )  # fmt: skip
+    )
 
 
 def _schedule(optimizer: torch.optim.Optimizer, config: DiffusionOptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:

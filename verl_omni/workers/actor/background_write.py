@@ -39,6 +39,7 @@ class BackgroundWrite:
         wait([self._write], timeout=wait_s)
         if not self._write.done():
             return False
-        ended, self._write = self._write, None
+        ended = self._write
+        self._write = None
         ended.result()
         return True

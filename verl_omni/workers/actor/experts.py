@@ -14,7 +14,9 @@ from verl_omni.pipelines.registry import family
 from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio
 from verl_omni.workers.actor.build import gather
 
-HIGH_NOISE, LOW_NOISE = "transformer", SECOND_TRANSFORMER  # components of a diffusers pipeline
+# components of a diffusers pipeline
+HIGH_NOISE = "transformer"
+LOW_NOISE = SECOND_TRANSFORMER
 
 
 class Experts(nn.Module):
@@ -33,8 +35,10 @@ class Experts(nn.Module):
 
     def __init__(self, transformers: Mapping[str, nn.Module], boundary: float, *, shared: bool) -> None:
         super().__init__()
-        self.transformer, self.transformer_2 = transformers[HIGH_NOISE], transformers[LOW_NOISE]
-        self.boundary, self._shared = boundary, shared
+        self.transformer = transformers[HIGH_NOISE]
+        self.transformer_2 = transformers[LOW_NOISE]
+        self.boundary = boundary
+        self._shared = shared
 
     @override
     def forward(self, *, timestep: Tensor, **inputs: Any) -> tuple[Tensor]:
@@ -45,7 +49,9 @@ class Experts(nn.Module):
         """
         low = timestep < self.boundary
         rows = [(~low).nonzero().flatten(), low.nonzero().flatten()]
-        found, places, without_effect = [], [], 0.0
+        found = []
+        places = []
+        without_effect = 0.0
         for transformer, own, needed in zip(
             (self.transformer, self.transformer_2), rows, self._needed(rows), strict=True
         ):

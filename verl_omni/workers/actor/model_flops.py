@@ -67,7 +67,8 @@ class ModelFlops:
 
         The first time that a shape appears, a pass of this shape runs without memory.
         """
-        passes, self._passes = self._passes, Counter()
+        passes = self._passes
+        self._passes = Counter()
         if not self._can_be_made:
             return None
         for key in sorted(passes, key=_without_gradients):  # those with gradients count both

@@ -23,8 +23,11 @@ class Offload:
     def __init__(
         self, policy: Policy, optimizer: torch.optim.Optimizer, device: torch.device, config: DiffusionFSDPConfig
     ) -> None:
-        self._policy, self._optimizer, self._device = policy, optimizer, device
-        self._weights, self._states = config.param_offload, config.optimizer_offload
+        self._policy = policy
+        self._optimizer = optimizer
+        self._device = device
+        self._weights = config.param_offload
+        self._states = config.optimizer_offload
 
     @contextmanager
     def loaded(self, *, states: bool = False) -> Iterator[None]:

@@ -86,8 +86,11 @@ def compile_layers(module: Any, prefixes: Sequence[str], backend: str = "inducto
         if kind not in compiled:
             compiled[kind] = torch.compile(
                 _checkpointed(kind.forward) if checkpointing else kind.forward,
-                backend=backend, fullgraph=True, isolate_recompiles=True, recompile_limit=GRAPHS,
-            )  # fmt: skip
+                backend=backend,
+                fullgraph=True,
+                isolate_recompiles=True,
+                recompile_limit=GRAPHS,
+            )
         layer.forward = MethodType(compiled[kind], layer)
 
 

@@ -61,10 +61,20 @@ class Policy:
     """
 
     def __init__(
-        self, module: nn.Module, adapter: TrainingAdapter, *, dtype: torch.dtype, lora: bool, keeps_old: bool,
-        averages: bool = False, base: nn.Module | None = None,
-    ) -> None:  # fmt: skip
-        self.module, self.adapter, self.dtype, self.lora = module, adapter, dtype, lora
+        self,
+        module: nn.Module,
+        adapter: TrainingAdapter,
+        *,
+        dtype: torch.dtype,
+        lora: bool,
+        keeps_old: bool,
+        averages: bool = False,
+        base: nn.Module | None = None,
+    ) -> None:
+        self.module = module
+        self.adapter = adapter
+        self.dtype = dtype
+        self.lora = lora
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.old = DelayedPolicy(self.trained) if keeps_old else None
         self.average = DelayedPolicy(self.trained) if averages else None

@@ -53,9 +53,13 @@ def load_sharded(
     def shard(module: nn.Module) -> nn.Module:
         before_sharding(module)
         parallel.parallelize(
-            module, mesh, model.fsdp_layer_prefixes, precision,
-            reshard_after_forward=reshard_after_forward, forward_prefetch=forward_prefetch,
-        )  # fmt: skip
+            module,
+            mesh,
+            model.fsdp_layer_prefixes,
+            precision,
+            reshard_after_forward=reshard_after_forward,
+            forward_prefetch=forward_prefetch,
+        )
         return module
 
     folder = Path(model.path) / component
@@ -175,9 +179,11 @@ def _fill(module: nn.Module, names: set[str], files: TensorFiles) -> None:
             continue
         stored = strip_lora_wrapper(name)
         if isinstance(parameter, DTensor):
-            local, part = parameter.detach().to_local(), own_part(parameter)
+            local = parameter.detach().to_local()
+            part = own_part(parameter)
         else:
-            local, part = parameter.detach(), ()
+            local = parameter.detach()
+            part = ()
         if local.numel() > 0:
             local.copy_(files.read(stored, part).to(local.dtype))
 
@@ -187,7 +193,8 @@ def own_part(tensor: DTensor) -> tuple[slice, ...]:
     part = [slice(0, size) for size in tensor.shape]
     for number, placement in enumerate(tensor.placements):
         if isinstance(placement, Shard):
-            size, ranks = tensor.shape[placement.dim], tensor.device_mesh.size(number)
+            size = tensor.shape[placement.dim]
+            ranks = tensor.device_mesh.size(number)
             part[placement.dim] = chunk(size, ranks, tensor.device_mesh.get_local_rank(number))
     return tuple(part)
 

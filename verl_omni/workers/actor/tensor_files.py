@@ -33,7 +33,8 @@ class TensorFiles:
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
 
-        self.folder, self.bytes_read = folder, 0
+        self.folder = folder
+        self.bytes_read = 0
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         for path in _files(folder):

@@ -27,7 +27,11 @@ from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.actor.policy import Policy
 
 # Keys of the stored state.
-TRAINED, OLD, AVERAGE, OPTIMIZER, REST = "trained", "old", "average", "optimizer", "rest"
+TRAINED = "trained"
+OLD = "old"
+AVERAGE = "average"
+OPTIMIZER = "optimizer"
+REST = "rest"
 INDEX = ".metadata"  # of torch.distributed.checkpoint
 _SHARDED = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
 
@@ -64,7 +68,8 @@ class TrainingState:
         train. The write raises as `save`.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        state, alone = _copied(self._state()), self.mesh is None or self.mesh.size() == 1
+        state = _copied(self._state())
+        alone = self.mesh is None or self.mesh.size() == 1
         group = None if alone else self._group_of_writes()
 
         def write() -> None:
@@ -121,7 +126,8 @@ class TrainingState:
     def _state(self) -> dict[str, Any]:
         """The state as references: loading writes into its tensors."""
         _create_missing_states(self.optimizer)
-        old, average = self.policy.old, self.policy.average
+        old = self.policy.old
+        average = self.policy.average
         return {
             TRAINED: {name: parameter.detach() for name, parameter in self.policy.trained.items()},
             **({OLD: dict(old.values)} if old is not None else {}),
@@ -145,7 +151,8 @@ class TrainingState:
             )
         shapes = {name: tuple(stored[f"{TRAINED}.{name}"].size) for name in trained}
         if changed := [name for name in sorted(shapes) if shapes[name] != tuple(state[TRAINED][name].shape)]:
-            name, now = changed[0], tuple(state[TRAINED][changed[0]].shape)
+            name = changed[0]
+            now = tuple(state[TRAINED][changed[0]].shape)
             raise ValueError(
                 f"checkpoint {folder} has {len(changed)} trained tensors of other shapes than the model: {name} "
                 f"has {shapes[name]} instead of {now}; was model.lora_rank changed?"

@@ -17,7 +17,9 @@ from verl_omni.workers.algorithms.base import Objective, Samples, TrainingAlgori
 from verl_omni.workers.config import DiffusionActorConfig, DiffusionLossConfig
 from verl_omni.workers.config.diffusion.actor import require_positive
 
-MARGIN, ACCURACY, PREFERRED = "actor/margin", "actor/accuracy", "actor/preferred_fraction"
+MARGIN = "actor/margin"
+ACCURACY = "actor/accuracy"
+PREFERRED = "actor/preferred_fraction"
 OF_PAIRS = frozenset({"preferred", "draw_seeds", "times", "noise"})  # tensors with one entry per pair; others have two
 
 
@@ -51,7 +53,8 @@ class DPOObjective:
     samples_per_row = 2
 
     def __init__(self, policy: Policy, config: DiffusionDPOLossConfig) -> None:
-        self.policy, self.config = policy, config
+        self.policy = policy
+        self.config = config
 
     def prepare(self, batch: Batch) -> Batch:
         return with_draws(batch, self.config.draws, batch["clean_latents"].shape[2:])

@@ -83,11 +83,22 @@ class NFTObjective:
     samples_per_row = 1
 
     def __init__(
-        self, policy: Policy, config: DiffusionNFTLossConfig, *, step: int, schedule: str | None = None,
-        interval: int = 1, timestep_fraction: float | None = None,
-    ) -> None:  # fmt: skip
-        self.policy, self.config, self.step, self.old = policy, config, step, policy.require_old()
-        self.schedule, self.interval, self.timestep_fraction = schedule, interval, timestep_fraction
+        self,
+        policy: Policy,
+        config: DiffusionNFTLossConfig,
+        *,
+        step: int,
+        schedule: str | None = None,
+        interval: int = 1,
+        timestep_fraction: float | None = None,
+    ) -> None:
+        self.policy = policy
+        self.config = config
+        self.step = step
+        self.old = policy.require_old()
+        self.schedule = schedule
+        self.interval = interval
+        self.timestep_fraction = timestep_fraction
 
     def prepare(self, batch: Batch) -> Batch:
         drawn = with_draws(batch, self.term_count(batch), batch["clean_latents"].shape[1:])
@@ -114,7 +125,8 @@ class NFTObjective:
             old = self.policy.velocity_at(part, x, time)
         base = self._base_velocity(part, x, time)
         velocity = self.policy.velocity_at(part, x, time)
-        settings, good = self.config, part["optimality"]
+        settings = self.config
+        good = part["optimality"]
         loss = nft.loss(velocity, old, target, good, time, beta=settings.mix_beta, least=settings.adaptive_weight_min)
         # The gradient at the old policy is proportional to 2 r - 1 = A / adv_clip_max. Multiplied, it does not depend
         # on the clip, and ref_kl_coef means the same with each.
@@ -160,10 +172,14 @@ class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
     @override
     def update_arguments(self, config: DictConfig, step: int) -> dict[str, Any]:
         settings = config.algorithm
-        schedule, interval = settings.old_policy_decay_schedule, settings.old_policy_update_interval
+        schedule = settings.old_policy_decay_schedule
+        interval = settings.old_policy_update_interval
         return {
-            "step": step, "schedule": schedule, "interval": interval, "timestep_fraction": settings.timestep_fraction,
-        }  # fmt: skip
+            "step": step,
+            "schedule": schedule,
+            "interval": interval,
+            "timestep_fraction": settings.timestep_fraction,
+        }
 
     @override
     def objective(

@@ -47,7 +47,8 @@ class DPPOObjective(StepObjective[FlowDPPOLossConfig]):
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         divergence = grpo.gaussian_kl(mean.detach(), self.old_mean(part, place, mean), std)
-        threshold, limit = self.config.kl_mask_threshold, self.config.adv_clip_max
+        threshold = self.config.kl_mask_threshold
+        limit = self.config.adv_clip_max
         advantages = part["advantages"]
         loss, excluded = grpo.masked(log_ratio, advantages, divergence, threshold=threshold, adv_clip_max=limit)
         # One process may not compute rows without an advantage, so they do not count where several ranks do either.

@@ -104,26 +104,47 @@ class StepObjective(ABC, Generic[Settings]):
     compares_means = False
 
     def __init__(
-        self, policy: Policy, config: Settings, *, kl_loss_coef: float | None, noise_level: float,
-        sde_type: str, guidance_scale: float = 1.0, tolerance: float = float("inf"),
-        velocity_tolerance: float | None = None, limit_by_depth: bool = False, same_weights: bool = True,
-        rounding: agreement.RoundingErrors | None = None, bypass_mode: bool = False,
-        rollout_is: str | None = None, rollout_is_threshold: float = 2.0,
-        rollout_rs: str | None = None, rollout_rs_threshold: object = None, timestep_fraction: float = 1.0,
+        self,
+        policy: Policy,
+        config: Settings,
+        *,
+        kl_loss_coef: float | None,
+        noise_level: float,
+        sde_type: str,
+        guidance_scale: float = 1.0,
+        tolerance: float = float("inf"),
+        velocity_tolerance: float | None = None,
+        limit_by_depth: bool = False,
+        same_weights: bool = True,
+        rounding: agreement.RoundingErrors | None = None,
+        bypass_mode: bool = False,
+        rollout_is: str | None = None,
+        rollout_is_threshold: float = 2.0,
+        rollout_rs: str | None = None,
+        rollout_rs_threshold: object = None,
+        timestep_fraction: float = 1.0,
         actor: DiffusionActorConfig | None = None,
-    ) -> None:  # fmt: skip
-        self.policy, self.config, self.kl_loss_coef = policy, config, kl_loss_coef
-        self.noise_level, self.sde_type, self.guidance_scale = noise_level, sde_type, guidance_scale
-        self.tolerance, self.velocity_tolerance, self.bypass_mode = tolerance, velocity_tolerance, bypass_mode
+    ) -> None:
+        self.policy = policy
+        self.config = config
+        self.kl_loss_coef = kl_loss_coef
+        self.noise_level = noise_level
+        self.sde_type = sde_type
+        self.guidance_scale = guidance_scale
+        self.tolerance = tolerance
+        self.velocity_tolerance = velocity_tolerance
+        self.bypass_mode = bypass_mode
         self.size_tolerance = None if velocity_tolerance is None else agreement.SIZE_SHARE * velocity_tolerance
         if velocity_tolerance is not None and limit_by_depth:
             limit = agreement.rounding_limit(policy.layers, guidance_scale)
             self.velocity_tolerance = max(velocity_tolerance, limit)
         self.same_weights = same_weights
         self.rounding = agreement.RoundingErrors() if rounding is None else rounding
-        self.rollout_is, self.rollout_is_threshold = rollout_is, rollout_is_threshold
+        self.rollout_is = rollout_is
+        self.rollout_is_threshold = rollout_is_threshold
         self.criterion = None if rollout_rs is None else rejection_settings.parse(rollout_rs, rollout_rs_threshold)
-        self.timestep_fraction, self.actor = timestep_fraction, actor
+        self.timestep_fraction = timestep_fraction
+        self.actor = actor
         self.at_start = True  # no optimizer step of the update has been taken
 
     @property
@@ -166,7 +187,8 @@ class StepObjective(ABC, Generic[Settings]):
         if self.criterion is not None:
             every = rollout_correction.kept(part["old_log_probs"], part["rollout_log_probs"], self.criterion)
             kept = every[:, place].to(loss.dtype)
-            loss, measured["kept"] = kept * loss, kept
+            loss = kept * loss
+            measured["kept"] = kept
         if start is not None:
             measured["engine_difference"] = start - engine
             if self.rollout_is is not None:
@@ -223,9 +245,13 @@ class StepObjective(ABC, Generic[Settings]):
         elements = recorded(part, "all_latents", place)[0].numel()
         sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
         return sde.velocity_error_effect(
-            self.sde_type, share * size**2 / elements, sigma=sigma, sigma_next=sigma_next,
-            sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
-        )  # fmt: skip
+            self.sde_type,
+            share * size**2 / elements,
+            sigma=sigma,
+            sigma_next=sigma_next,
+            sigma_max=part["sigma_max"].flatten(),
+            noise_level=self.noise_level,
+        )
 
     def old_mean(self, part: Batch, place: int, mean: Tensor) -> Tensor:
         """Mean of the next latent before the update, [B, ...], if the loss compares means; now it is `mean`."""
@@ -251,23 +277,26 @@ class StepObjective(ABC, Generic[Settings]):
         x, x_next = (recorded(part, "all_latents", place, later).float() for later in (0, 1))
         sigma, sigma_next = (recorded(part, "all_sigmas", place, later) for later in (0, 1))
         mean, std = sde.moments(
-            self.sde_type, x, velocity, sigma=sigma, sigma_next=sigma_next,
-            sigma_max=part["sigma_max"].flatten(), noise_level=self.noise_level,
-        )  # fmt: skip
+            self.sde_type,
+            x,
+            velocity,
+            sigma=sigma,
+            sigma_next=sigma_next,
+            sigma_max=part["sigma_max"].flatten(),
+            noise_level=self.noise_level,
+        )
         return mean, std, sde.log_prob(self.sde_type, x_next, mean, std)
 
     def _weight(self, part: Batch, start: Tensor, engine: Tensor) -> Tensor:
         """Importance weight of each row, [B]; log-probabilities [B, 1] of the term, trainer's and engine's."""
         if self.rollout_is == "sequence":
-            start, engine = part["old_log_probs"], part["rollout_log_probs"]
+            start = part["old_log_probs"]
+            engine = part["rollout_log_probs"]
         return rollout_correction.weights(start, engine, threshold=self.rollout_is_threshold)
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
         clip_fraction = measured["clip_fraction"].sum().item() / count
-        found = {
-            "actor/clip_fraction": clip_fraction,
-            "actor/ratio_max": measured["difference"].exp().max().item(),
-        }
+        found = {"actor/clip_fraction": clip_fraction, "actor/ratio_max": measured["difference"].exp().max().item()}
         if "kl" in measured:
             found["actor/kl"] = measured["kl"].sum().item() / count
         if "kl_to_old" in measured:
@@ -300,9 +329,11 @@ class GRPOObjective(StepObjective[GRPOLossConfig]):
     def policy_loss(
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        clip, limit = self.config.clip_ratio, self.config.adv_clip_max
+        clip = self.config.clip_ratio
+        limit = self.config.adv_clip_max
         loss = grpo.clipped(log_ratio, part["advantages"], clip_ratio=clip, adv_clip_max=limit)
-        difference, advantages = log_ratio.detach(), part["advantages"]
+        difference = log_ratio.detach()
+        advantages = part["advantages"]
         beyond = difference.exp() - 1
         # Without an advantage there is nothing to clip, and one process may not even compute the row.
         clipped = ((beyond.abs() > clip) & (advantages != 0)).float()

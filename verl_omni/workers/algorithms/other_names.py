@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-LOSS, SAMPLED_FOR = "actor_rollout_ref.actor.diffusion_loss.loss_mode", "actor_rollout_ref.model.algorithm"
-ALGO, ESTIMATOR = "actor_rollout_ref.rollout.algo", "algorithm.adv_estimator"
+LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
+SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
+ALGO = "actor_rollout_ref.rollout.algo"
+ESTIMATOR = "algorithm.adv_estimator"
 
 
 @dataclass(frozen=True, slots=True)

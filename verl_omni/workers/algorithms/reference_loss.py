@@ -108,7 +108,8 @@ class ReferenceLossObjective(StepObjective[StepLossConfig]):
         self, part: Batch, place: int, log_ratio: Tensor, mean: Tensor, std: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         old = part[COMPARED]
-        model_output, data = {"log_probs": log_ratio + old}, {"old_log_probs": old, "advantages": part["advantages"]}
+        model_output = {"log_probs": log_ratio + old}
+        data = {"old_log_probs": old, "advantages": part["advantages"]}
         self.loss.validate_inputs(model_output, data)
         result = self.loss(config=self.actor, model_output=model_output, data=data)
         if not isinstance(result, DiffusionLossResult):

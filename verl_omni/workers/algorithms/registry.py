@@ -21,7 +21,9 @@ from verl_omni.utils.registry import Registry
 from verl_omni.workers.actor.setting_checks import SEQUENCE_PARALLEL, sequence_groups
 from verl_omni.workers.algorithms.other_names import OTHER_NAMES
 
-ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 DEFAULT = "flow_grpo"
 UNREAD_THRESHOLD = 2.0  # default of rollout_is_threshold
@@ -40,7 +42,8 @@ class RequiredSetting:
         """What is wrong with the value found, in the words of `drl validate`; None if it is the one needed."""
         if found == self.value:
             return None
-        given, needed = plain_value(found), plain_value(self.value)
+        given = plain_value(found)
+        needed = plain_value(self.value)
         return f"{self.name}: {given} does not go with {loss}: {self.reason}; it needs {needed}"
 
 
@@ -80,7 +83,8 @@ class RegisteredAlgorithm:
 
 
 def _flow_grpo_conflicts(config: DictConfig) -> Sequence[str]:
-    found, name = [], config.actor_rollout_ref.actor.diffusion_loss.loss_mode
+    found = []
+    name = config.actor_rollout_ref.actor.diffusion_loss.loss_mode
     if config.actor_rollout_ref.rollout.algo.noise_level <= 0:
         found.append(f"{ROLLOUT}.algo.noise_level: must be positive: {name} learns from noise")
     if config.trainer.max_log_prob_difference is None:
@@ -108,8 +112,10 @@ def _grpo_guard_conflicts(config: DictConfig) -> Sequence[str]:
 
 
 def _correction_conflicts(config: DictConfig) -> Sequence[str]:
-    settings, found = config.algorithm.rollout_correction or {}, []
-    level, threshold = settings.get("rollout_is"), settings.get("rollout_is_threshold")
+    settings = config.algorithm.rollout_correction or {}
+    found = []
+    level = settings.get("rollout_is")
+    threshold = settings.get("rollout_is_threshold")
     if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold <= 0:
         found.append(
             f"{CORRECTION}.rollout_is_threshold: {threshold} is not a positive number; weights above it are reduced to "
@@ -117,7 +123,8 @@ def _correction_conflicts(config: DictConfig) -> Sequence[str]:
         )
     elif level is None and threshold != UNREAD_THRESHOLD:
         found.append(f"{CORRECTION}.rollout_is_threshold: {threshold} is not read without {CORRECTION}.rollout_is")
-    option, limit = settings.get("rollout_rs"), settings.get("rollout_rs_threshold")
+    option = settings.get("rollout_rs")
+    limit = settings.get("rollout_rs_threshold")
     if option is None and limit is not None:
         found.append(f"{CORRECTION}.rollout_rs_threshold: {limit} is not read without {CORRECTION}.rollout_rs")
     if option is not None:
@@ -134,7 +141,8 @@ def _listed(values: Sequence[Any]) -> str:
 
 def _diffusion_nft_conflicts(config: DictConfig) -> Sequence[str]:
     found = []
-    schedule, interval = config.algorithm.old_policy_decay_schedule, config.algorithm.old_policy_update_interval
+    schedule = config.algorithm.old_policy_decay_schedule
+    interval = config.algorithm.old_policy_update_interval
     if schedule not in DECAY_SCHEDULES:
         found.append(
             f"algorithm.old_policy_decay_schedule: {schedule} is not supported; write {_listed(DECAY_SCHEDULES)}"
@@ -152,7 +160,8 @@ def _diffusion_dpo_conflicts(config: DictConfig) -> Sequence[str]:
 
 
 def _noise_conflicts(config: DictConfig) -> Sequence[str]:
-    rollout, found = config.actor_rollout_ref.rollout, []
+    rollout = config.actor_rollout_ref.rollout
+    found = []
     if rollout.algo.init_same_noise and rollout.algo.noise_level <= 0:
         found.append(
             f"{ROLLOUT}.algo.init_same_noise: without noise in the steps (algo.noise_level=0), all samples of a prompt "
@@ -162,7 +171,8 @@ def _noise_conflicts(config: DictConfig) -> Sequence[str]:
 
 
 def _window_conflicts(config: DictConfig, *, on_recorded_steps: bool) -> Sequence[str]:
-    algo, steps = config.actor_rollout_ref.rollout.algo, config.actor_rollout_ref.rollout.pipeline.num_inference_steps
+    algo = config.actor_rollout_ref.rollout.algo
+    steps = config.actor_rollout_ref.rollout.pipeline.num_inference_steps
     if algo.noise_level <= 0:
         return []  # no step has noise
     if algo.sample_strategy == "progressive" and not algo.sde_contiguous:
@@ -188,7 +198,8 @@ def _window_conflicts(config: DictConfig, *, on_recorded_steps: bool) -> Sequenc
 
 def _rank_conflicts(config: DictConfig, entry: RegisteredAlgorithm) -> Sequence[str]:
     """Rows that the ranks cannot share evenly, of a training step and of a mini-batch."""
-    ranks, found = config.trainer.nnodes * config.trainer.n_gpus_per_node, []
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    found = []
     try:
         groups = sequence_groups(ranks, OmegaConf.select(config, SEQUENCE_PARALLEL))
     except ValueError as error:

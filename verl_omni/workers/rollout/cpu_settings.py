@@ -11,9 +11,11 @@ if TYPE_CHECKING:  # the trainer reads `NEEDED` when it checks settings
 
 # One process computes, attention is torch's, and no memory is freed in sleep.
 NEEDED: Mapping[str, Any] = {
-    "tensor_model_parallel_size": 1, "data_parallel_size": 1, "rollout_attn_backend": "TORCH_SDPA",
+    "tensor_model_parallel_size": 1,
+    "data_parallel_size": 1,
+    "rollout_attn_backend": "TORCH_SDPA",
     "enable_sleep_mode": False,
-}  # fmt: skip
+}
 EXECUTOR = "uni"
 ENGINE = "vllm_omni"
 

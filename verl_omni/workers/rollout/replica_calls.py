@@ -27,7 +27,9 @@ class ReplicaError(RuntimeError):
     def __init__(self, replica_rank: int, global_steps: int | None, reason: str) -> None:
         # Exactly the constructor's arguments: unpickling an exception calls its class with `args`.
         super().__init__(replica_rank, global_steps, reason)
-        self.replica_rank, self.global_steps, self.reason = replica_rank, global_steps, reason
+        self.replica_rank = replica_rank
+        self.global_steps = global_steps
+        self.reason = reason
 
     def __str__(self) -> str:
         weights = "its first weights" if self.global_steps is None else f"weights of version {self.global_steps}"
@@ -52,7 +54,8 @@ class ReplicaLost(ReplicaCallFailed):
     def __init__(self, replica: str, reason: str) -> None:
         # Exactly the constructor's arguments: unpickling an exception calls its class with `args`.
         super().__init__(replica, reason)
-        self.replica, self.reason = replica, reason
+        self.replica = replica
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"replica {self.replica}: {self.reason}"

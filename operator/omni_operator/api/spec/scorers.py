@@ -207,7 +207,7 @@ BUILTIN: dict[str, type[ScorerSettings]] = {
 }
 # Scorers of the reference that do not exist here, and why.
 UNAVAILABLE = {
-    "choice": "it compares the texts that a language model answers, and here no model is trained on texts",
-    "imagebind": "the package imagebind of the registry is empty, the others of that name need a pytorchvideo that the "
-    "locked torchvision does not work with, and the license of the weights excludes commercial use",
+    "choice": "it compares the answers of a language model, and no model here is trained on texts",
+    "imagebind": "no working package fits the locked torchvision, and the license of the weights excludes commercial "
+    "use",
 }

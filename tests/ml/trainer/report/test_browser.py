@@ -19,9 +19,17 @@ from verl_omni.trainer.report import comparison
 from verl_omni.trainer.run.run_folder import RunFolder, Sample
 
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-port=0",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-allow-origins=*",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--remote-debugging-port=0",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-allow-origins=*",
+]
 FACTS = """JSON.stringify({
   images: [...document.images].map(i => i.naturalWidth),
   plots: [...document.querySelectorAll('.canvas')].map(c => c.querySelector('.plot-container .main-svg')?.clientWidth),

@@ -23,9 +23,11 @@ def test_only_settings_that_differ_are_listed_without_the_names_of_the_runs() ->
     first = {"trainer": {"seed": 0, "experiment_name": "a"}, "data": {"shuffle": True, "files": ["x"]}, "old": {"a": 1}}
     second = {"trainer": {"seed": 1, "experiment_name": "b"}, "data": {"shuffle": False, "files": ["y"]}}
     assert comparison.differences([first, second]) == {
-        "data.files": ["[x]", "[y]"], "old.a": ["1", "–"], "trainer.seed": ["0", "1"],
+        "data.files": ["[x]", "[y]"],
+        "old.a": ["1", "–"],
+        "trainer.seed": ["0", "1"],
         "data.shuffle": ["true", "false"],
-    }  # fmt: skip
+    }
     assert comparison.differences([first, first]) == {}
 
 
@@ -34,10 +36,12 @@ def test_results_have_a_row_only_for_what_a_run_measured() -> None:
     steps += [{"step": float(step), "reward/mean": 0.5, "timing_s/step": 2.0 * step} for step in (1, 2, 3)]
     found = comparison.results([Run("a", steps), Run("b", steps[1:])])
     assert found == {
-        "steps": ["3", "3"], "held-out reward, first": ["0.250 ± 0.125", "–"],
-        "held-out reward, last": ["0.250 ± 0.125", "–"], "reward of the last step": ["0.500", "0.500"],
+        "steps": ["3", "3"],
+        "held-out reward, first": ["0.250 ± 0.125", "–"],
+        "held-out reward, last": ["0.250 ± 0.125", "–"],
+        "reward of the last step": ["0.500", "0.500"],
         "seconds per step, median": ["4", "4"],
-    }  # fmt: skip
+    }
 
 
 def test_images_are_of_prompts_that_all_runs_have_from_the_same_seed() -> None:
@@ -86,11 +90,13 @@ def test_a_page_has_the_curves_of_every_run_and_escapes_their_names(
 def test_a_run_that_failed_and_one_that_is_not_complete_say_so() -> None:
     lines: list[Line] = [{"step": float(step), "reward/mean": 0.1 * step} for step in (1, 2)]
     start = Event(event="start", total_steps=9)
-    page = comparison.render({
-        "good": Run("good", lines, events=[Event(event="start", total_steps=2)]),
-        "lost": Run("lost", lines, events=[start, Event(event="error", message="no <memory>")]),
-        "begun": Run("begun", lines, events=[start]),
-    })  # fmt: skip
+    page = comparison.render(
+        {
+            "good": Run("good", lines, events=[Event(event="start", total_steps=2)]),
+            "lost": Run("lost", lines, events=[start, Event(event="error", message="no <memory>")]),
+            "begun": Run("begun", lines, events=[start]),
+        }
+    )
     assert page.count('<p class="warn">Failed at step 2 of 9: no &lt;memory&gt;</p>') == 1
     assert "<p>Completed all 2 steps.</p>" in page
     assert "<p>At step 2 of 9: still running, or ended without a final event.</p>" in page

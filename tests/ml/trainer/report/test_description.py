@@ -70,7 +70,8 @@ def test_full_weights_and_a_machine_without_accelerators() -> None:
 
 
 def test_pairs_of_a_data_set_are_two_samples_each() -> None:
-    rollout, data = {"rollout": {"n": 8}}, {"train_batch_size": 4}
+    rollout = {"rollout": {"n": 8}}
+    data = {"train_batch_size": 4}
     settings = {"algorithm": {"sample_source": "offline"}, "data": data, "actor_rollout_ref": rollout}
     assert describe(Run("r", settings=settings)) == {"Samples per step": "8 (4 pairs of the data set)"}
 

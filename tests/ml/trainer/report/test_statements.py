@@ -100,10 +100,7 @@ def test_a_resumed_run_says_where(begun: Callable[..., Any]) -> None:
 
 def test_steps_without_metrics_are_named() -> None:
     run = Run("r", lines=[trained(step) for step in (1, 2, 5, 7)], unreadable_images=1)
-    assert statements.notes(run) == [
-        "3 steps without metrics: 3–4, 6.",
-        "1 image missing or malformed, and not shown.",
-    ]
+    assert statements.notes(run) == ["3 steps without metrics: 3–4, 6.", "1 image missing or malformed, and not shown."]
 
 
 def test_values_that_are_not_finite_are_named() -> None:
@@ -212,10 +209,15 @@ def test_a_change_of_nothing_has_no_minus_sign() -> None:
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (0.25, "0.25 s"), (59, "59 s"), (59.97, "1 min 0 s"), (61, "1 min 1 s"), (119.6, "2 min 0 s"),
-        (3599.7, "1 h 0 min"), (7300, "2 h 1 min"),
+        (0.25, "0.25 s"),
+        (59, "59 s"),
+        (59.97, "1 min 0 s"),
+        (61, "1 min 1 s"),
+        (119.6, "2 min 0 s"),
+        (3599.7, "1 h 0 min"),
+        (7300, "2 h 1 min"),
     ],
-)  # fmt: skip
+)
 def test_durations_have_readable_units(seconds: float, expected: str) -> None:
     assert statements.duration(seconds) == expected
 
@@ -231,5 +233,8 @@ def test_generation_that_overlaps_the_update_counts_by_the_wait_for_it() -> None
     assert statements.phases(steps) == ("generate", "update", "sync")
     overlapping = Run("run", [{**steps[0], "timing_s/wait": 0.5, "timing_s/step": 2.5}])
     assert [(total.label, total.value) for total in statements.phase_totals(overlapping)] == [
-        ("wait", "0.5 s"), ("update", "1 s"), ("sync", "1 s"), ("other", "0 s"),
-    ]  # fmt: skip
+        ("wait", "0.5 s"),
+        ("update", "1 s"),
+        ("sync", "1 s"),
+        ("other", "0 s"),
+    ]

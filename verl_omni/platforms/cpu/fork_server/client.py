@@ -17,7 +17,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 def main() -> int:
     """Request a fork and wait for its end. Returns its exit code."""
-    name, arguments = sys.argv[1], sys.argv[2:]
+    name = sys.argv[1]
+    arguments = sys.argv[2:]
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f"\0{name}")

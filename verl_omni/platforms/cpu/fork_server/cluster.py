@@ -78,7 +78,8 @@ class ForkingCluster:
                 importlib.import_module(name)
             found = self._read_head(head_options)
             # Ray reads both once, when it is imported; so modules that import Ray come after this.
-            os.environ["RAY_JOB_ID"], os.environ["RAY_RAYLET_PID"] = JOB_ID, str(found["raylet_pid"])
+            os.environ["RAY_JOB_ID"] = JOB_ID
+            os.environ["RAY_RAYLET_PID"] = str(found["raylet_pid"])
             with _ray_rng_untouched():
                 for name in (*WORKERS_NEED, *needed):
                     importlib.import_module(name)
@@ -179,8 +180,10 @@ def _head(options: dict[str, Any]) -> subprocess.Popen[str]:
     """Start Ray in a process that exits when its standard input is closed."""
     head = subprocess.Popen(
         [sys.executable, "-m", "verl_omni.platforms.cpu.fork_server.head"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert head.stdin is not None  # a pipe
     head.stdin.write(json.dumps(options) + "\n")
     head.stdin.flush()

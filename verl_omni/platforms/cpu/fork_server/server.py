@@ -150,7 +150,8 @@ def _read(connection: socket.socket) -> Request:
         raise ValueError("it has no header with three file descriptors")
     fds = array.array("i")
     fds.frombytes(ancillary[0][2])
-    size, body = int.from_bytes(header, "big"), b""
+    size = int.from_bytes(header, "big")
+    body = b""
     while len(body) < size:
         part = connection.recv(size - len(body))
         if not part:

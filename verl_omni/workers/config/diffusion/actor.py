@@ -205,10 +205,12 @@ class DiffusionFSDPConfig(BaseConfig):
         precision = reference_fields.typed(self.mixed_precision, DiffusionMixedPrecisionConfig)
         if self.dtype is not None:
             dtype = reference_fields.one_of_two(
-                "fsdp_config.mixed_precision.param_dtype", "fsdp_config.dtype",
+                "fsdp_config.mixed_precision.param_dtype",
+                "fsdp_config.dtype",
                 parse_dtype("mixed_precision.param_dtype", precision.param_dtype),
-                parse_dtype("fsdp_config.dtype", self.dtype), torch.float32,
-            )  # fmt: skip
+                parse_dtype("fsdp_config.dtype", self.dtype),
+                torch.float32,
+            )
             precision = replace(precision, param_dtype=str(dtype).removeprefix("torch."))
         object.__setattr__(self, "mixed_precision", precision)
         if self.model_dtype is not None:

@@ -17,7 +17,8 @@ from verl_omni.utils.reference_settings import GROUP, Copied, Rejected, WithoutE
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 logger = logging.getLogger(__name__)
-SETTINGS, ALGORITHM = "actor_rollout_ref.", "algorithm."
+SETTINGS = "actor_rollout_ref."
+ALGORITHM = "algorithm."
 # Copies of settings outside `actor_rollout_ref`, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bypass_mode": (False,),
@@ -40,7 +41,8 @@ def check(config: Any, section: str) -> None:
     Raises:
         ValueError: a value is not supported, or the reference has no such setting. One line for each.
     """
-    problems, unused = [], {}
+    problems = []
+    unused = {}
     for name, value in _given(config, section):
         match find_rule(name):
             case Rejected() as rule if not rule.accepts(value):

@@ -141,7 +141,7 @@ class DiffusionRolloutConfig(RolloutConfig):
         external_lib: module to import in the server's process before the engine starts.
         max_prompt_embed_length: rows that prompt embeddings are padded to; None: `pipeline.max_sequence_length`.
         max_concurrent_requests: upper limit of the samples that one agent-loop worker has in generation; those that are
-            being scored do not count. None only until the trainer has derived it (`trainer/process_counts.py`).
+            being scored do not count. None only until the trainer has derived it (`process_counts.py`).
         deadline_seconds: a replica that has requests in flight and sends nothing for so long is treated as failed. It
             must exceed the time for one batch of the engine; weight updates have their own deadline
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
@@ -158,8 +158,12 @@ class DiffusionRolloutConfig(RolloutConfig):
     """
 
     _mutable_fields = RolloutConfig._mutable_fields | {
-        "max_model_len", "load_format", "engine_kwargs", "prompt_length", "expert_parallel_size",
-    }  # fmt: skip
+        "max_model_len",
+        "load_format",
+        "engine_kwargs",
+        "prompt_length",
+        "expert_parallel_size",
+    }
 
     name: str | None = "vllm_omni"
     seed: int | None = None  # type: ignore[assignment]

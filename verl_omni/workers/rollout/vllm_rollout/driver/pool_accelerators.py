@@ -62,9 +62,13 @@ class PoolAccelerators:
         # verl's own options for accelerators are those of the driver's platform.
         made.update_options({"num_gpus": 1} if self.resource == "GPU" else {"resources": {self.resource: 1}})
         return RayWorkerGroup(
-            resource_pool=pool, ray_cls_with_init=made, bin_pack=False, name_prefix=name, use_gpu=False,
+            resource_pool=pool,
+            ray_cls_with_init=made,
+            bin_pack=False,
+            name_prefix=name,
+            use_gpu=False,
             worker_env=dict(self.environment),
-        )  # fmt: skip
+        )
 
 
 def pool_accelerators(resource: str | None) -> PoolAccelerators:
@@ -85,7 +89,8 @@ class WithEnvironment:
     """A Ray actor class whose actors get variables besides those of `options`."""
 
     def __init__(self, actor_class: Any, environment: Mapping[str, str]) -> None:
-        self._class, self._environment = actor_class, environment
+        self._class = actor_class
+        self._environment = environment
 
     def options(self, *, runtime_env: Mapping[str, Any], **options: Any) -> Any:
         """The class with Ray's options."""

@@ -84,9 +84,12 @@ class vLLMOmniReplica(DeadlineReplica):
             logger.warning(
                 "replica %s waits for accelerators: it needs %s %s on one node (rollout.tensor_model_parallel_size x "
                 "data_parallel_size), and no node of this Ray cluster has more than %d%s",
-                self.replica_rank, self.gpus_per_replica_node, resource, most,
+                self.replica_rank,
+                self.gpus_per_replica_node,
+                resource,
+                most,
                 ": on a CPU, write ray.init(num_gpus=...)" if get_device_name() == "cpu" else "",
-            )  # fmt: skip
+            )
         self.place()
         await self.launch_servers()
 
@@ -98,9 +101,11 @@ class vLLMOmniReplica(DeadlineReplica):
     @override
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
         return RayClassWithInitArgs(
-            cls=ray.remote(load_class_from_fqn(REPLICA_WORKER)), rollout_config=self.config,
-            model_config=self.model_config, replica_rank=self.replica_rank,
-        )  # fmt: skip
+            cls=ray.remote(load_class_from_fqn(REPLICA_WORKER)),
+            rollout_config=self.config,
+            model_config=self.model_config,
+            replica_rank=self.replica_rank,
+        )
 
     @override
     def _get_server_name_prefix(self) -> str:

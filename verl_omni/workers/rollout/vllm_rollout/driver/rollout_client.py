@@ -30,10 +30,13 @@ from verl_omni.workers.rollout.replica_calls import (
 )
 
 logger = logging.getLogger(__name__)
-NO_SERVER, SERVER_POLL_SECONDS = "No available servers", 1.0  # what verl's router raises then
+# what verl's router raises then
+NO_SERVER = "No available servers"
+SERVER_POLL_SECONDS = 1.0
 # Of its replica, that a sample survives: each old pod of a rolling update may take it along once. A sample that ends
 # every engine it is sent to would otherwise end all of them, and those that replace them.
-LOSSES_OF_A_SAMPLE, REASONS_SHOWN = 5, 3
+LOSSES_OF_A_SAMPLE = 5
+REASONS_SHOWN = 3
 MEDIA = ("video_data", "audio_data")
 PER_SAMPLE = frozenset({"request_id", "sampling_params", "priority"})  # arguments of `generate` that are no prompt
 SEEDS = frozenset({"seed", "sde_noise_seed", "sde_window_seed"})  # no embedding depends on these sampling parameters
@@ -158,7 +161,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         return output
 
     async def _with_deadline(self, request_id: str, reply: Coroutine[Any, Any, DiffusionOutput]) -> DiffusionOutput:
-        clock, pending = asyncio.get_running_loop().time, asyncio.ensure_future(reply)
+        clock = asyncio.get_running_loop().time
+        pending = asyncio.ensure_future(reply)
         try:
             while not pending.done():
                 # Until a replica is acquired, the deadline has not started.

@@ -114,9 +114,12 @@ def swap_adapter(
         raise WeightSyncError("the engine was started without LoRA: model.lora_rank must be positive")
     modules = adapter_checks.check_pairs(tensors, adapter_checks.check_settings(peft_config, base_synced=base_synced))
     request = OmniTensorLoRARequest(
-        lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH,
-        peft_config=peft_config, lora_tensors=tensors,
-    )  # fmt: skip
+        lora_name=VLLM_LORA_NAME,
+        lora_int_id=VLLM_LORA_INT_ID,
+        lora_path=VLLM_LORA_PATH,
+        peft_config=peft_config,
+        lora_tensors=tensors,
+    )
     previous = manager._registered_adapters.get(VLLM_LORA_INT_ID)
     try:
         manager.remove_adapter(VLLM_LORA_INT_ID)

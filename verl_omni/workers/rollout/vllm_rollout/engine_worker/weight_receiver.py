@@ -34,7 +34,8 @@ class WeightReceiver:
 
     def _adapter_config(self, given: dict[str, Any] | None, base_sync_done: bool) -> dict[str, Any] | None:
         """The adapter's config if the update is one of an adapter, otherwise None. A pending config is used once."""
-        pending, self._pending_peft_config = self._pending_peft_config, None
+        pending = self._pending_peft_config
+        self._pending_peft_config = None
         if given:
             return given if base_sync_done else None
         return pending
@@ -51,7 +52,8 @@ class WeightReceiver:
         Raises:
             WeightSyncError: no adapter is staged, or it does not match the engine's model; the old one keeps serving.
         """
-        staged, self._staged_adapter = self._staged_adapter, None
+        staged = self._staged_adapter
+        self._staged_adapter = None
         if staged is None:
             raise WeightSyncError("no adapter is staged: the last weight update failed, or was one of full weights")
         with _release_frames():
@@ -110,7 +112,8 @@ class WeightReceiver:
         return sent, counts
 
     def _get_zmq_handle(self) -> str:
-        job, replica = os.environ.get("VERL_RAY_JOB_ID", "0"), os.environ.get("VERL_REPLICA_RANK", "0")
+        job = os.environ.get("VERL_RAY_JOB_ID", "0")
+        replica = os.environ.get("VERL_REPLICA_RANK", "0")
         return f"ipc:///tmp/rl-colocate-zmq-{job}-replica-{replica}-rank-{self.local_rank}.sock"
 
 

@@ -99,7 +99,9 @@ class JudgeReplica(DeadlineReplica):
     ) -> None:
         super().__init__(replica_rank, config, model_config, gpus_per_node, is_reward_model=True)
         self.server_class = ray.remote(JudgeServer)
-        self._node_resource, self._ray_resource, self._deadline = node_resource, ray_resource, deadline
+        self._node_resource = node_resource
+        self._ray_resource = ray_resource
+        self._deadline = deadline
 
     @property
     @override

@@ -71,9 +71,11 @@ class LanguageModelMode(ModelMode):
     ) -> dict[str, Any]:
         prompt = token_requests.token_prompt(request)
         sampling = token_requests.token_sampling_params(
-            params, prompt_length=len(prompt["prompt_token_ids"]), max_model_len=config.max_model_len,
+            params,
+            prompt_length=len(prompt["prompt_token_ids"]),
+            max_model_len=config.max_model_len,
             response_length=config.response_length,
-        )  # fmt: skip
+        )
         # The language model is the first stage; later stages keep their default parameters.
         return {"prompt": prompt, "sampling_params_list": [sampling, *stage_defaults[1:]], "lora_request": lora}
 

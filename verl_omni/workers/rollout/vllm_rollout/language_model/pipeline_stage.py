@@ -36,13 +36,17 @@ def register_language_model(model: str, *, trust_remote_code: bool) -> None:
             model_arch=architectures[0],
             stages=(
                 StagePipelineConfig(
-                    stage_id=0, model_stage="language_model", execution_type=StageExecutionType.LLM_AR,
-                    final_output=True, final_output_type="text", owns_tokenizer=True,
+                    stage_id=0,
+                    model_stage="language_model",
+                    execution_type=StageExecutionType.LLM_AR,
+                    final_output=True,
+                    final_output_type="text",
+                    owns_tokenizer=True,
                     scheduler_cls=server_profile().language_model_scheduler,
                 ),
             ),
         )
-    )  # fmt: skip
+    )
 
 
 def drop_default_settings(engine_args: dict[str, Any]) -> None:

@@ -132,9 +132,12 @@ def swap_language_model_adapter(
     named = {strip_peft_prefix(name): tensor for name, tensor in tensors.items()}
     modules = adapter_checks.check_pairs(named, adapter_checks.check_settings(peft_config, base_synced=base_synced))
     request = OmniTensorLoRARequest(
-        lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH,
-        peft_config=peft_config, lora_tensors=named,
-    )  # fmt: skip
+        lora_name=VLLM_LORA_NAME,
+        lora_int_id=VLLM_LORA_INT_ID,
+        lora_path=VLLM_LORA_PATH,
+        peft_config=peft_config,
+        lora_tensors=named,
+    )
     previous = manager.get_adapter(VLLM_LORA_INT_ID)
     try:
         loaded = load_tensor_adapter(request, dtype=manager.lora_config.lora_dtype)

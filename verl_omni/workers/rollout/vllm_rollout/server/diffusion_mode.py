@@ -73,9 +73,11 @@ class DiffusionMode(ModelMode):
         family = family_of(model_config.architecture)
         # The engine looks up post-processing by architecture; workers load the pipeline class by its name.
         register_diffusion_model(
-            model_config.architecture, *family.pipeline.split(":"),
-            pre_process_func_name=family.pre_process, post_process_func_name=POST_PROCESS,
-        )  # fmt: skip
+            model_config.architecture,
+            *family.pipeline.split(":"),
+            pre_process_func_name=family.pre_process,
+            post_process_func_name=POST_PROCESS,
+        )
         pipeline = load(family.pipeline)
         # The engine looks only whether the class has the methods, which an editing model inherits.
         if config.step_execution and not getattr(pipeline, "supports_step_execution", False):
@@ -94,12 +96,7 @@ class DiffusionMode(ModelMode):
 
     @override
     def engine_request(
-        self,
-        request: requests.RolloutRequest,
-        params: Params,
-        lora: Any,
-        config: Any,
-        stage_defaults: Sequence[Any],
+        self, request: requests.RolloutRequest, params: Params, lora: Any, config: Any, stage_defaults: Sequence[Any]
     ) -> dict[str, Any]:
         requests.check_extra_ids(request, self._architecture, reads=reads_extra_ids(self._architecture))
         sampling = requests.engine_sampling_params(params)

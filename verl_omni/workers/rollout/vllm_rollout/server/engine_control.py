@@ -26,8 +26,12 @@ from verl_omni.workers.rollout.vllm_rollout.server.replica_metrics import Replic
 
 DRAIN_SECONDS = float(os.environ.get("VERL_OMNI_ABORT_DRAIN_TIMEOUT_S", "120"))
 ADMISSION_SECONDS = 60.0
-UPDATE, COMMIT, FORGET = "update_weights_from_ipc", "commit_adapter", "forget_finished_requests"
-SLEEP, PAUSE = "sleep", "pause"  # keys of the gate of requests over HTTP
+UPDATE = "update_weights_from_ipc"
+COMMIT = "commit_adapter"
+FORGET = "forget_finished_requests"
+# keys of the gate of requests over HTTP
+SLEEP = "sleep"
+PAUSE = "pause"
 
 
 class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
@@ -101,7 +105,8 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
             unfinished = list(self.engine.request_states)
             told = await self.engine.collective_rpc(method=FORGET, timeout=timeout, args=(unfinished,))
             check_worker_replies(FORGET, told)
-        version, staging = (kwargs or {}).get("global_steps"), {**(kwargs or {}), "stage_adapter": True}
+        version = (kwargs or {}).get("global_steps")
+        staging = {**(kwargs or {}), "stage_adapter": True}
         replies = await self.engine.collective_rpc(method=UPDATE, timeout=timeout, args=args, kwargs=staging)
         self._lora_loaded = None
         flat = self._mode.check_update_replies(UPDATE, replies)
@@ -192,7 +197,8 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
         Raises:
             TimeoutError: requests are still being admitted or in flight after a deadline.
         """
-        self._submission_paused, self._rejecting = True, reject_request
+        self._submission_paused = True
+        self._rejecting = reject_request
         self._resume_event.clear()
         await self._http.close(PAUSE, "this replica was told to hold requests")
         # Wait for requests that are being admitted: behind the engine's pause no abort would find them.
@@ -239,7 +245,8 @@ class EngineControlServer(vLLMHttpServer):  # type: ignore[misc]
     async def _sleep_hybrid(self) -> None:
         self._ready.clear()
         # Before the call: if it fails, stages may sleep all the same, and `wake_up` wakes them and admits requests.
-        slept, self._asleep = self._asleep, {"weights", "kv_cache"}
+        slept = self._asleep
+        self._asleep = {"weights", "kv_cache"}
         try:
             await self._http.close(SLEEP, "this replica sleeps while the trainer uses its accelerators")
         except TimeoutError:  # the engine was not told to sleep, and would not acknowledge that it wakes up

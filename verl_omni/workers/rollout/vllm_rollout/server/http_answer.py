@@ -56,7 +56,8 @@ class AnswerMiddleware:
                 start = message
                 return
             if start is not None:
-                begin, start = start, None
+                begin = start
+                start = None
                 if answer.refusal is not None:
                     refused = True
                     for each in _service_unavailable(answer.refusal):

@@ -49,7 +49,9 @@ class PolicyEngine:
     """
 
     def __init__(self, engine: Any, policy: Callable[[], AbstractAsyncContextManager[Policy]], gate: HttpGate) -> None:
-        self._engine, self._policy, self._gate = engine, policy, gate
+        self._engine = engine
+        self._policy = policy
+        self._gate = gate
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -102,7 +104,8 @@ class PolicyEngine:
             session_id: set by vLLM's routes and ignored, because vLLM-Omni's engine does not accept it.
         """
         async with self._policy() as policy:
-            params, diffusion = list(sampling_params_list or ()), _of_diffusion(sampling_params_list)
+            params = list(sampling_params_list or ())
+            diffusion = _of_diffusion(sampling_params_list)
             for each in diffusion:
                 each.lora_request = each.lora_request or policy.lora
             if not diffusion:
@@ -112,9 +115,13 @@ class PolicyEngine:
                 outputs = self._generate_several(count, request_id, params, prompt=prompt, **kwargs)
             else:
                 outputs = self._engine.generate(
-                    prompt=prompt, sampling_params=sampling_params, request_id=request_id,
-                    sampling_params_list=sampling_params_list, lora_request=lora_request, **kwargs,
-                )  # fmt: skip
+                    prompt=prompt,
+                    sampling_params=sampling_params,
+                    request_id=request_id,
+                    sampling_params_list=sampling_params_list,
+                    lora_request=lora_request,
+                    **kwargs,
+                )
             try:
                 async for output in outputs:
                     if (answer := current_answer.get()) is not None and policy.version is not None:

@@ -26,7 +26,8 @@ class HttpGate:
     """
 
     def __init__(self, deadline: float, counted: Callable[[], AbstractContextManager[None]]) -> None:
-        self._deadline, self._counted = deadline, counted
+        self._deadline = deadline
+        self._counted = counted
         self._closed_for: dict[object, str] = {}  # why, by key
         self._open = asyncio.Event()
         self._open.set()

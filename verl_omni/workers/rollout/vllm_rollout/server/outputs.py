@@ -65,7 +65,8 @@ def to_diffusion_output(result: Any, sample_format: SampleFormat, *, global_step
         reason = stop_reason(_finish_reason(result, default="abort"))
         return aborted_output(sample_format, global_steps=global_steps).model_copy(update={"stop_reason": reason})
     extra = _trajectory(result)
-    log_probs, version = extra.pop("log_probs", None), extra.pop("weights_version", None)
+    log_probs = extra.pop("log_probs", None)
+    version = extra.pop("weights_version", None)
     if media.audio is not None:
         extra |= {"audio": _float32(media.audio), "audio_sample_rate": _sample_rate(result)}
     return DiffusionOutput(
@@ -104,7 +105,8 @@ def _media(result: Any) -> _Media | None:
         kind = next((name for name in MEDIA if value.get(name) is not None), "output")
         value, audio = value.get(kind), audio if audio is not None else value.get("audio")
     elif isinstance(value, tuple):
-        kind, (value, audio) = "video", value
+        kind = "video"
+        (value, audio) = value
     if value is None:
         return None
     return _Media(value, kind, audio if kind != "audio" else None)

@@ -18,7 +18,8 @@ class ReplicaMetrics:
     """
 
     def __init__(self, replica: int) -> None:
-        self._writer, self._requests = MetricsWriter({"replica": str(replica)}), 0
+        self._writer = MetricsWriter({"replica": str(replica)})
+        self._requests = 0
 
     @property
     def requests(self) -> int:

@@ -58,10 +58,8 @@ def sample_format(params: Mapping[str, Any]) -> SampleFormat:
     Raises:
         ValueError: an unknown value.
     """
-    output_type, pixel_dtype = (
-        _param_or_extra(params, "output_type") or "image",
-        _param_or_extra(params, "pixel_dtype") or "uint8",
-    )
+    output_type = _param_or_extra(params, "output_type") or "image"
+    pixel_dtype = _param_or_extra(params, "pixel_dtype") or "uint8"
     if output_type not in OUTPUT_TYPES:
         raise ValueError(f"Unknown output_type {output_type!r}; one of {', '.join(OUTPUT_TYPES)}")
     if pixel_dtype not in PIXEL_DTYPES:

@@ -159,11 +159,18 @@ class vLLMOmniHttpServer(EngineControlServer):
             ReplicaError: the engine failed; the message names this replica and its weights. `EngineDead`: it has ended.
         """
         request = RolloutRequest(
-            prompt_ids=prompt_ids, negative_prompt_ids=negative_prompt_ids, prompt_mask=prompt_mask,
-            extra_prompt_ids=extra_prompt_ids, negative_extra_prompt_ids=negative_extra_prompt_ids,
-            image_data=image_data, video_data=video_data, audio_data=audio_data, prompt_text=prompt_text,
-            negative_prompt_text=negative_prompt_text, mm_processor_kwargs=mm_processor_kwargs,
-        )  # fmt: skip
+            prompt_ids=prompt_ids,
+            negative_prompt_ids=negative_prompt_ids,
+            prompt_mask=prompt_mask,
+            extra_prompt_ids=extra_prompt_ids,
+            negative_extra_prompt_ids=negative_extra_prompt_ids,
+            image_data=image_data,
+            video_data=video_data,
+            audio_data=audio_data,
+            prompt_text=prompt_text,
+            negative_prompt_text=negative_prompt_text,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
         with self.exported.in_flight():
             return await self._generate(request, sampling_params, request_id, priority)
 

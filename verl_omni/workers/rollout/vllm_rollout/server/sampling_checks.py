@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-HTTP_STEPS, HTTP_SAMPLES = 200, 10  # limits of `/v1/images/generations`, which not all routes have
+# limits of `/v1/images/generations`, which not all routes have
+HTTP_STEPS = 200
+HTTP_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import psutil
 
 FOLDER = Path("/dev/shm")
 # Python's prefixes of segments and semaphores. The owner of a semaphore removes it, and warns if it is missing.
-SEGMENT, SEMAPHORE = "psm_", "sem.mp-"
+SEGMENT = "psm_"
+SEMAPHORE = "sem.mp-"
 
 
 def child_segments() -> set[Path]:

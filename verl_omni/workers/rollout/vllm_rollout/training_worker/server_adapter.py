@@ -62,7 +62,8 @@ class ServerAdapter(VerlServerAdapter):
         """
         if wire_format != "named_tensors":
             raise ValueError(f"unsupported wire_format={wire_format!r}: use 'named_tensors'")
-        deadline, update = self._deadline(), self._update_id(global_steps)
+        deadline = self._deadline()
+        update = self._update_id(global_steps)
         receiving = await self._execute_method(
             "update_weights_from_ipc",
             non_block=True,

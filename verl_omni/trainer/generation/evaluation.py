@@ -1,0 +1,98 @@
+"""`Evaluation`: scores of held-out prompts, and pictures of some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_omni.trainer.generation import sample_generation, shown_samples
+from verl_omni.trainer.generation.engines import Engines
+from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from verl_omni.trainer.generation.sample_generator import SampleGenerator
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.metrics.step_recorder import StepRecorder, timed
+from verl_omni.trainer.run.run_folder import write_samples
+from verl_omni.trainer.settings import async_settings
+
+
+class Evaluation:
+    """Evaluates the policy, or the average of its weights if one is kept; afterwards the engines have the policy.
+
+    Args:
+        rows: the held-out data set; None: there are no evaluations.
+        last: last step of the run, which is evaluated too.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        generator: SampleGenerator,
+        engines: Engines,
+        recorder: StepRecorder,
+        rows: Any | None,
+        *,
+        last: int,
+    ) -> None:
+        self.rows = rows
+        self._config = config
+        self._generator = generator
+        self._engines = engines
+        self._recorder = recorder
+        self._last = last
+
+    def is_due(self, step: int) -> bool:
+        """Whether the weights after a step are evaluated; step 0: the initial ones."""
+        if self.rows is None:
+            return False
+        if step == 0:
+            return bool(self._config.trainer.val_before_train)
+        every = self._config.trainer.test_freq
+        return step == self._last or (every > 0 and step % every == 0)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate the weights after a step; returns the metrics.
+
+        Raises:
+            StaleSample: a sample has another version of the weights.
+        """
+        assert self.rows is not None
+        metrics: dict[str, float] = {}
+        rows = [self.rows[place] for place in range(len(self.rows))]
+        seed = self._config.actor_rollout_ref.rollout.val_kwargs.seed
+        with self._engines.serving_average(step):
+            with timed(metrics, "eval"):
+                samples = self._generate(rows, seed, step)
+                step_metrics.check_versions(samples.versions, step)
+                if not self._engines.awake:
+                    self._engines.publish(step)
+            metrics |= step_metrics.evaluation(samples.scores, samples.extras)
+            self._recorder.observe_scores(step, samples)
+            if self._show(rows, samples, seed, step):
+                metrics |= step_metrics.image_diversity(samples.images)  # type: ignore[arg-type]
+        return metrics
+
+    def _generate(self, rows: list[Any], seed: int, step: int) -> ScoredSamples:
+        prompts = sample_generation.evaluation_prompts(rows, seed=seed, version=step)
+
+        def generate() -> ScoredSamples:
+            return self._generator.generate_version(prompts, step)
+
+        if async_settings.batches_ahead(self._config) == 0:
+            return generate()  # the requests themselves wait for replicas that join
+        return self._generator.retry_with_others(generate, step)
+
+    def _show(self, rows: list[Any], scored: ScoredSamples, seed: int, step: int) -> bool:
+        """Write pictures where the run asks for them. Returns whether there are any."""
+        samples = shown_samples.evaluation_samples(rows, scored, seed)
+        if not samples:
+            return False
+        trainer = self._config.trainer
+        shown = shown_samples.choose(samples, trainer.sample_prompts)
+        tracked = shown_samples.choose(samples, self._recorder.pictures)
+        self._recorder.show(step, shown, tracked, trainer.video_fps)
+        if trainer.validation_data_dir is not None:
+            limit = trainer.validation_data_max_samples
+            write_samples(Path(trainer.validation_data_dir), step, samples, limit, trainer.video_fps)
+        return True

@@ -1,0 +1,91 @@
+"""`SampleGenerator`: scored samples of a batch, also while replicas are lost and join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig
+from verl import DataProto
+
+from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation.engines import Engines
+from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from verl_omni.trainer.run.run_folder import RunFolder
+from verl_omni.trainer.run.watched_call import watched
+from verl_omni.trainer.settings import scorer_devices
+from verl_omni.weight_sync.errors import is_loss_of_replicas
+
+T = TypeVar("T")
+# A batch, or an evaluation, survives the loss of all replicas three times. After more, the batch is the likely cause.
+LOSSES_OF_ALL_REPLICAS = 3
+
+
+class SampleGenerator:
+    """Has the agent loops generate and score batches.
+
+    Args:
+        stack: `agent_loop`, `rewards`, `pool` and `before_ray_ends` of a `Stack`.
+        poll_requests: called while all replicas are lost: it may stop the run, or save for the operator.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        stack: Any,
+        engines: Engines,
+        folder: RunFolder,
+        poll_requests: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._stack = stack
+        self._engines = engines
+        self._folder = folder
+        self._poll_requests = poll_requests
+
+    def generate(self, prompts: DataProto) -> ScoredSamples:
+        """Generate and score a batch with the weights that the engines serve."""
+        score = self._score_all if scorer_devices.scores_late(self._config) else None
+        return sample_generation.generate_scored(self._config, self._stack.agent_loop, prompts, score)
+
+    def generate_version(self, prompts: DataProto, version: int) -> ScoredSamples:
+        """Generate a batch with the weights of this version, which replicas that join meanwhile get too."""
+        if self._stack.pool is None:
+            return self.generate(prompts)
+        updates = self._stack.pool.updates
+        with updates.generating(version):
+            return watched(
+                lambda: self.generate(prompts),
+                lambda: updates.while_lost(self._poll_requests),
+                self.before_ray_ends,
+            )
+
+    def retry_with_others(self, generate: Callable[[], T], version: int) -> T:
+        """Retry `generate` after the loss of all replicas, when new ones have joined and received weights `version`.
+
+        For the asynchronous mode, in which requests do not wait for a replica that joins.
+
+        Raises:
+            TooFewReplicas: no others joined in time.
+            Exception: what `generate` raised, also the loss of all replicas after `LOSSES_OF_ALL_REPLICAS` others.
+        """
+        losses = 0
+        while True:
+            try:
+                return generate()
+            except Exception as error:
+                losses += 1
+                if losses > LOSSES_OF_ALL_REPLICAS or not is_loss_of_replicas(error):
+                    raise
+            self._folder.event("phase", text="all rollout replicas are lost: waiting for others")
+            self._engines.publish(version)
+
+    def before_ray_ends(self, join: Callable[[], None]) -> None:
+        """Have `join` wait for a thread that calls Ray: it must not outlive Ray."""
+        self._stack.before_ray_ends.append(join)
+
+    def _score_all(self, samples: DataProto) -> DataProto:
+        """Have the judge, or scorers, on the trainer's accelerators score a batch, while the engines sleep."""
+        self._engines.sleep()
+        scored: DataProto = self._stack.rewards.compute_rm_score(samples)
+        return scored

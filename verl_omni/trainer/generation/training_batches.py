@@ -1,0 +1,144 @@
+"""`TrainingBatches`: the samples of each step, generated when it begins or ahead of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_omni.trainer.data.prompt_dataset import PromptOrder
+from verl_omni.trainer.generation import sample_generation, shown_samples
+from verl_omni.trainer.generation.generation_ahead import GenerationAhead
+from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from verl_omni.trainer.generation.sample_generator import SampleGenerator
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.run.run_folder import write_samples
+from verl_omni.trainer.settings import async_settings
+from verl_omni.weight_sync.errors import is_loss_of_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedBatch:
+    """The samples that a step trains on."""
+
+    step: int
+    version: int
+    """Version of the weights that generated them."""
+    samples: ScoredSamples | None
+    """None: the step trains on preference pairs of the data set."""
+    waited_s: float | None = None
+    """Seconds that the step waited for the batch; None where it was not generated ahead."""
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the trainer's weights are ahead of the samples."""
+        return self.step - 1 - self.version
+
+    def waiting(self) -> dict[str, float]:
+        """Metrics of a batch that was generated ahead; of others there are none."""
+        if self.waited_s is None:
+            return {}
+        return {"timing_s/wait": self.waited_s, "weights/staleness": self.staleness}
+
+
+class TrainingBatches:
+    """Generates the batch of each step from the rows that the order gives it.
+
+    Args:
+        rows: the training data set.
+        last: last step of the run.
+        offline: whether the run trains on preference pairs, and generates nothing.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        generator: SampleGenerator,
+        rows: Any,
+        order: PromptOrder,
+        *,
+        last: int,
+        offline: bool,
+    ) -> None:
+        self._config = config
+        self._generator = generator
+        self._rows = rows
+        self._order = order
+        self._last = last
+        self._offline = offline
+        self._ahead: GenerationAhead[ScoredSamples] | None = None
+
+    def start(self, step: int) -> None:
+        """Begin after a step; batches are generated ahead from here on, if the run is set to do so."""
+        if ahead := async_settings.batches_ahead(self._config):
+            self._ahead = GenerationAhead(
+                self.generate, ahead=ahead, first=step, last=self._last, is_loss=is_loss_of_replicas
+            )
+
+    def take(self, step: int) -> GeneratedBatch:
+        """The batch of a step.
+
+        Raises:
+            StaleSample: a sample has another version of the weights.
+        """
+        if self._offline:
+            return GeneratedBatch(step, step - 1, None)
+        if self._ahead is None:
+            return GeneratedBatch(step, step - 1, self.generate(step, step - 1))
+        ahead = self._ahead
+
+        def take() -> ScoredSamples:
+            ahead.start(step - 1)
+            return ahead.take(step)
+
+        began = time.perf_counter()
+        samples = self._generator.retry_with_others(take, step - 1)
+        return GeneratedBatch(step, ahead.version(step), samples, time.perf_counter() - began)
+
+    @property
+    def are_ahead(self) -> bool:
+        """Whether batches are generated ahead."""
+        return self._ahead is not None
+
+    def drain(self) -> None:
+        """Wait for all batches that are being generated: the weights of their engines are about to change."""
+        if self._ahead is not None:
+            self._ahead.drain()
+
+    def stop(self) -> None:
+        """Generate no further batch."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._generator.before_ray_ends(self._ahead.join)
+
+    def generate(self, step: int, version: int) -> ScoredSamples:
+        """Generate the batch of a step with weights of this version, and write its samples where the run asks for it.
+
+        Raises:
+            StaleSample: a sample has another version of the weights.
+        """
+        trainer = self._config.trainer
+        rollout = self._config.actor_rollout_ref.rollout
+        prompts = sample_generation.training_prompts(
+            [self._rows[row] for row in self._order.rows(step)],
+            n=rollout.n,
+            step=step,
+            version=version,
+            seed=trainer.seed if rollout.seed is None else rollout.seed,
+        )
+        every = trainer.rollout_data_save_freq
+        are_written = trainer.rollout_data_dir is not None and every > 0 and step % every == 0
+        # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
+        prompts.meta_info |= {"carry_responses": are_written, "store_samples": True}
+        if self._ahead is None:
+            samples = self._generator.generate_version(prompts, version)
+        else:
+            samples = self._generator.generate(prompts)
+        step_metrics.check_versions(samples.versions, version)
+        if are_written and (drawn := shown_samples.training_samples(prompts, samples, rollout)):
+            limit = trainer.rollout_data_max_samples
+            write_samples(Path(trainer.rollout_data_dir), step, drawn, limit, trainer.video_fps)
+        return samples

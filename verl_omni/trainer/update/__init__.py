@@ -1,0 +1,1 @@
+"""One update of the policy from a batch of scored samples, or of preference pairs."""

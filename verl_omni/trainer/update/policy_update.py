@@ -1,0 +1,70 @@
+"""`PolicyUpdate`: the optimizer steps of a training step, on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig
+from verl import DataProto
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_omni.trainer.data.preferences import PreferencePairs
+from verl_omni.trainer.data.prompt_dataset import PromptOrder
+from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation.training_batches import GeneratedBatch
+from verl_omni.trainer.metrics import step_metrics
+from verl_omni.trainer.metrics.exported import TrainerMetrics
+from verl_omni.trainer.update import rank_rows
+from verl_omni.utils.seeds import hashed_seed
+from verl_omni.workers.algorithms.base import training_algorithm
+
+
+class PolicyUpdate:
+    """Makes the training batch of the run's algorithm, and has the ranks train on it.
+
+    Args:
+        workers: the trainer's ranks, with `update_actor(request)`.
+        order: rows of the data set in each step; read with `pairs` only.
+        pairs: preference pairs of the data set, where no samples are generated.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        workers: Any,
+        order: PromptOrder,
+        exported: TrainerMetrics,
+        pairs: PreferencePairs | None = None,
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._order = order
+        self._exported = exported
+        self._pairs = pairs
+        self._loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
+        self._algorithm = training_algorithm(self._loss.loss_mode)
+
+    def train_on(self, batch: GeneratedBatch) -> dict[str, float]:
+        """Train on a batch; returns the metrics of the update."""
+        seed = hashed_seed("update", self._config.trainer.seed, batch.step)
+        if self._pairs is not None:
+            request = self._pairs.update_request(self._order.rows(batch.step), seed)
+            count = 2 * len(request)
+        else:
+            request, count = self._request(batch, seed)
+        rows_per_prompt = self._algorithm.rows_per_prompt(self._config.actor_rollout_ref.rollout.n)
+        request.reorder(rank_rows.order_of_run(self._config, len(request), rows_per_prompt))
+        rank_metrics = self._workers.update_actor(request).meta_info["metrics"]
+        self._exported.trained(count)
+        return self._algorithm.metrics(step_metrics.over_ranks(rank_metrics))
+
+    def _request(self, batch: GeneratedBatch, seed: int) -> tuple[DataProto, int]:
+        """The request to the ranks, and the number of samples in it."""
+        assert batch.samples is not None
+        samples = sample_generation.training_scores(batch.samples, self._config.reward)
+        rows = self._algorithm.training_batch(samples, self._loss, self._config, seed)
+        arguments = self._algorithm.update_arguments(self._config, batch.step)
+        if batch.staleness:
+            arguments = self._algorithm.for_older_samples(arguments)
+        request = sample_generation.update_request(rows, samples.stored, arguments)
+        return request, sample_generation.samples_in(rows)
