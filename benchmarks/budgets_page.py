@@ -131,7 +131,6 @@ def creation(runs: list[Run]) -> str:
 def cache_memory(runs: list[Run]) -> str:
     """Of the cache alone."""
     run = runs[0]
-    taken, left = (run[name] - run["empty_mib"] for name in ("full_mib", "released_mib"))
     return formatting.table(
         ["Resident memory", "MiB"],
         [
@@ -141,10 +140,6 @@ def cache_memory(runs: list[Run]) -> str:
                 f"{run['full_mib']:.0f}: {run['kib_per_job']:.1f} KiB for each job",
             ),
             ("after all of them were deleted", f"{run['deleted_mib']:.0f}"),
-            (
-                "after the release that follows within a minute: garbage collection, `malloc_trim`",
-                f"{run['released_mib']:.0f}: {100 * left / taken:.0f}% of what the jobs took",
-            ),
         ],
     )
 

@@ -3,8 +3,7 @@
     PYTHONPATH=.:operator python benchmarks/operator_memory.py [--jobs 5000] [--out FILE]
 
 The process imports what the operator does. Each job has a status, its RayJob and NetworkPolicy, as the API server sends
-them. `deleted_mib` is what stays before the operator releases memory, `trimmed_mib` after the C library gave its pages
-back, and `released_mib` after what the operator does periodically.
+them. `deleted_mib` is what stays after all jobs were deleted.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ import budgets_page
 import page_tables
 from job_spec import SPEC
 from results import FIGURES, table, write
-
-from omni_operator.partial_packages import KUBERNETES, import_in_parts
 
 if TYPE_CHECKING:
     from omni_operator.cluster.kinds import Body, Kind
@@ -79,28 +76,18 @@ def copies(texts: list[tuple[Kind, str]], jobs: int) -> Iterator[tuple[Kind, Bod
 
 def measure(jobs: int) -> dict[str, float]:
     """All figures, in MiB."""
-    import_in_parts(KUBERNETES)  # before all other modules of the operator, as in its own process
-    from omni_operator import operation
+    from omni_operator import operation  # noqa: F401 - imports all that the operator's process does
     from omni_operator.cluster.cache.object_cache import ObjectCache
-    from omni_operator.handlers.background import MemoryRelease, release_memory
 
-    operation.spare_collections()
     cache = ObjectCache()
     texts = objects()
-    memory = MemoryRelease(lambda: len(cache.jobs()))
-    release_memory()
     found = {"jobs": float(jobs), "empty_mib": resident()}
     for kind, body in copies(texts, jobs):
         cache.put(kind, body)
-    memory.check()
     found |= {"full_mib": resident(), "kib_per_job": (resident() - found["empty_mib"]) * 1024 / jobs}
     for kind, body in copies(texts, jobs):
         cache.remove(kind, body)
-    found["deleted_mib"] = resident()
-    release_memory()
-    found["trimmed_mib"] = resident()
-    memory.check()
-    return {**found, "released_mib": resident()}
+    return {**found, "deleted_mib": resident()}
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
     PYTHONPATH=. python benchmarks/operator_scale.py [--jobs 5000] [--deleted 1000] [--out FILE]
 
-The jobs have their RayJobs and no pods: no KubeRay runs. Memory is that of the operator's process when it is idle and
-has released what it does not use, as it does once a minute.
+The jobs have their RayJobs and no pods: no KubeRay runs. Memory is that of the operator's process when it is idle.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from results import arguments, table, write
 
 from e2e.cluster.control_plane import ControlPlane
 from e2e.operator_process import RunningOperator, operator
-from omni_operator.handlers.background import RELEASE_SECONDS
 
 PATIENCE = 1800.0
 RATE = 5.0
@@ -44,9 +42,8 @@ STREAM_SECONDS = 30.0
 
 
 def idle_memory(running: RunningOperator) -> float:
-    """Resident memory in MiB, after the next release."""
+    """Resident memory in MiB, once all passes have ended."""
     settled(running)
-    time.sleep(RELEASE_SECONDS)
     return resident(running)
 
 

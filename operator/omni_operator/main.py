@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from omni_operator.partial_packages import KUBERNETES, import_in_parts
+from omni_operator.operation import run_operator
 
 
 def main() -> int:
     """Run until stopped. Return 0, or 2 if credentials or settings are invalid."""
-    import_in_parts(KUBERNETES)
-    # After that: kopf imports the package `kubernetes` when it is installed.
-    from omni_operator.operation import run_operator
-
     return run_operator()
 
 

@@ -146,22 +146,20 @@ class JobMetrics:
 
     def shown(self) -> ShownJobs:
         """The jobs of one page. Everything that takes long is left to the rendering."""
-        jobs = self.cache.packed_jobs()
+        jobs = self.cache.summarized_jobs()
         states = Counter(summary.state for _, summary, _ in jobs)
         # Failures have alerts, which a job without series cannot raise.
         first = heapq.nsmallest(self.limit, jobs, key=lambda job: (job[1].display_order, job[0]))
-        packed = {key: packed for key, _, packed in first}
-        return ShownJobs(states, max(0, len(jobs) - self.limit), packed, self.cache.unpack_job)
+        return ShownJobs(states, max(0, len(jobs) - self.limit), {key: body for key, _, body in first})
 
 
 @dataclass(frozen=True, slots=True)
 class ShownJobs:
-    """Numbers of all jobs by state, and the packed objects of those with their own series."""
+    """Numbers of all jobs by state, and the objects of those with their own series."""
 
     states: Mapping[JobState, int]
     hidden: int
-    packed: Mapping[Key, bytes]
-    unpack: Callable[[bytes], Body]
+    bodies: Mapping[Key, Body]
 
     def metrics(self) -> Iterator[Metric]:
         """All metrics of jobs; the series of a metric are made while they are read."""
@@ -172,7 +170,7 @@ class ShownJobs:
         hidden = GaugeMetricFamily("diffusionrl_jobs_not_shown", "Jobs without their own series.")
         hidden.add_metric([], self.hidden)
         yield hidden
-        yield from _series([_Shown.of(key, self.unpack(packed)) for key, packed in self.packed.items()])
+        yield from _series([_Shown.of(key, body) for key, body in self.bodies.items()])
 
 
 @dataclass(frozen=True, slots=True)

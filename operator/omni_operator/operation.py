@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -18,13 +17,11 @@ from omni_operator.cluster.credentials import NoCredentials, load_credentials
 from omni_operator.handlers.process import run
 from omni_operator.settings import SettingsError, from_environ
 
-NEW_OBJECTS = 10_000  # before the garbage collector looks at them
 log = logging.getLogger(__name__)
 
 
 def run_operator() -> int:
     """Run until stopped. Return 0, or 2 if credentials or settings are invalid."""
-    spare_collections()
     raise_file_limit()
     try:
         while asyncio.run(operate(os.environ)):
@@ -33,17 +30,6 @@ def run_operator() -> int:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not configured yet
         return 2
     return 0
-
-
-def spare_collections() -> None:
-    """Let the garbage collector stop the event loop seldom and briefly.
-
-    What was imported stays until the end, and is more than the objects of thousands of jobs: no collection looks at it
-    again. Parsed JSON has no cycles, so a collection for each 700 objects finds nothing.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
 
 
 def raise_file_limit() -> None:

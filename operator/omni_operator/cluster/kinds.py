@@ -26,10 +26,6 @@ class Kind:
     plural: str
     kind: str
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, a kind is the same object again."""
-        return _kind_named, (self.api_version, self.kind)
-
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
@@ -88,10 +84,9 @@ def kind_of(body: Mapping[str, Any]) -> Kind:
     Raises:
         UnknownKind: the operator does not handle it.
     """
-    return _kind_named(str(body.get("apiVersion")), str(body.get("kind")))
-
-
-def _kind_named(api_version: str, kind: str) -> Kind:
-    if (found := _BY_NAME.get((api_version, kind))) is None:
-        raise UnknownKind(f"{kind} of {api_version}")
-    return found
+    api_version = str(body.get("apiVersion"))
+    name = str(body.get("kind"))
+    kind = _BY_NAME.get((api_version, name))
+    if kind is None:
+        raise UnknownKind(f"{name} of {api_version}")
+    return kind

@@ -1,10 +1,8 @@
-"""Background tasks next to the watches: the Lease heartbeat, periodic lists, kinds installed later, unused memory."""
+"""Background tasks next to the watches: the Lease heartbeat, periodic lists, kinds installed later."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import random
 import time
@@ -27,8 +25,6 @@ from .watches import CHILDREN, selector_of
 LEASE = "omni-operator-canary"
 CHECK_FIRST, CHECK_MOST, SETTLE = 5.0, 60.0, 2.0
 RETRY_SECONDS = 0.5  # after a failed request at the start
-RELEASE_SECONDS = 60.0  # between two releases of unused memory
-FEW_JOBS, FEW_DELETED = 100, 0.1  # deletions, also as a share of all jobs, that are not worth a garbage collection
 log = logging.getLogger(__name__)
 
 
@@ -159,44 +155,3 @@ class MissingKinds:
         except ClusterError as error:
             log.warning("%s: discovery failed: %s", kind.plural, error)
             return None
-
-
-def release_memory() -> None:
-    """Give unused pages of the heap back; does nothing where the C library has no `malloc_trim`, such as musl.
-
-    glibc keeps what was freed below its newest allocation, for example the memory of thousands of deleted jobs.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-@dataclass(slots=True)
-class MemoryRelease:
-    """Periodically gives unused memory back.
-
-    Attributes:
-        jobs: the number of cached jobs.
-        collect: a full garbage collection. It also empties the interpreter's free lists: a few free tuples keep whole
-            arenas of deleted jobs. It stops the event loop for a moment, so it follows deletions only.
-        release: gives the pages back.
-    """
-
-    jobs: Callable[[], int]
-    collect: Callable[[], object] = gc.collect
-    release: Callable[[], None] = release_memory
-    _most: int = 0
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(RELEASE_SECONDS)
-            self.check()
-
-    def check(self) -> None:
-        """Release memory, after a collection if many jobs were deleted since the last one."""
-        now = self.jobs()
-        self._most = max(self._most, now)
-        if self._most - now > max(FEW_JOBS, self._most * FEW_DELETED):
-            self.collect()
-            self._most = now
-        self.release()

@@ -30,7 +30,7 @@ from omni_operator.reports.endpoint import BODY_LIMIT, ReportEndpoint, ReportSto
 from omni_operator.reports.relay import ReportRelay
 from omni_operator.settings import Settings
 
-from .background import CacheCleanup, LeaseHeartbeat, MemoryRelease, MissingKinds
+from .background import CacheCleanup, LeaseHeartbeat, MissingKinds
 from .http_server import PROBE_CONNECTIONS, probe_routes, serve
 from .leading_replica import LeadingReplica
 from .watches import Watches
@@ -90,7 +90,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             loops = [
                 *watches.runs(), LeaseHeartbeat(cluster, liveness, settings, cluster.clock).run(), missing.run(),
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
-                MemoryRelease(lambda: len(cache.jobs())).run(), _join(taking_part),
+                _join(taking_part),
             ]  # fmt: skip
             operating = _operate(settings, credentials, restart, lambda: _cancel(taking_part))
             await _run_all(operating, loops)

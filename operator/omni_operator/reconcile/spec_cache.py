@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from omni_operator.api.job import DiffusionRLJob
 from omni_operator.api.names import RENDERED_ANNOTATION
 from omni_operator.api.validation_messages import describe_errors, format_path
-from omni_operator.cluster.cache.object_packer import REFUSED
+from omni_operator.cluster.cache.read_fields import REFUSED
 from omni_operator.cluster.kinds import Body, Key
 from omni_operator.plan import (
     ClusterSettings,

@@ -13,10 +13,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_operator.api.status import CONDITION_TYPES
+from omni_operator.api.status import CONDITION_TYPES, Status
 from omni_operator.cluster.cache.object_cache import ObjectCache
-from omni_operator.cluster.cache.object_packer import ObjectPacker
-from omni_operator.cluster.kinds import JOBS, LEASES, Kind
+from omni_operator.cluster.kinds import JOBS, LEASES
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.handlers.http_server import probe_routes, serve
 from omni_operator.metrics import JobMetrics, OperatorMetrics
@@ -143,18 +142,16 @@ async def test_only_the_replica_that_leads_has_metrics_of_jobs() -> None:
     assert 'diffusionrl_job_info{name="job-1"' in page
 
 
-async def test_the_event_loop_parses_no_job_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_parses_no_status_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, threads = ObjectCache(), []
     for number in range(30):
         cache.put(JOBS, job(number, state="Running"))
 
-    unpack = ObjectPacker.unpack
-
-    def recorded(packer: ObjectPacker, kind: Kind, packed: bytes) -> Any:
+    def recorded(body: dict[str, Any]) -> Status:
         threads.append(threading.current_thread())
-        return unpack(packer, kind, packed)
+        return Status.model_validate(body["status"])
 
-    monkeypatch.setattr(ObjectPacker, "unpack", recorded)
+    monkeypatch.setattr("omni_operator.metrics._status_of", recorded)
     await OperatorMetrics(JobMetrics(cache, 5)).page()
     assert len(threads) == 5
     assert threading.main_thread() not in threads

@@ -130,17 +130,24 @@ class Simulation:
         """Make one pass.
 
         Raises:
-            AssertionError: another one is due at once, although this one wrote no status.
+            AssertionError: another one is due at once, although this one wrote no status; or it changed what the cache
+                has, which other passes and threads read.
         """
         self.wakes.pop(key, None)
         now, before = self.reconciler.clock(), self.cluster.get(JOBS, *key)
+        cached = self._cached_bodies(key)
+        unchanged = copy.deepcopy(cached)
         result = await self.reconciler.reconcile(key)
+        assert cached == unchanged, "a pass changed a cached object"
         if result.wake and result.wake <= now:
             assert (before or {}).get("status") != (self.cluster.get(JOBS, *key) or {}).get("status"), "a hot loop"
         self.passes += 1
         self._unanswered = 0
         if result.wake:
             self.wakes[key] = result.wake - self.skew
+
+    def _cached_bodies(self, key: Key) -> list[Body | None]:
+        return [self.cache.job(key), self.cache.shared(key, NETWORK_POLICIES, key[1])]
 
     async def after(self, seconds: float) -> None:
         """Advance the clock, with the passes that become due."""

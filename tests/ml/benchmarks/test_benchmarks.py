@@ -84,7 +84,6 @@ MEMORY = {
     "full_mib": 80.0,
     "kib_per_job": 4.0,
     "deleted_mib": 70.0,
-    "released_mib": 65.0,
 }
 
 
@@ -116,10 +115,6 @@ def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
         benchmark.main()
         assert json.loads(out.read_text(encoding="utf-8"))["runs"]
     assert "OLD" not in page.read_text(encoding="utf-8")
-
-
-def test_the_share_of_memory_that_deleted_jobs_keep_is_that_of_what_they_took(program: Any) -> None:
-    assert "| 65: 25% of what the jobs took |" in program("budgets_page").cache_memory([MEMORY])
 
 
 def test_the_tables_of_the_estimates_match_the_committed_data(program: Any) -> None:

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,25 +22,21 @@ from omni_operator.status.observed import evidence
 from omni_operator.status.observed.observation import Observation, ObservedPod, ObservedRayCluster, ObservedRayJob
 
 from . import object_parser
-from .cached_job import AWAKE, CachedJob, Child, Families, Family, Seen
+from .cached_job import CachedJob, Child, Seen
 from .job_summary import JobSummary, summarize
-from .object_packer import ObjectPacker
 from .object_parser import Owner, owner_of
+from .read_fields import keep_read_fields
 
 NONE_DELETED: Mapping[str, int] = {}
 EVIDENCE_KEPT = ATTEMPTS_KEPT = 8
 
 
 class ObjectCache:
-    """Jobs and their children as last observed.
+    """Jobs and their children as last observed."""
 
-    Args:
-        awake: number of jobs whose children are not packed.
-    """
-
-    def __init__(self, awake: int = AWAKE) -> None:
+    def __init__(self) -> None:
         self._jobs: dict[Key, CachedJob] = {}
-        self._changes, self._packer, self._families = itertools.count(1), ObjectPacker(), Families(awake)
+        self._changes = itertools.count(1)
         self._deleted: dict[Key, dict[str, int]] = {}
 
     @contextmanager
@@ -64,33 +59,33 @@ class ObjectCache:
             return None
         entry = self._jobs.get(key)
         if entry is None:
-            key = sys.intern(key[0]), key[1]
             entry = self._jobs[key] = CachedJob(key)
-        family = self._families.of(entry)
         if kind == JOBS:
-            if entry.raw is not None and version <= entry.version:
+            if entry.body is not None and version <= entry.version:
                 return None
             if entry.uid != uid:
-                family.evidence = ()
-                family.lineage.clear()
-            entry.uid, entry.version, entry.summary = uid, version, summarize(body)
-            entry.raw = self._packer.pack(kind, body)
-            family.lineage |= _recorded(body)
-            _trace(entry, family)
+                entry.evidence = ()
+                entry.lineage.clear()
+            entry.uid = uid
+            entry.version = version
+            entry.summary = summarize(body)
+            entry.body = keep_read_fields(kind, body)
+            entry.lineage |= _recorded(body)
+            _trace(entry)
             return entry.key
-        old = family.children.get((kind, meta["name"]))
+        old = entry.children.get((kind, meta["name"]))
         if old and version <= old.version:
             return None
-        child = Child(uid, version, family.same_owner(owner_of(body)), self._seen(kind, body))
-        family.children[kind, meta["name"]] = child
+        child = Child(uid, version, owner_of(body), _parse(kind, body))
+        entry.children[kind, meta["name"]] = child
         if kind not in ATTEMPT_KINDS:
             entry.shared = next(self._changes)
         if kind in (RAYJOBS, RAYCLUSTERS) and (old is None or old.uid != uid or old.owner != child.owner):
-            _trace(entry, family)
+            _trace(entry)
         if isinstance(child.seen, ObservedPod):
-            _add_evidence(family, child)
+            _add_evidence(entry, child)
         if old and _started(old.seen, child.seen):
-            _forget_replaced_pods(family, child)
+            _forget_replaced_pods(entry, child)
         return entry.key if old is None or (old.seen, old.owner, old.uid) != (child.seen, child.owner, uid) else None
 
     def remove(self, kind: Kind, body: Body) -> Key | None:
@@ -102,23 +97,23 @@ class ObjectCache:
         entry = self._jobs.get(key) if key else None
         if key is None or entry is None:
             return None
-        family = self._families.of(entry)
         if kind == JOBS:
             if entry.uid != uid:
                 return None
-            entry.raw, entry.summary, entry.uid = None, None, ""
+            entry.body = None
+            entry.summary = None
+            entry.uid = ""
         else:
-            child = family.children.get((kind, name))
+            child = entry.children.get((kind, name))
             if child is None or child.uid != uid:
                 return None
             if kind == PODS and "status" in body:
-                _add_evidence(family, replace(child, seen=object_parser.parse_pod(body)))
-            del family.children[kind, name]
+                _add_evidence(entry, replace(child, seen=object_parser.parse_pod(body)))
+            del entry.children[kind, name]
             if kind not in ATTEMPT_KINDS:
                 entry.shared = next(self._changes)
-        if entry.raw is None and not family.children:
+        if entry.body is None and not entry.children:
             del self._jobs[key]
-            self._families.forget(entry)
         return entry.key
 
     def forget(self, kind: Kind, key: Key, name: str, uid: str) -> Key | None:
@@ -165,44 +160,39 @@ class ObjectCache:
         )  # fmt: skip
 
     def job(self, key: Key) -> Body | None:
-        """The job's object, or None."""
+        """The job's object, or None. Do not change it."""
         entry = self._jobs.get(key)
-        return self.unpack_job(entry.raw) if entry and entry.raw is not None else None
+        return entry.body if entry else None
 
     def uid(self, key: Key) -> str | None:
         """The job's uid; None if there is no job of that name."""
         entry = self._jobs.get(key)
-        return entry.uid if entry and entry.raw is not None else None
+        return entry.uid if entry and entry.body is not None else None
 
     def jobs(self) -> list[Key]:
         """All jobs."""
-        return [key for key, entry in self._jobs.items() if entry.raw is not None]
+        return [key for key, entry in self._jobs.items() if entry.body is not None]
 
     def summary(self, key: Key) -> JobSummary | None:
         """The job's summary, or None."""
         entry = self._jobs.get(key)
         return entry.summary if entry else None
 
-    def packed_jobs(self) -> list[tuple[Key, JobSummary, bytes]]:
-        """All jobs with their summaries and packed objects (`unpack_job`), none of which changes afterwards."""
-        return [(key, job.summary, job.raw) for key, job in self._jobs.items() if job.summary and job.raw]
-
-    def unpack_job(self, packed: bytes) -> Body:
-        """A job's object; other threads may call this."""
-        return self._packer.unpack(JOBS, packed)
+    def summarized_jobs(self) -> list[tuple[Key, JobSummary, Body]]:
+        """All jobs with their summaries and objects, none of which changes afterwards: other threads may read them."""
+        return [(key, job.summary, job.body) for key, job in self._jobs.items() if job.summary and job.body]
 
     def observed(self, key: Key, uid: str) -> Observation:
         """Children of the job with this uid, without the trainer's report and refusals."""
-        entry = self._jobs.get(key)
-        family = self._families.of(entry) if entry else Family()
-        attempts = [(kind, child) for (kind, _), child in family.children.items() if kind in ATTEMPT_KINDS]
+        entry = self._jobs.get(key) or CachedJob(key)
+        attempts = [(kind, child) for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
         mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
         leftovers, alive = 0, {child.uid for _, child in attempts}
         for kind, child in attempts:
-            number = _attempt(family, kind, child) if entry and entry.uid == uid else None
+            number = _attempt(entry, kind, child) if entry.uid == uid else None
             if number is not None and isinstance(child.seen, ObservedRayJob):
                 mine.append(replace(child.seen, attempt=number, orphaned=not child.owner or child.owner.uid != uid))
-            elif number is not None and not isinstance(child.seen, bytes):
+            elif number is not None and isinstance(child.seen, ObservedRayCluster | ObservedPod):
                 mine.append(replace(child.seen, attempt=number))
             elif child.owner and child.owner.uid not in {*alive, uid} and _is_left(kind, child.owner, key):
                 leftovers += 1
@@ -211,15 +201,15 @@ class ObjectCache:
             clusters=tuple(seen for seen in mine if isinstance(seen, ObservedRayCluster)),
             pods=tuple(seen for seen in mine if isinstance(seen, ObservedPod)),
             leftovers=leftovers,
-            last=max(family.lineage.values(), default=0) if entry and entry.uid == uid else 0,
-            evidence=family.evidence,
+            last=max(entry.lineage.values(), default=0) if entry.uid == uid else 0,
+            evidence=entry.evidence,
         )
 
     def shared(self, key: Key, kind: Kind, name: str) -> Body | None:
-        """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None."""
+        """An object that all attempts of a job share (NetworkPolicy, PodMonitor), or None. Do not change it."""
         entry = self._jobs.get(key)
-        child = self._families.of(entry).children.get((kind, name)) if entry else None
-        return self._packer.unpack(kind, child.seen) if child and isinstance(child.seen, bytes) else None
+        child = entry.children.get((kind, name)) if entry else None
+        return child.seen if child and isinstance(child.seen, dict) else None
 
     def shared_change(self, key: Key) -> int:
         """Number of the last change of an object that all attempts of a job share."""
@@ -235,44 +225,43 @@ class ObjectCache:
             return (namespace, str(job)) if kind not in ATTEMPT_KINDS or meta.get("uid") else None
         return None
 
-    def _seen(self, kind: Kind, body: Body) -> Seen:
-        if kind == RAYJOBS:
-            return object_parser.parse_rayjob(body)
-        if kind == RAYCLUSTERS:
-            return object_parser.parse_raycluster(body)
-        if kind == PODS:
-            return object_parser.parse_pod(body)
-        return self._packer.pack(kind, body)
-
     def _cached(self, entry: CachedJob, kind: Kind) -> Iterator[tuple[str, str, int]]:
         """Name, uid and version of a job's cached objects of a kind."""
         if kind == JOBS:
-            if entry.raw is not None:
+            if entry.body is not None:
                 yield entry.key[1], entry.uid, entry.version
             return
-        for (found, name), child in self._families.of(entry).children.items():
+        for (found, name), child in entry.children.items():
             if found == kind:
                 yield name, child.uid, child.version
 
 
-def _add_evidence(family: Family, child: Child) -> None:
-    number = _attempt(family, PODS, child)
+def _parse(kind: Kind, body: Body) -> Seen:
+    if kind == RAYJOBS:
+        return object_parser.parse_rayjob(body)
+    if kind == RAYCLUSTERS:
+        return object_parser.parse_raycluster(body)
+    if kind == PODS:
+        return object_parser.parse_pod(body)
+    return keep_read_fields(kind, body)
+
+
+def _add_evidence(job: CachedJob, child: Child) -> None:
+    number = _attempt(job, PODS, child)
     if number is None or not isinstance(child.seen, ObservedPod):
         return
     if child.seen.group in (ROLLOUT_GROUP, REWARD_GROUP):  # its loss ends no attempt
         return
     found = evidence.find_evidence(child.seen)
-    if found and (number, found) not in family.evidence:
-        family.evidence = (*family.evidence, (number, found))[-EVIDENCE_KEPT:]
+    if found and (number, found) not in job.evidence:
+        job.evidence = (*job.evidence, (number, found))[-EVIDENCE_KEPT:]
 
 
-def _forget_replaced_pods(family: Family, rayjob: Child) -> None:
+def _forget_replaced_pods(job: CachedJob, rayjob: Child) -> None:
     """Pods that were lost, or stopped by a queue, before the program started are no reason of a later failure."""
-    attempt = _attempt(family, RAYJOBS, rayjob)
-    family.evidence = tuple(
-        (number, found)
-        for number, found in family.evidence
-        if number != attempt or (PODS, found.pod) in family.children
+    attempt = _attempt(job, RAYJOBS, rayjob)
+    job.evidence = tuple(
+        (number, found) for number, found in job.evidence if number != attempt or (PODS, found.pod) in job.children
     )
 
 
@@ -283,24 +272,24 @@ def _started(before: Seen, now: Seen) -> bool:
     return (before.waits and now.runs) or (before.deployment == "Suspended" != now.deployment)
 
 
-def _attempt(family: Family, kind: Kind, child: Child) -> int | None:
+def _attempt(job: CachedJob, kind: Kind, child: Child) -> int | None:
     """The attempt that a RayJob, RayCluster or pod belongs to through its controllers; None if it is not the job's."""
     uid = child.uid if kind == RAYJOBS else child.owner.uid if child.owner else ""
-    return family.lineage.get(uid)
+    return job.lineage.get(uid)
 
 
-def _trace(entry: CachedJob, family: Family) -> None:
+def _trace(job: CachedJob) -> None:
     """Add the uids of the job's RayJobs and of their RayClusters to its lineage."""
-    names = Names(entry.key[1])
-    for (kind, name), child in family.children.items():
-        if kind == RAYJOBS and child.owner and child.owner.uid == entry.uid and (number := names.number_of(name)):
-            family.lineage[child.uid] = number
-    for (kind, _), child in family.children.items():
-        if kind == RAYCLUSTERS and child.owner and (number := family.lineage.get(child.owner.uid)):
-            family.lineage[child.uid] = number
-    newest = max(family.lineage.values(), default=0)
-    for uid in [uid for uid, number in family.lineage.items() if number <= newest - ATTEMPTS_KEPT]:
-        del family.lineage[uid]
+    names = Names(job.key[1])
+    for (kind, name), child in job.children.items():
+        if kind == RAYJOBS and child.owner and child.owner.uid == job.uid and (number := names.number_of(name)):
+            job.lineage[child.uid] = number
+    for (kind, _), child in job.children.items():
+        if kind == RAYCLUSTERS and child.owner and (number := job.lineage.get(child.owner.uid)):
+            job.lineage[child.uid] = number
+    newest = max(job.lineage.values(), default=0)
+    for uid in [uid for uid, number in job.lineage.items() if number <= newest - ATTEMPTS_KEPT]:
+        del job.lineage[uid]
 
 
 def _recorded(body: Body) -> dict[str, int]:

@@ -7,7 +7,6 @@ counts, texts of any length and years from 1 to 9999 there.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -63,8 +62,7 @@ def owner_of(body: Body) -> Owner | None:
     """The controller of an object; None without one."""
     for owner in _items(body["metadata"].get("ownerReferences")):
         if owner.get("controller"):
-            # There are few kinds, and thousands of objects.
-            return Owner(sys.intern(str(owner.get("kind"))), str(owner.get("name")), str(owner.get("uid")))
+            return Owner(str(owner.get("kind")), str(owner.get("name")), str(owner.get("uid")))
     return None
 
 
