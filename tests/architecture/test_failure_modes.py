@@ -63,10 +63,7 @@ def test_every_row_is_complete_and_names_existing_tests(root: Path, text: str) -
 
 
 def test_every_reason_of_the_code_is_on_a_page(root: Path, text: str) -> None:
-    section = (root / CONDITIONS).read_text(encoding="utf-8").partition("
-## Conditions
-")[2].partition("
-## ")[0]
+    section = (root / CONDITIONS).read_text(encoding="utf-8").partition("\n## Conditions\n")[2].partition("\n## ")[0]
     named = {word for code in CODE.findall(text + section) for word in REASON.findall(code)}
     reasons = {name for name, reason in REASONS.items() if reason.shown != ("warning",)}
     assert len(reasons) > 50
