@@ -80,20 +80,35 @@ def altering_webhook(
     name = f"alter-{namespace}"
     rule = {"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": resources}
     authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
-    api.post(ROOT, {
-        "metadata": {"name": name},
-        "webhooks": [{
-            "name": "alter.example.com", "rules": [rule], "admissionReviewVersions": ["v1"], "sideEffects": "None",
-            "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": authority},
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "failurePolicy": "Ignore", "timeoutSeconds": 5,
-        }],
-    })  # fmt: skip
+    api.post(
+        ROOT,
+        {
+            "metadata": {"name": name},
+            "webhooks": [
+                {
+                    "name": "alter.example.com",
+                    "rules": [rule],
+                    "admissionReviewVersions": ["v1"],
+                    "sideEffects": "None",
+                    "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": authority},
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                    "failurePolicy": "Ignore",
+                    "timeoutSeconds": 5,
+                }
+            ],
+        },
+    )
 
     def is_called() -> bool:
-        api.post(f"/apis/ray.io/v1/namespaces/{namespace}/rayjobs?dryRun=All", {
-            "apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "probe"}, "spec": {"entrypoint": "true"},
-        })  # fmt: skip
+        api.post(
+            f"/apis/ray.io/v1/namespaces/{namespace}/rayjobs?dryRun=All",
+            {
+                "apiVersion": "ray.io/v1",
+                "kind": "RayJob",
+                "metadata": {"name": "probe"},
+                "spec": {"entrypoint": "true"},
+            },
+        )
         return webhook.called["rayjobs"] > 0
 
     try:

@@ -26,7 +26,9 @@ from e2e.system import bring_up
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = Path("examples/red-grpo-cluster.yaml")
-NAMESPACE, JOB, CLAIM = "demo", "red-grpo-cluster", "runs"
+NAMESPACE = "demo"
+JOB = "red-grpo-cluster"
+CLAIM = "runs"
 LOOK_S = 2.0
 
 
@@ -47,8 +49,10 @@ class View:
 def view(status: dict[str, Any]) -> View:
     """The newest of a status in a line. PURE."""
     conditions = {item["type"]: item for item in status.get("conditions", ())}
-    progress, weights = status.get("progress", {}), status.get("weights", {})
-    step, total = progress.get("globalStep") or 0, progress.get("totalSteps")
+    progress = status.get("progress", {})
+    weights = status.get("weights", {})
+    step = progress.get("globalStep") or 0
+    total = progress.get("totalSteps")
     if conditions.get("Succeeded", {}).get("status") == "True":
         held_out = progress.get("validationReward")
         found = f", reward of held-out prompts {held_out:.3f}" if held_out is not None else ""

@@ -19,9 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = "docs"
 # Documents outside docs/ that have a page on the site.
 OUTSIDE = {
-    "README.md": "quick-start.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security-policy.md", "charts/omni-operator/README.md": "chart-values.md",
-}  # fmt: skip
+    "README.md": "quick-start.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security-policy.md",
+    "charts/omni-operator/README.md": "chart-values.md",
+}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ITEM = re.compile(r"^ {0,3}([-*]|\d+\.) ")
 FENCE = re.compile(r"^ *(```|~~~)")

@@ -63,11 +63,14 @@ def drl_of(plane: ControlPlane, namespace: str, role: str, folder: Path, kind: s
         install_user_roles(api)
         core = f"/api/v1/namespaces/{namespace}"
         api.post(f"{core}/serviceaccounts", {"metadata": {"name": role}})
-        api.post(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings", {
-            "metadata": {"name": role},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": namespace}],
-        })  # fmt: skip
+        api.post(
+            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+            {
+                "metadata": {"name": role},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+                "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": namespace}],
+            },
+        )
         token = api.post(f"{core}/serviceaccounts/{role}/token", {"spec": {}})["status"]["token"]
     plugin = ExecPlugin(folder)
     plugin.print_token(token)

@@ -42,7 +42,9 @@ class FakeCluster:
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
-        self._clock, self._versions, self._uids = clock, itertools.count(1), itertools.count(1)
+        self._clock = clock
+        self._versions = itertools.count(1)
+        self._uids = itertools.count(1)
         self._objects: dict[Place, Body] = {}
         self._alone: set[str] = set()  # types of conditions that were applied alone
         self.log: list[tuple[str, str]] = []
@@ -56,7 +58,8 @@ class FakeCluster:
     # Requests of the operator.
 
     async def apply(self, body: Body) -> Body:
-        kind, meta = kind_of(body), body["metadata"]
+        kind = kind_of(body)
+        meta = body["metadata"]
         self._record("apply", kind, meta["name"])
         current = self._objects.get((kind, meta["namespace"], meta["name"]))
         if current is None:
@@ -121,7 +124,8 @@ class FakeCluster:
             self.remove(kind, namespace, name)
 
     async def create(self, body: Body) -> Body:
-        kind, meta = kind_of(body), body["metadata"]
+        kind = kind_of(body)
+        meta = body["metadata"]
         self._record("create", kind, meta["name"])
         if (kind, meta["namespace"], meta["name"]) in self._objects:
             raise AlreadyExists(f"{kind.plural} {meta['name']} already exists")
@@ -162,7 +166,8 @@ class FakeCluster:
 
     def make(self, body: Body, manager: str = "") -> Body:
         """Create an object as any client."""
-        kind, meta = kind_of(body), body["metadata"]
+        kind = kind_of(body)
+        meta = body["metadata"]
         if meta["namespace"] in self.terminating:
             raise NamespaceTerminating(f"namespace {meta['namespace']} is being terminated")
         made = copy.deepcopy(body)

@@ -63,9 +63,13 @@ class FaultProxy:
         cluster = {"name": "proxied", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
         context = {"name": "proxied", "context": {"cluster": "proxied", "user": "proxied"}}
         config = {
-            "apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context],
-            "users": [{"name": "proxied", "user": {"token": "replaced"}}], "current-context": "proxied",
-        }  # fmt: skip
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [cluster],
+            "contexts": [context],
+            "users": [{"name": "proxied", "user": {"token": "replaced"}}],
+            "current-context": "proxied",
+        }
         path.write_text(json.dumps(config), encoding="utf-8")
         return path
 
@@ -138,7 +142,9 @@ def _passed(found: aiohttp.ClientResponse) -> dict[str, str]:
 def fault_proxy(plane: ControlPlane) -> Iterator[FaultProxy]:
     """A proxy in a thread of its own."""
     (port,) = free_ports(1, random.Random())
-    proxy, ready, ends = FaultProxy(plane, port), threading.Event(), []
+    proxy = FaultProxy(plane, port)
+    ready = threading.Event()
+    ends = []
 
     async def run() -> None:
         stop = asyncio.Event()

@@ -46,9 +46,13 @@ def find_health(bodies: Iterable[dict[str, Any]]) -> list[Health]:
         script.write(argo_script())
         script.flush()
         answer = subprocess.run(
-            [program, script.name], input="".join(f"{json.dumps(body)}\n" for body in bodies),
-            stdout=subprocess.PIPE, text=True, check=True, timeout=deadlines.COMMAND,
-        )  # fmt: skip
+            [program, script.name],
+            input="".join(f"{json.dumps(body)}\n" for body in bodies),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=deadlines.COMMAND,
+        )
     found = (json.loads(line) for line in answer.stdout.splitlines())
     return [
         Health(*(said[tool][part] for tool in ("kstatus", "argo") for part in ("status", "message"))) for said in found

@@ -21,9 +21,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from typing_extensions import override
 
-TOKEN, READER = "hf_test_writer", "hf_test_reader"
+TOKEN = "hf_test_writer"
+READER = "hf_test_reader"
 OWNER = "team"  # the only namespace that the tokens may create repositories in
-LFS_SUFFIXES, LFS_BYTES = (".safetensors", ".png", ".bin"), 10 * 1024 * 1024
+LFS_SUFFIXES = (".safetensors", ".png", ".bin")
+LFS_BYTES = 10 * 1024 * 1024
 REPOSITORY = r"(?P<repository>[\w.-]+/[\w.-]+)"
 
 
@@ -32,7 +34,9 @@ class Refused(Exception):
 
     def __init__(self, status: int, text: str, code: str | None = None, **fields: str) -> None:
         super().__init__(text)
-        self.status, self.code, self.fields = status, code, fields
+        self.status = status
+        self.code = code
+        self.fields = fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +150,13 @@ def _info(hub: Hub, handler: _Handler, repository: str) -> Any:
     head = hub.head(repository)
     siblings = [{"rfilename": name} for name in sorted(head.files)]
     return {
-        "id": repository, "sha": head.oid, "private": hub.visibility[repository] == "private", "siblings": siblings,
-        "tags": [], "downloads": 0,
-    }  # fmt: skip
+        "id": repository,
+        "sha": head.oid,
+        "private": hub.visibility[repository] == "private",
+        "siblings": siblings,
+        "tags": [],
+        "downloads": 0,
+    }
 
 
 def _preupload(hub: Hub, handler: _Handler, repository: str) -> Any:
@@ -159,10 +167,14 @@ def _preupload(hub: Hub, handler: _Handler, repository: str) -> Any:
         hub.offered.append(each["path"])
         mode = "lfs" if each["path"].endswith(LFS_SUFFIXES) or each["size"] > LFS_BYTES else "regular"
         content = head.files.get(each["path"])
-        made.append({
-            "path": each["path"], "uploadMode": mode, "shouldIgnore": False,
-            "oid": None if content is None else _oid(content, mode),
-        })  # fmt: skip
+        made.append(
+            {
+                "path": each["path"],
+                "uploadMode": mode,
+                "shouldIgnore": False,
+                "oid": None if content is None else _oid(content, mode),
+            }
+        )
     return {"files": made, "commitOid": head.oid}
 
 
@@ -203,7 +215,9 @@ def _verify(hub: Hub, handler: _Handler) -> Any:
 def _commit(hub: Hub, handler: _Handler, repository: str) -> Any:
     head = hub.head(repository)
     handler.may_write(repository)
-    title, files, added = "", dict(head.files), set()
+    title = ""
+    files = dict(head.files)
+    added = set()
     for line in handler.body().splitlines():
         entry = json.loads(line)
         value = entry["value"]
@@ -236,7 +250,8 @@ def _entry(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _paths_info(hub: Hub, handler: _Handler, repository: str) -> Any:
-    found, wanted = hub.head(repository).files, parse_qs(handler.body().decode())["paths"]
+    found = hub.head(repository).files
+    wanted = parse_qs(handler.body().decode())["paths"]
     return [_entry(name, found[name]) for name in wanted if name in found]
 
 
@@ -265,7 +280,7 @@ ROUTES: tuple[tuple[str, Callable[..., Any]], ...] = (
     (r"PUT /lfs/(?P<oid>\w+)", _upload),
     (r"POST /lfs-verify", _verify),
     (rf"(GET|HEAD) /{REPOSITORY}/resolve/\w+/(?P<path>.+)", _resolve),
-)  # fmt: skip
+)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -159,16 +159,22 @@ class JobOnPlane(Job):
     def add_cluster(self, number: int) -> str:
         """KubeRay makes the RayCluster of an attempt; its name."""
         rayjob = self.await_attempt(number)
-        name, cluster = self.attempt(number), self.cluster_name(number)
+        name = self.attempt(number)
+        cluster = self.cluster_name(number)
         owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": rayjob["metadata"]["uid"]}
-        self.api.post(self.ray("rayclusters"), {
-            "apiVersion": "ray.io/v1", "kind": "RayCluster",
-            "metadata": {
-                "name": cluster, "labels": rayjob["metadata"]["labels"],
-                "ownerReferences": [{**owner, "controller": True}],
+        self.api.post(
+            self.ray("rayclusters"),
+            {
+                "apiVersion": "ray.io/v1",
+                "kind": "RayCluster",
+                "metadata": {
+                    "name": cluster,
+                    "labels": rayjob["metadata"]["labels"],
+                    "ownerReferences": [{**owner, "controller": True}],
+                },
+                "spec": rayjob["spec"]["rayClusterSpec"],
             },
-            "spec": rayjob["spec"]["rayClusterSpec"],
-        })  # fmt: skip
+        )
         return cluster
 
     def add_trainer(self, number: int, account: str = "default") -> tuple[str, str]:
@@ -178,7 +184,8 @@ class JobOnPlane(Job):
     def add_pod(self, number: int, suffix: str, group: str, account: str = "default") -> tuple[str, str]:
         """KubeRay makes a pod of a group; its name and uid."""
         body = self.api.get(self.cluster_path(number))
-        cluster, groups = body["metadata"], body.get("spec", {}).get("workerGroupSpecs", ())
+        cluster = body["metadata"]
+        groups = body.get("spec", {}).get("workerGroupSpecs", ())
         template: dict[str, Any] = next((found["template"] for found in groups if found["groupName"] == group), {})
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
         meta = {
@@ -221,9 +228,10 @@ class JobOnPlane(Job):
         conditions = [
             {"type": kind, "status": value, "reason": why, "message": "", "lastTransitionTime": now()}
             for kind, value, why in (
-                ("HeadPodReady", status, reason), ("RayClusterProvisioned", "True", "AllPodRunningAndReadyFirstTime"),
+                ("HeadPodReady", status, reason),
+                ("RayClusterProvisioned", "True", "AllPodRunningAndReadyFirstTime"),
             )
-        ]  # fmt: skip
+        ]
         path = f"{self.ray('rayclusters', self.attempt(number) + '-x1')}/status"
         status_ = {"conditions": conditions, "state": "ready", "desiredWorkerReplicas": 1, "readyWorkerReplicas": 1}
         self.api.patch(path, {"status": status_})

@@ -24,10 +24,17 @@ def kuberay(plane: ControlPlane, say: Say = print) -> Iterator[None]:
     metrics, health = free_ports(2, random.Random())
     for path in sorted((tools.kuberay / "crd" / "bases").glob("*.yaml")):
         plane.kubectl("apply", "--server-side", f"--filename={path}")
-    plane.daemons.start("kuberay", [
-        "env", f"KUBECONFIG={plane.kubeconfig}", str(tools.path(KUBERAY)), "--enable-leader-election=false",
-        f"--metrics-addr={LOOPBACK}:{metrics}", f"--health-probe-bind-address={LOOPBACK}:{health}",
-    ])  # fmt: skip
+    plane.daemons.start(
+        "kuberay",
+        [
+            "env",
+            f"KUBECONFIG={plane.kubeconfig}",
+            str(tools.path(KUBERAY)),
+            "--enable-leader-election=false",
+            f"--metrics-addr={LOOPBACK}:{metrics}",
+            f"--health-probe-bind-address={LOOPBACK}:{health}",
+        ],
+    )
     try:
         yield
     finally:

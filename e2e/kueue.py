@@ -23,7 +23,8 @@ FRAMEWORKS = ["ray.io/rayjob", "ray.io/raycluster"]  # of Kueue's configuration
 KINDS = {"rayjobs", "rayclusters", "workloads", "workloads/status", "clusterqueues", "resourceflavors", "cohorts"}
 METRICS = "/etc/kueue/metrics"
 VERSION = "kueue.x-k8s.io/v1beta2"
-QUEUE, CLUSTER_QUEUE = "team-a", "all"
+QUEUE = "team-a"
+CLUSTER_QUEUE = "all"
 URGENT = "urgent"  # a priority class
 SPACE: dict[str, Any] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}
 READY_S = 120.0
@@ -41,29 +42,42 @@ def queue_objects(quota: Mapping[str, int], *, namespace: str = "default", stop:
     resources = [{"name": name, "nominalQuota": value} for name, value in given.items()]
     return [
         {**version, "kind": "ResourceFlavor", "metadata": {"name": "nodes"}},
-        {**version, "kind": "ClusterQueue", "metadata": {"name": CLUSTER_QUEUE}, "spec": {
-            "namespaceSelector": {}, "stopPolicy": stop, "preemption": {"withinClusterQueue": "LowerPriority"},
-            "resourceGroups": [
-                {"coveredResources": [*given], "flavors": [{"name": "nodes", "resources": resources}]},
-            ],
-        }},
-        {**version, "kind": "LocalQueue", "metadata": {"name": QUEUE, "namespace": namespace},
-         "spec": {"clusterQueue": CLUSTER_QUEUE}},
+        {
+            **version,
+            "kind": "ClusterQueue",
+            "metadata": {"name": CLUSTER_QUEUE},
+            "spec": {
+                "namespaceSelector": {},
+                "stopPolicy": stop,
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+                "resourceGroups": [
+                    {"coveredResources": [*given], "flavors": [{"name": "nodes", "resources": resources}]},
+                ],
+            },
+        },
+        {
+            **version,
+            "kind": "LocalQueue",
+            "metadata": {"name": QUEUE, "namespace": namespace},
+            "spec": {"clusterQueue": CLUSTER_QUEUE},
+        },
         {**version, "kind": "WorkloadPriorityClass", "metadata": {"name": URGENT}, "value": 1000},
-    ]  # fmt: skip
+    ]
 
 
 def configuration(webhook: int, health: int, metrics: int, certificates: str) -> dict[str, Any]:
     """Kueue's own configuration for these ports. PURE."""
     return {
-        "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "namespace": "kueue-system",
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": "kueue-system",
         "health": {"healthProbeBindAddress": f"{LOOPBACK}:{health}"},
         "metrics": {"bindAddress": f"{LOOPBACK}:{metrics}"},
         "webhook": {"host": LOOPBACK, "port": webhook, "certDir": certificates},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "integrations": {"frameworks": FRAMEWORKS},
-    }  # fmt: skip
+    }
 
 
 def on_loopback(manifest: Mapping[str, Any], port: int, authority: str) -> dict[str, Any]:
@@ -141,10 +155,22 @@ def _kueue(plane: ControlPlane, say: Say) -> Iterator[None]:
     plane.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")  # Kueue ends without one of them
     # Kueue reads the certificate of its metrics from a fixed path: it gets an /etc of its own.
     mounted = f'mount -t tmpfs kueue /etc && mkdir -p {METRICS} && ln -s {folder} {METRICS}/certs && exec "$@"'
-    plane.daemons.start("kueue", [
-        "env", f"KUBECONFIG={plane.kubeconfig}", "unshare", "--mount", "sh", "-c", mounted, "kueue",
-        str(tools.path(KUEUE)), f"--config={settings}", "--feature-gates=VisibilityOnDemand=false",
-    ])  # fmt: skip
+    plane.daemons.start(
+        "kueue",
+        [
+            "env",
+            f"KUBECONFIG={plane.kubeconfig}",
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            mounted,
+            "kueue",
+            str(tools.path(KUEUE)),
+            f"--config={settings}",
+            "--feature-gates=VisibilityOnDemand=false",
+        ],
+    )
     try:
         await_ready(plane, health)
         apply(plane, [on_loopback(hook, webhook, authority) for hook in _hooks(tools)])

@@ -17,7 +17,8 @@ from e2e.cluster.errors import DeadlinePassed
 from e2e.cluster.ports import free_ports
 from e2e.cluster.tools import S3, ensure
 
-KEY, SECRET = "test-key", "test-secret"
+KEY = "test-key"
+SECRET = "test-secret"
 ANSWERS_S = 20.0
 
 
@@ -49,13 +50,24 @@ def object_store(folder: Path, address: str = "127.0.0.1", port: int | None = No
     """
     program = ensure((S3,)).path(S3)
     port = port or free_ports(1, random.Random(os.getpid()))[0]
-    buckets, side = folder / "buckets", folder / "attributes"
+    buckets = folder / "buckets"
+    side = folder / "attributes"
     for each in (buckets, side):
         each.mkdir(parents=True, exist_ok=True)
     command = [
-        str(program), "--quiet", "--port", f"{address}:{port}", "--access", KEY, "--secret", SECRET,
-        "posix", "--sidecar", str(side), str(buckets),
-    ]  # fmt: skip
+        str(program),
+        "--quiet",
+        "--port",
+        f"{address}:{port}",
+        "--access",
+        KEY,
+        "--secret",
+        SECRET,
+        "posix",
+        "--sidecar",
+        str(side),
+        str(buckets),
+    ]
     with (folder / "server.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             _await(address, port, process)

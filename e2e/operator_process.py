@@ -110,7 +110,8 @@ def install(plane: ControlPlane, *, kuberay: bool = True, checkout: Path = ROOT)
 
 def install_kuberay(plane: ControlPlane) -> None:
     """KubeRay's kinds, served; what KubeRay would do, the tests do."""
-    crds, names = kuberay_files() / "crd" / "bases", ("rayjobs", "rayclusters")
+    crds = kuberay_files() / "crd" / "bases"
+    names = ("rayjobs", "rayclusters")
     for name in names:
         plane.kubectl("apply", "--server-side", f"--filename={crds / f'ray.io_{name}.yaml'}")
     _await_served(plane, [f"/apis/ray.io/v1/{name}" for name in names])
@@ -123,9 +124,10 @@ def _await_served(plane: ControlPlane, paths: Sequence[str]) -> None:
     # Aggregated discovery, which helm and kubectl read, is updated some time later.
     versions = {path.removeprefix("/apis/").rpartition("/")[0] for path in paths}
     deadlines.wait_until(
-        f"{', '.join(versions)} in discovery", deadlines.API_READY,
+        f"{', '.join(versions)} in discovery",
+        deadlines.API_READY,
         lambda: versions <= set(plane.kubectl("api-versions").split()),
-    )  # fmt: skip
+    )
 
 
 def is_served(api: Api, path: str) -> bool:

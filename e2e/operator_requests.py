@@ -18,10 +18,13 @@ def assert_requests(plane: ControlPlane, namespace: str, since: Mark, expected: 
     """
     plane.audit.settled(expected, user_agent=AGENT, namespace=namespace, since=since)
     calls = [
-        call for call in plane.audit.calls(since)
-        if call.user_agent.startswith(AGENT) and call.namespace in ("", namespace)
-        and call.verb not in ("get", "watch") and call.resource != "leases"
-    ]  # fmt: skip
+        call
+        for call in plane.audit.calls(since)
+        if call.user_agent.startswith(AGENT)
+        and call.namespace in ("", namespace)
+        and call.verb not in ("get", "watch")
+        and call.resource != "leases"
+    ]
     found = Counter((call.verb, call.resource) for call in calls if 0 < call.code < 500)
     assert found == expected, [
         f"{call.code} {call.verb} {call.resource} {call.namespace}/{call.name}" for call in calls

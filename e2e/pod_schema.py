@@ -18,9 +18,15 @@ from omni_operator.api.spec.pod_schema import FILE, PARTS
 
 TARGET = Path(__file__).resolve().parents[1] / "operator" / "omni_operator" / "api" / "spec" / FILE
 KEPT = {
-    "type", "format", "pattern", "required", "default", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+    "type",
+    "format",
+    "pattern",
+    "required",
+    "default",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
     "x-kubernetes-int-or-string",
-}  # fmt: skip
+}
 DROPPED = {"description", "anyOf", "x-kubernetes-map-type"}  # anyOf only repeats int-or-string
 
 

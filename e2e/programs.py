@@ -54,7 +54,9 @@ def main() -> int:
     chosen = parser.parse_args()
     parts = chosen.parts or list(PARTS)
     # Messages of builds contain brackets and colons.
-    console, started, code = Console(markup=False, emoji=False, highlight=False), time.monotonic(), 0
+    console = Console(markup=False, emoji=False, highlight=False)
+    started = time.monotonic()
+    code = 0
 
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - started:6.1f} s  {text}", soft_wrap=True)

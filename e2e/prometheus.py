@@ -39,9 +39,13 @@ class Programs:
     def check(self, page: str) -> str:
         """What promtool finds wrong with a page of metrics; nothing if all is well."""
         done = subprocess.run(
-            [self.promtool, "check", "metrics"], input=page, capture_output=True, text=True, timeout=deadlines.COMMAND,
+            [self.promtool, "check", "metrics"],
+            input=page,
+            capture_output=True,
+            text=True,
+            timeout=deadlines.COMMAND,
             check=False,
-        )  # fmt: skip
+        )
         return (done.stdout + done.stderr).strip() if done.returncode or done.stderr else ""
 
 
@@ -149,7 +153,8 @@ def of_pod_monitor(monitor: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     found = []
     for pod in pods:
-        meta, wanted = pod["metadata"], monitor["spec"]["selector"]["matchLabels"]
+        meta = pod["metadata"]
+        wanted = monitor["spec"]["selector"]["matchLabels"]
         ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
         if not wanted.items() <= meta["labels"].items():
             continue
@@ -207,9 +212,11 @@ def running(
     config = folder / "prometheus.yml"
     config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
     command = [
-        str(programs.prometheus), f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}",
+        str(programs.prometheus),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
+    ]
     log = folder / "prometheus.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)

@@ -30,7 +30,8 @@ class Documents:
     """
 
     def __init__(self, seed: int, schema: Node) -> None:
-        self.schema, self._random = schema, random.Random(seed)
+        self.schema = schema
+        self._random = random.Random(seed)
         self._fields = list(_fields(schema, ()))
 
     def pick(self, values: Sequence[Any]) -> Any:
@@ -44,7 +45,8 @@ class Documents:
     def change(self, document: Any) -> None:
         """Set one field somewhere below `schema` to a right or wrong value, and what is missing on the way to it."""
         path, node = self._random.choice(self._fields)
-        at, inside = document, self.schema
+        at = document
+        inside = self.schema
         for step in path[:-1]:
             at, inside = self._enter(at, inside, step)
             if at is None:
@@ -93,7 +95,8 @@ class Documents:
             case "integer":
                 return self._integer(node)
             case "number":
-                low, high = node.get("minimum", 0), node.get("maximum", 9)
+                low = node.get("minimum", 0)
+                high = node.get("maximum", 9)
                 return self.pick([low, high, 1, 0.5, 1.0])
             case "array":
                 return [self.value(node["items"], depth + 1) for _ in range(self._random.randrange(3))]
@@ -114,7 +117,8 @@ class Documents:
         return made
 
     def _integer(self, node: Node) -> Any:
-        low, high = node.get("minimum", 0), node.get("maximum", 65535)
+        low = node.get("minimum", 0)
+        high = node.get("maximum", 65535)
         made = self.pick([low, high, low + 1, min(high, 8)])
         step = node.get("multipleOf", 1)
         made = int(made // step * step)

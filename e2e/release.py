@@ -247,8 +247,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m e2e.release", description="Build a release, check it on a cluster, and tag it; pushes nothing."
     )
     parser.add_argument("version", help="three numbers, such as 1.4.0")
-    parser.add_argument("--images", nargs="*", default=DEFAULT_IMAGES, choices=IMAGES, metavar="NAME",
-                        help=f"of {', '.join(IMAGES)}; default: {', '.join(DEFAULT_IMAGES)}")  # fmt: skip
+    parser.add_argument(
+        "--images",
+        nargs="*",
+        default=DEFAULT_IMAGES,
+        choices=IMAGES,
+        metavar="NAME",
+        help=f"of {', '.join(IMAGES)}; default: {', '.join(DEFAULT_IMAGES)}",
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="a folder of the version is made in it")
     chosen = parser.parse_args(arguments)

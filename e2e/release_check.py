@@ -28,15 +28,21 @@ from e2e.system import NAMESPACE, RELEASE, claim
 from e2e.training_jobs import example
 
 DIGESTS = "DIGESTS"
-OPERATOR, TRAINING = "omni-operator", "omni-rollout-cpu"
+OPERATOR = "omni-operator"
+TRAINING = "omni-rollout-cpu"
 NODE = (NodeSpec("nvidia", {"nvidia.com/gpu": 8}),)
 INSTANCE = 2  # next to the cluster of `make cluster` and that of a test
-SPACE, EXAMPLE = "release", "red-grpo-cluster"
+SPACE = "release"
+EXAMPLE = "red-grpo-cluster"
 # The first job must still train after an upgrade and a rollback.
-LONG, SHORT = 60, 4
-COPY_S, INSTALL_S = 3600.0, 900.0
+LONG = 60
+SHORT = 4
+COPY_S = 3600.0
+INSTALL_S = 900.0
 # The first pod waits until a node has pulled and unpacked 11 GB.
-FIRST_STEP, STEP, WHOLE_RUN = 1800.0, 300.0, 1800.0
+FIRST_STEP = 1800.0
+STEP = 300.0
+WHOLE_RUN = 1800.0
 
 
 class CheckFailed(ClusterError):
@@ -84,10 +90,16 @@ class Stage:
             CheckFailed: it runs from another one.
         """
         self._run_helm(
-            "upgrade", "--install", RELEASE, f"oci://{self.address}/charts/omni-operator", f"--version={files.version}",
-            "--plain-http", "--create-namespace", f"--set=image.repository={self.address}/{OPERATOR}",
+            "upgrade",
+            "--install",
+            RELEASE,
+            f"oci://{self.address}/charts/omni-operator",
+            f"--version={files.version}",
+            "--plain-http",
+            "--create-namespace",
+            f"--set=image.repository={self.address}/{OPERATOR}",
             f"--set=jobs.image={self.training or self._name(TRAINING, files)}",
-        )  # fmt: skip
+        )
         self.check_operator(files)
 
     def roll_back(self, revision: int) -> None:

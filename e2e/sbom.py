@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FORMAT, SPECIFICATION = "CycloneDX", "1.6"
+FORMAT = "CycloneDX"
+SPECIFICATION = "1.6"
 PACKAGE = re.compile(
     r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]+))?"
 )
@@ -37,7 +38,8 @@ def read_locked(text: str) -> Iterator[Package]:
     for block in re.split(r"\n(?=\S)", "\n".join(line for line in text.splitlines() if not line.startswith("#"))):
         if not block.strip():
             continue
-        found, hashes = PACKAGE.match(block.lstrip()), tuple(HASH.findall(block))
+        found = PACKAGE.match(block.lstrip())
+        hashes = tuple(HASH.findall(block))
         if found is None or not hashes:
             raise ValueError(f"not a locked package with hashes: {block.splitlines()[0]!r}")
         yield Package(found["name"], found["version"], (found["marker"] or "").strip(), hashes)
@@ -63,9 +65,13 @@ def bill(name: str, version: str, locked: str) -> str:
 def _component(package: Package) -> dict[str, object]:
     purl = f"pkg:pypi/{re.sub(r'[-_.]+', '-', package.name).lower()}@{package.version}"
     found: dict[str, object] = {
-        "type": "library", "bom-ref": purl, "name": package.name, "version": package.version, "purl": purl,
+        "type": "library",
+        "bom-ref": purl,
+        "name": package.name,
+        "version": package.version,
+        "purl": purl,
         "hashes": [{"alg": "SHA-256", "content": digest} for digest in package.hashes],
-    }  # fmt: skip
+    }
     if package.marker:
         found["properties"] = [{"name": "python:marker", "value": package.marker}]
     return found

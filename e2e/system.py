@@ -18,7 +18,8 @@ from e2e.images.build import Built, build
 from e2e.images.builders import choose
 from e2e.images.catalog import OPERATOR, ROLLOUT_CPU
 
-NAMESPACE, RELEASE = "omni-system", "omni"
+NAMESPACE = "omni-system"
+RELEASE = "omni"
 RUNS_SIZE = "20Gi"  # a claim has to say one; a folder of this machine knows no limit
 
 
@@ -40,10 +41,17 @@ class System:
         """Install the chart, or upgrade it to these options, and wait until its operator is ready; Helm's output."""
         repository, _, tag = self.operator.name.rpartition(":")
         return self.run_helm(
-            "upgrade", "--install", RELEASE, str(helm.CHART), "--create-namespace", "--wait",
-            f"--timeout={deadlines.ADDONS_READY:g}s", f"--set=image.repository={repository},image.tag={tag}",
-            f"--set=jobs.image={self.rollout.name}", *options,
-        )  # fmt: skip
+            "upgrade",
+            "--install",
+            RELEASE,
+            str(helm.CHART),
+            "--create-namespace",
+            "--wait",
+            f"--timeout={deadlines.ADDONS_READY:g}s",
+            f"--set=image.repository={repository},image.tag={tag}",
+            f"--set=jobs.image={self.rollout.name}",
+            *options,
+        )
 
     def run_helm(self, *arguments: str) -> str:
         """What Helm prints."""
@@ -57,7 +65,8 @@ class System:
 
 def claim(cluster: Cluster, namespace: str, name: str) -> Path:
     """Make a claim whose volume is a folder of this machine, unless it is there, and return the folder."""
-    folder, volume_name = cluster.volumes / namespace / name, f"{namespace}-{name}"
+    folder = cluster.volumes / namespace / name
+    volume_name = f"{namespace}-{name}"
     existing = ("persistentvolumeclaim", name, f"--namespace={namespace}", "--ignore-not-found", "--output=name")
     if not cluster.kubectl("get", *existing):
         # Of an earlier claim of this name, as of a test that runs again: no other claim gets a released volume.
@@ -80,19 +89,24 @@ def volume(namespace: str, name: str, volume_name: str, folder: Path) -> tuple[d
     size = {"storage": RUNS_SIZE}
     return (
         {
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume_name},
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume_name},
             "spec": {
-                **common, "capacity": size, "persistentVolumeReclaimPolicy": "Retain",
+                **common,
+                "capacity": size,
+                "persistentVolumeReclaimPolicy": "Retain",
                 "hostPath": {"path": str(folder), "type": "Directory"},
                 "claimRef": {"namespace": namespace, "name": name},
             },
         },
         {
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
             "metadata": {"name": name, "namespace": namespace},
             "spec": {**common, "resources": {"requests": size}, "volumeName": volume_name},
         },
-    )  # fmt: skip
+    )
 
 
 def images(say: Say) -> tuple[Built, Built]:

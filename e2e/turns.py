@@ -55,7 +55,8 @@ def choose(candidates: Sequence[Candidate], records: Mapping[str, Passed], secon
     Those of every run come first, then those that changed since they passed last, then those that passed longest ago.
     One that needs more time than is left is passed over.
     """
-    chosen, left = set[str](), seconds
+    chosen = set[str]()
+    left = seconds
     for candidate in sorted(candidates, key=lambda candidate: _rank(candidate, records)):
         record = records.get(candidate.name)
         needed = (record.seconds if record else UNKNOWN_SECONDS) * MARGIN

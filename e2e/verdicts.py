@@ -139,9 +139,11 @@ def _refusals(job: DiffusionRLJob) -> str | None:
 
 def compare(api: Api, documents: Iterator[Document]) -> tuple[list[Difference], int]:
     """The documents on which the verdicts differ, and how many both accept."""
-    found, accepted = [], 0
+    found = []
+    accepted = 0
     for document in documents:
-        local, cluster = judge_locally(document), judge_on_the_cluster(api, document)
+        local = judge_locally(document)
+        cluster = judge_on_the_cluster(api, document)
         accepted += local is None and cluster is None
         if (local is None) != (cluster is None):
             found.append(Difference(document, local, cluster))

@@ -13,8 +13,10 @@ from urllib3.exceptions import HTTPError
 
 from .errors import ClusterError
 
-TIMEOUT_S, READY_TIMEOUT_S = 30.0, 5.0
-NOT_FOUND, CONFLICT = 404, 409
+TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 5.0
+NOT_FOUND = 404
+CONFLICT = 409
 PATCHES = {
     "apply": "application/apply-patch+yaml",
     "merge": "application/merge-patch+json",
@@ -27,7 +29,8 @@ class ApiError(ClusterError):
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
-        self.code, self.reason = code, reason
+        self.code = code
+        self.reason = reason
 
 
 class ApiUnavailable(ClusterError):

@@ -59,7 +59,8 @@ class Layout:
 
 def etcd(layout: Layout) -> list[str]:
     """etcd on the loopback. It does not flush to the disk: the cluster never outlives the machine."""
-    client, peer = f"http://127.0.0.1:{layout.etcd_port}", f"http://127.0.0.1:{layout.etcd_peer_port}"
+    client = f"http://127.0.0.1:{layout.etcd_port}"
+    peer = f"http://127.0.0.1:{layout.etcd_peer_port}"
     return [
         layout.tools.program("etcd"),
         f"--data-dir={layout.folder / 'etcd'}",

@@ -137,9 +137,16 @@ def layout_of(folder: Path, tools: Tools, chance: random.Random, api_flags: tupl
     """A control plane on free ports of the loopback."""
     api, etcd, peer, manager, scheduler = free_ports(5, chance)
     return commands.Layout(
-        folder=folder, tools=tools, address="127.0.0.1", api_port=api, etcd_port=etcd, etcd_peer_port=peer,
-        manager_port=manager, scheduler_port=scheduler, api_flags=api_flags,
-    )  # fmt: skip
+        folder=folder,
+        tools=tools,
+        address="127.0.0.1",
+        api_port=api,
+        etcd_port=etcd,
+        etcd_peer_port=peer,
+        manager_port=manager,
+        scheduler_port=scheduler,
+        api_flags=api_flags,
+    )
 
 
 def sweep(parent: Path) -> list[Path]:
@@ -155,9 +162,12 @@ def sweep(parent: Path) -> list[Path]:
 
 @contextmanager
 def control_plane(
-    nodes: Mapping[str, Mapping[str, int]] | None = None, *, say: Say = print, parent: Path | None = None,
+    nodes: Mapping[str, Mapping[str, int]] | None = None,
+    *,
+    say: Say = print,
+    parent: Path | None = None,
     api_flags: tuple[str, ...] = (),
-) -> Iterator[ControlPlane]:  # fmt: skip
+) -> Iterator[ControlPlane]:
     """A control plane with these fake nodes and their devices; at the end no process and no file is left.
 
     Args:

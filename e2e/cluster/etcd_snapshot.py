@@ -14,8 +14,10 @@ from . import commands, deadlines
 from .control_plane import ControlPlane, checked
 
 CLIENTS = {
-    "kube-controller-manager": commands.controller_manager, "kube-scheduler": commands.scheduler, "kwok": commands.kwok,
-}  # fmt: skip
+    "kube-controller-manager": commands.controller_manager,
+    "kube-scheduler": commands.scheduler,
+    "kwok": commands.kwok,
+}
 
 
 def save(plane: ControlPlane, snapshot: Path) -> None:

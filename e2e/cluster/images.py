@@ -18,7 +18,8 @@ from .tools import Tools
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
-NAMED, REFERENCE = "io.containerd.image.name", "org.opencontainers.image.ref.name"
+NAMED = "io.containerd.image.name"
+REFERENCE = "org.opencontainers.image.ref.name"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
@@ -41,7 +42,8 @@ INFRASTRUCTURE = (PAUSE_IMAGE, COREDNS_IMAGE, KUBERAY_IMAGE)
 def entry(name: str, size: int, mode: int = 0o644) -> tarfile.TarInfo:
     """A file in an archive; without owner and time, so that the same content gives the same bytes."""
     info = tarfile.TarInfo(name)
-    info.size, info.mode = size, mode
+    info.size = size
+    info.mode = mode
     return info
 
 
@@ -53,7 +55,8 @@ def layer(files: Mapping[str, bytes], links: Mapping[str, str] = MappingProxyTyp
             archive.addfile(entry(path.lstrip("/"), len(data), 0o755), io.BytesIO(data))
         for path, target in links.items():
             link = entry(path.lstrip("/"), 0)
-            link.type, link.linkname = tarfile.SYMTYPE, target
+            link.type = tarfile.SYMTYPE
+            link.linkname = target
             archive.addfile(link)
     return buffer.getvalue()
 
@@ -89,9 +92,11 @@ def static_layout(
     if image.user:
         run["User"] = image.user
     config = {
-        "architecture": architecture, "os": "linux", "config": run,
+        "architecture": architecture,
+        "os": "linux",
+        "config": run,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(packed).hexdigest()}"]},
-    }  # fmt: skip
+    }
     return layout(image.name, json.dumps(config).encode(), [packed])
 
 

@@ -122,9 +122,13 @@ class Daemons:
         with (self.logs / f"{name}.log").open("ab") as log:
             try:
                 process = subprocess.Popen(
-                    [*binding, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    [*binding, *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                     env=environment(os.environ),
-                )  # fmt: skip
+                )
             except FileNotFoundError as error:
                 raise ToolMissing(f"{error.filename} is missing") from error
         identity = identify(name, process.pid)
@@ -179,9 +183,14 @@ def run(command: Sequence[str], *, deadline: float = deadlines.COMMAND, text: st
     shown = " ".join(command)[:300]
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=deadline, check=False,
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=deadline,
+            check=False,
             env=environment(os.environ),
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
         raise ToolMissing(f"{command[0]} is missing, needed for: {shown}") from error
     except subprocess.TimeoutExpired as error:

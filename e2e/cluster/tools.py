@@ -23,8 +23,13 @@ from .paths import SOURCES, cache
 
 FLAGS = ("-p", "1", "-trimpath", "-buildvcs=false")
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "etcd")
-STAGES = ("node/fast/node-initialize.yaml", "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
-          "pod/fast/pod-ready.yaml", "pod/fast/pod-complete.yaml", "pod/fast/pod-delete.yaml")  # fmt: skip
+STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-complete.yaml",
+    "pod/fast/pod-delete.yaml",
+)
 SAY_EVERY_S = 15.0
 GO = "go"  # the folder of Go's own caches, below the project's
 
@@ -238,9 +243,14 @@ def refuse_without_go() -> None:
 def compile_program(command: list[str], module: Path, name: str, variables: Mapping[str, str], say: Say) -> None:
     """Run `go build -v` and say now and then how many packages it has compiled."""
     process = subprocess.Popen(
-        command, cwd=module, env={**os.environ, **variables, "CGO_ENABLED": "0"}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        command,
+        cwd=module,
+        env={**os.environ, **variables, "CGO_ENABLED": "0"},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     timer = threading.Timer(deadlines.BUILD_PROGRAM, process.kill)
     timer.start()
     lines: list[str] = []
@@ -265,9 +275,13 @@ def module_folder(name: str, module: Path, base: Path) -> Path:
     """Where Go keeps the source of a module that `module` requires, with its caches below `base`."""
     fetched = subprocess.run(
         ["go", "mod", "download", "-json", name],
-        cwd=module, env={**os.environ, **go_variables(base)}, capture_output=True, text=True,
-        timeout=deadlines.ADDONS_READY, check=False,
-    )  # fmt: skip
+        cwd=module,
+        env={**os.environ, **go_variables(base)},
+        capture_output=True,
+        text=True,
+        timeout=deadlines.ADDONS_READY,
+        check=False,
+    )
     if fetched.returncode != 0:
         raise BuildFailed(f"the source of {name} cannot be fetched: {(fetched.stderr or fetched.stdout).strip()}")
     return Path(json.loads(fetched.stdout)["Dir"])

@@ -18,9 +18,20 @@ from e2e.cluster.tools import Say
 
 # Libraries that Python's extension modules link to, and the other packages of Python's slim image.
 LIBRARIES = (
-    "ca-certificates", "libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0",
-    "libssl3", "libuuid1", "netbase", "tzdata", "zlib1g",
-)  # fmt: skip
+    "ca-certificates",
+    "libbz2-1.0",
+    "libexpat1",
+    "libffi8",
+    "liblzma5",
+    "libncursesw6",
+    "libreadline8",
+    "libsqlite3-0",
+    "libssl3",
+    "libuuid1",
+    "netbase",
+    "tzdata",
+    "zlib1g",
+)
 MODULES = "import bz2, ctypes, lzma, readline, sqlite3, ssl, uuid, zlib"
 UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
 RELEASE = Path("/etc/os-release")

@@ -74,7 +74,8 @@ class Step:
     """Says which step runs, and while a long one does, now and then for how long."""
 
     def __init__(self, say: Say) -> None:
-        self._say, self._over = say, threading.Event()
+        self._say = say
+        self._over = threading.Event()
 
     def begin(self, text: str) -> None:
         self.end()
@@ -97,9 +98,14 @@ def follow(command: Sequence[str], variables: dict[str, str], deadline: float, s
         BuildFailed: it failed or passed its deadline; its last lines are in the message.
     """
     process = subprocess.Popen(
-        command, env={**environment(os.environ), **proxies(), **variables}, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        env={**environment(os.environ), **proxies(), **variables},
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     timer = threading.Timer(deadline, process.kill)
     timer.start()
     last: deque[str] = deque(maxlen=40)
@@ -188,9 +194,18 @@ class Buildah:
     def build(self, recipe: Recipe, context: Path, say: Say) -> None:
         self.clean()
         command = [
-            "nice", "-n", "19", "buildah", "bud", "--pull-never", "--format=docker", "--layers",
-            f"--build-arg=BASE={recipe.base}", f"--tag={recipe.name}", f"--file={context / recipe.image.dockerfile}",
-        ]  # fmt: skip
+            "nice",
+            "-n",
+            "19",
+            "buildah",
+            "bud",
+            "--pull-never",
+            "--format=docker",
+            "--layers",
+            f"--build-arg=BASE={recipe.base}",
+            f"--tag={recipe.name}",
+            f"--file={context / recipe.image.dockerfile}",
+        ]
         for source, target in self._mounted().items():
             command.append(f"--volume={source}:{target}:ro")
         follow([*command, str(context)], self._variables(), BUILD_S, say)
@@ -284,8 +299,10 @@ class Buildah:
             encoding="utf-8",
         )
         return {
-            "CONTAINERS_STORAGE_CONF": str(storage), "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self._temporary),
-        }  # fmt: skip
+            "CONTAINERS_STORAGE_CONF": str(storage),
+            "BUILDAH_ISOLATION": "chroot",
+            "TMPDIR": str(self._temporary),
+        }
 
     def _run(self, *arguments: str, deadline: float = 60.0) -> str:
         settings = [f"{name}={value}" for name, value in self._variables().items()]

@@ -77,8 +77,16 @@ def unpacked(image: NodeImage, folder: Path) -> Iterator[Unpacked]:
     (folder / "work").mkdir()
     # The kernel takes the uppermost layer first.
     lower = ":".join(str(layer) for layer in reversed(image.layers))
-    run(["mount", "-t", "overlay", "overlay", str(root),
-         f"--options=lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"])  # fmt: skip
+    run(
+        [
+            "mount",
+            "-t",
+            "overlay",
+            "overlay",
+            str(root),
+            f"--options=lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}",
+        ]
+    )
     try:
         yield Unpacked(root, image.settings)
     finally:

@@ -73,7 +73,8 @@ def test_a_status_that_a_webhook_alters_is_written_seldom_and_the_job_goes_on(
         places = range(len(body.get("status", {}).get("conditions", ())))
         return [{"op": "replace", "path": f"/status/conditions/{at}/reason", "value": "Approved"} for at in places]
 
-    job, other = JobOnPlane(api, namespace), JobOnPlane(api, namespace, "other")
+    job = JobOnPlane(api, namespace)
+    other = JobOnPlane(api, namespace, "other")
     with altering_webhook(installed, api, namespace, ["rayjobs", "diffusionrljobs/status"], alter):
         job.submit()
         job.run(1)
@@ -120,7 +121,8 @@ def test_a_job_whose_rayjob_is_stored_without_label_or_owner_waits_alone_and_lea
     def strip(resource: str, body: Body) -> Patch:
         return [{"op": "remove", "path": f"/metadata/{part}"}] if part in body["metadata"] else []
 
-    job, other = JobOnPlane(api, namespace), JobOnPlane(api, "default", f"other-{part.lower()}")
+    job = JobOnPlane(api, namespace)
+    other = JobOnPlane(api, "default", f"other-{part.lower()}")
     with altering_webhook(installed, api, namespace, ["rayjobs"], strip):
         job.submit()
         message = job.await_condition("Ready", "False", "ChildRefused")["message"]
@@ -138,7 +140,8 @@ def test_a_job_whose_rayjob_is_stored_without_label_or_owner_waits_alone_and_lea
 def test_edits_of_a_rayjob_are_named_or_corrected(running: RunningOperator, api: Api, namespace: str) -> None:
     job = JobOnPlane(api, namespace)
     job.start()
-    path, uid = job.ray("rayjobs", job.attempt(1)), api.get(job.own_path)["metadata"]["uid"]
+    path = job.ray("rayjobs", job.attempt(1))
+    uid = api.get(job.own_path)["metadata"]["uid"]
     api.patch(path, {"metadata": {"ownerReferences": None}}, fieldManager="kubectl-edit")
 
     def owned() -> bool:
@@ -161,11 +164,15 @@ def test_a_suspended_job_does_not_wait_for_a_pod_with_a_made_up_owner(
     owner = {"apiVersion": "example.com/v1", "kind": "RayCluster", "name": job.cluster_name(1), "uid": "made-up"}
     labels = job.await_attempt(1)["metadata"]["labels"]
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    api.post(pods, {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "theirs", "labels": labels, "ownerReferences": [{**owner, "controller": True}]},
-        "spec": {"containers": [{"name": "c", "image": "i"}], "nodeSelector": {"no": "such"}},
-    })  # fmt: skip
+    api.post(
+        pods,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "theirs", "labels": labels, "ownerReferences": [{**owner, "controller": True}]},
+            "spec": {"containers": [{"name": "c", "image": "i"}], "nodeSelector": {"no": "such"}},
+        },
+    )
     api.patch(job.own_path, {"spec": {"suspend": True}})
     job.await_condition("Suspended", "True")
     assert "deletionTimestamp" not in api.get(f"{pods}/theirs")["metadata"]

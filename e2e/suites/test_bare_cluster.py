@@ -113,8 +113,10 @@ def test_logs_of_a_pod_are_read_through_the_api_server(plane: ControlPlane) -> N
 def test_kuberay_makes_the_pods_of_a_cluster(plane: ControlPlane, api: Api, bare_namespace: str) -> None:
     mark = plane.audit.mark()
     container = {"name": "ray-head", "image": PAUSE_IMAGE.name, "imagePullPolicy": "Never"}
-    spec = {"rayVersion": "2.60.0", "headGroupSpec": {"rayStartParams": {}, "template": {"spec": {
-        "containers": [container]}}}}  # fmt: skip
+    spec = {
+        "rayVersion": "2.60.0",
+        "headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": [container]}}},
+    }
     cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "tiny"}, "spec": spec}
     path = f"/apis/ray.io/v1/namespaces/{bare_namespace}/rayclusters"
     api.post(path, cluster)

@@ -21,14 +21,16 @@ from omni_operator.handlers.background import LEASE as CANARY
 
 pytestmark = pytest.mark.cluster
 
-SYSTEM, NAME = "omni-system", "omni-omni-operator"
+SYSTEM = "omni-system"
+NAME = "omni-omni-operator"
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:{NAME}"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/diffusionrljobs.diffusionrl.io"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 # The API server itself refuses pods that do not meet the standard.
 RESTRICTED = {
-    "pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest",
-}  # fmt: skip
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{NAME}"
 LEASES = ((NAME, "yes"), (CANARY, "yes"), ("another-controller", "no"))
 

@@ -18,7 +18,8 @@ from e2e.operator_process import ROOT, install_kuberay
 
 pytestmark = pytest.mark.cluster
 
-SYSTEM, NAME = "omni-system", "omni-omni-operator"
+SYSTEM = "omni-system"
+NAME = "omni-omni-operator"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/diffusionrljobs.diffusionrl.io"
 KINDS = {
     "serviceaccounts": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",

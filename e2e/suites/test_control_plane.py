@@ -71,10 +71,15 @@ def test_the_audit_log_counts_every_call_of_a_client_once(plane: ControlPlane, n
         with pytest.raises(ApiError, match="404 NotFound"):
             api.get(f"{path}/missing")
         api.delete(f"{path}/a")
-    expected = Counter({
-        ("create", "configmaps"): 1, ("get", "configmaps"): 4, ("list", "configmaps"): 1, ("patch", "configmaps"): 2,
-        ("delete", "configmaps"): 1,
-    })  # fmt: skip
+    expected = Counter(
+        {
+            ("create", "configmaps"): 1,
+            ("get", "configmaps"): 4,
+            ("list", "configmaps"): 1,
+            ("patch", "configmaps"): 2,
+            ("delete", "configmaps"): 1,
+        }
+    )
     assert plane.audit.settled(expected, user_agent="counted/", since=mark) == expected
     assert plane.audit.counts(user_agent="other/", since=mark) == {("list", "configmaps"): 1}
     codes = Counter(call.code for call in plane.audit.calls(mark) if call.user_agent == "counted/1.0")
@@ -104,8 +109,12 @@ def test_nothing_is_left_when_it_ends(tmp_path: Path) -> None:
         identities = own.daemons.recorded()
         server = own.layout.server
         assert {item.name for item in identities} == {
-            "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok",
-        }  # fmt: skip
+            "etcd",
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kwok",
+        }
         assert all(runs(item) for item in identities)
     assert [item.name for item in identities if runs(item)] == []
     assert list(tmp_path.iterdir()) == []

@@ -54,9 +54,10 @@ def protects(api: Api) -> bool:
 def test_head_and_trainer_pods_are_not_evicted_unless_the_job_allows_it(tmp_path: Path) -> None:
     try:
         with (
-            control_plane({"gpu-0": {"nvidia.com/gpu": 8}}, parent=tmp_path) as plane, kuberay(plane),
+            control_plane({"gpu-0": {"nvidia.com/gpu": 8}}, parent=tmp_path) as plane,
+            kuberay(plane),
             plane.api() as api,
-        ):  # fmt: skip
+        ):
             install(plane, kuberay=False)
             with operator(plane, tmp_path):
                 kept = JobOnPlane(api, "default", "kept", {"checkpoint": {}})

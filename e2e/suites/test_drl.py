@@ -103,15 +103,17 @@ def test_a_job_is_checked_before_it_is_created(
     assert (said.exit_code, f"{wrong}:8: spec.trainer.totalStep: unknown field" in said.stderr) == (2, True)
     refused = drl("submit", job_file, "-n", "other", "--set=metadata.namespace=team")
     assert (refused.exit_code, refused.stderr) == (
-        2, f"{job_file}: metadata.namespace is team, and --namespace is other\n",
-    )  # fmt: skip
+        2,
+        f"{job_file}: metadata.namespace is team, and --namespace is other\n",
+    )
     forbidden = drl("submit", job_file, "-n", "kube-system")
     assert (forbidden.exit_code, "cannot create resource" in forbidden.stderr) == (1, True)
     settings = tmp_path / "settings.yaml"
     settings.write_text("image: rollout:1\npodPolicy: {serviceAccounts: [default]}\n")
     account = drl("submit", job_file, "--set=spec.runtime.serviceAccountName=admin", f"--settings={settings}")
     assert (account.exit_code, "spec.runtime.serviceAccountName" in account.stderr) == (2, True), account.output
-    client, body = Client.from_kubeconfig(str(drl.kubeconfig)), load_job(job_file).document.plain()
+    client = Client.from_kubeconfig(str(drl.kubeconfig))
+    body = load_job(job_file).document.plain()
     with pytest.raises(
         FieldNotServed, match=r'unknown field "spec\.newer"; nothing was changed: the definition of jobs'
     ):
@@ -123,10 +125,13 @@ def test_the_policy_of_the_operator_is_read_where_the_user_may(
     installed: ControlPlane, api: Api, namespace: str, drl: Drl, job_file: Path
 ) -> None:
     (deployment,) = helm.rendered(
-        helm.helm(), "--show-only=templates/deployment.yaml", "--set=replicas=1,jobs.image=rollout:1",
-        f"--set-json=jobs.podPolicy={json.dumps(POLICY)}", f"--set=watch.namespaces={{{namespace}}}",
+        helm.helm(),
+        "--show-only=templates/deployment.yaml",
+        "--set=replicas=1,jobs.image=rollout:1",
+        f"--set-json=jobs.podPolicy={json.dumps(POLICY)}",
+        f"--set=watch.namespaces={{{namespace}}}",
         namespace=namespace,
-    )  # fmt: skip
+    )
     api.post(f"/apis/apps/v1/namespaces/{namespace}/deployments", deployment)
     given = "--set=spec.runtime.serviceAccountName=admin"
     unread = drl("submit", job_file, given, "--dry-run")
@@ -213,13 +218,17 @@ def test_why_names_a_pod_that_no_node_can_run_and_the_right_that_is_missing(
     cluster = api.get(job.cluster_path(1))["metadata"]
     owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster["name"], "uid": cluster["uid"]}
     limits = {"resources": {"limits": {"nvidia.com/gpu": "99"}}}
-    api.post(f"/api/v1/namespaces/{namespace}/pods", {
-        "metadata": {
-            "name": f"{job.attempt(1)}-x1-big", "labels": cluster["labels"],
-            "ownerReferences": [{**owner, "controller": True}],
+    api.post(
+        f"/api/v1/namespaces/{namespace}/pods",
+        {
+            "metadata": {
+                "name": f"{job.attempt(1)}-x1-big",
+                "labels": cluster["labels"],
+                "ownerReferences": [{**owner, "controller": True}],
+            },
+            "spec": {"containers": [{"name": "ray", "image": "rollout:1", **limits}]},
         },
-        "spec": {"containers": [{"name": "ray", "image": "rollout:1", **limits}]},
-    })  # fmt: skip
+    )
     deadlines.wait_until("the scheduler's verdict", JOB_SEEN, lambda: "Unschedulable: " in drl("why", "red").stdout)
     said = drl("why", "red").stdout
     assert f"Pod {job.attempt(1)}-x1-big (created " in said
@@ -246,16 +255,20 @@ def test_a_job_whose_claim_no_storage_class_serves_says_so(
     size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     core = f"/api/v1/namespaces/{namespace}"
     api.post(f"{core}/persistentvolumeclaims", {"metadata": {"name": "ckpt"}, "spec": size})
-    api.post(f"{core}/pods", {
-        "metadata": {
-            "name": f"{cluster['name']}-head", "labels": cluster["labels"],
-            "ownerReferences": [{**owner, "controller": True}],
+    api.post(
+        f"{core}/pods",
+        {
+            "metadata": {
+                "name": f"{cluster['name']}-head",
+                "labels": cluster["labels"],
+                "ownerReferences": [{**owner, "controller": True}],
+            },
+            "spec": {
+                "containers": [{"name": "ray", "image": "rollout:1"}],
+                "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "ckpt"}}],
+            },
         },
-        "spec": {
-            "containers": [{"name": "ray", "image": "rollout:1"}],
-            "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "ckpt"}}],
-        },
-    })  # fmt: skip
+    )
     said = job.await_condition("Ready", "False", "ClaimNotBound")["message"]
     assert "unbound immediate PersistentVolumeClaims" in said
     why = drl("why", "red").stdout

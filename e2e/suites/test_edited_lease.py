@@ -25,9 +25,12 @@ pytestmark = pytest.mark.cluster
 HOUR = 3600
 JOBS = 12
 EDITS: list[dict[str, Any]] = [
-    {"holderIdentity": "gone"}, {"holderIdentity": None}, {"leaseDurationSeconds": 1},
-    {"leaseDurationSeconds": 2**31 - 1}, {"renewTime": "2099-01-01T00:00:00.000000Z"},
-]  # fmt: skip
+    {"holderIdentity": "gone"},
+    {"holderIdentity": None},
+    {"leaseDurationSeconds": 1},
+    {"leaseDurationSeconds": 2**31 - 1},
+    {"renewTime": "2099-01-01T00:00:00.000000Z"},
+]
 
 
 @contextmanager
@@ -52,7 +55,8 @@ def test_no_edit_of_the_lease_and_no_clock_makes_two_leaders_or_none(
     installed: ControlPlane, api: Api, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed.await_account(namespace)
-    chance, done = random.Random(7), Counter[str]()
+    chance = random.Random(7)
+    done = Counter[str]()
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/shared"
     with ExitStack() as stack, installed.api("e2e-hostile") as hostile:
         replicas = Replicas(installed, api, namespace, tmp_path, stack)
@@ -93,9 +97,10 @@ def test_no_edit_of_the_lease_and_no_clock_makes_two_leaders_or_none(
         assert done["edit"] > JOBS / 2 and done["freeze"] > 1
         replicas.settle()
         created = [
-            call.name for _, call in replicas.writes()
+            call.name
+            for _, call in replicas.writes()
             if (call.verb, call.resource) == ("create", "rayjobs") and call.code < 300
-        ]  # fmt: skip
+        ]
         assert sorted(created) == sorted(job.attempt(1) for job in jobs)
         for job in jobs:
             assert (job.status()["attempts"], job.status().get("failures", [])) == (1, [])

@@ -25,11 +25,13 @@ from omni_operator.cluster.server_clock import utc_now
 from omni_operator.reconcile.pass_errors import PassErrors, find_condition
 
 pytestmark = pytest.mark.cluster
-FUTURE, PAST = "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"
+FUTURE = "9999-12-31T23:59:59Z"
+PAST = "0001-01-01T00:00:00Z"
 
 
 async def test_an_error_is_one_condition_beside_the_others(installed: ControlPlane, api: Api, namespace: str) -> None:
-    job, key = JobOnPlane(api, namespace), (namespace, "red")
+    job = JobOnPlane(api, namespace)
+    key = (namespace, "red")
     job.submit()
     ready = {"type": "Ready", "status": "True", "reason": "Here", "message": ""}
     status: dict[str, Any] = {"attempts": 1, "conditions": [ready]}
@@ -74,7 +76,8 @@ def test_a_job_that_is_nested_too_deeply_stops_no_other(
     for _ in range(4000):
         nested = {"a": nested}
     deep = JobOnPlane(api, namespace, "deep", {"head": {"podTemplate": {"spec": {"affinity": nested}}}})
-    before, after = JobOnPlane(api, namespace, "before"), JobOnPlane(api, namespace, "after")
+    before = JobOnPlane(api, namespace, "before")
+    after = JobOnPlane(api, namespace, "after")
     deep.submit()
     before.submit()
     with operator(installed, tmp_path, NAMESPACES=namespace) as running:

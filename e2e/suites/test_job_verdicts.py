@@ -100,9 +100,11 @@ def test_one_answer_names_all_broken_rules_with_the_paths_of_their_fields(api: A
     wrong = {"backoffLimit": 1, "rollout": {"samplesPerPrompt": 1, "drainSeconds": 1, "minReplicas": 1, "replicas": 2}}
     _, said = accepted_by_server(api, {**documents.SMALLEST, "spec": {**documents.SMALLEST["spec"], **wrong}})
     for field, text in (
-        ("backoffLimit", "needs spec.checkpoint.claimName"), ("rollout.replicas", "must be all accelerators"),
-        ("rollout.samplesPerPrompt", "must be at least 2"), ("rollout.drainSeconds", "must not be given"),
+        ("backoffLimit", "needs spec.checkpoint.claimName"),
+        ("rollout.replicas", "must be all accelerators"),
+        ("rollout.samplesPerPrompt", "must be at least 2"),
+        ("rollout.drainSeconds", "must not be given"),
         ("rollout.minReplicas", "must not be given"),
-    ):  # fmt: skip
+    ):
         assert f"spec.{field}: {text}" in said
     assert "trainer.batch" not in said

@@ -32,7 +32,8 @@ from e2e.training_jobs import pods, program
 
 pytestmark = [pytest.mark.bare, pytest.mark.about("e2e/cluster/kind", "charts"), pytest.mark.timeout(1800)]
 
-GPU, NPU = "nvidia.com/gpu", "huawei.com/Ascend910"
+GPU = "nvidia.com/gpu"
+NPU = "huawei.com/Ascend910"
 # One GPU each, so that the two pods of a job are on two nodes.
 NODES = (NodeSpec("first", {GPU: 1, NPU: 8}, {"pool": "first"}), NodeSpec("second", {GPU: 1}, {"pool": "second"}))
 ENDED = 600.0

@@ -43,8 +43,9 @@ def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 COLOCATED: dict[str, Any] = {
-    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}}, "rollout": {"replicas": 2},
-}  # fmt: skip
+    "trainer": {"totalSteps": 10, "accelerator": {"vendor": "NVIDIA", "count": 2}},
+    "rollout": {"replicas": 2},
+}
 
 
 def submit(api: Api, name: str, spec: dict[str, Any] = COLOCATED, priority: str | None = None) -> JobOnPlane:
@@ -110,11 +111,13 @@ def test_a_queue_admits_all_pools_as_one_workload_and_their_numbers_stay(queued:
         "reward": {
             "scorers": [{"name": "genrm_ocr"}],
             "model": {
-                "base": "owner/judge", "placement": "Separate", "replicas": 2,
+                "base": "owner/judge",
+                "placement": "Separate",
+                "replicas": 2,
                 "autoscaling": {**limits, "requestsPerReplica": 8},
             },
         },
-    }  # fmt: skip
+    }
     with queued.api() as api:
         job = submit(api, "pools", spec)
         job.await_condition("Admitted", "True")
@@ -143,14 +146,16 @@ def workloads_of(job: JobOnPlane) -> list[dict[str, Any]]:
 
 def numbers_of(job: JobOnPlane) -> dict[str, Any]:
     """Rollout pods of a job, by what has their number."""
-    (workload,), (cluster,) = workloads_of(job), cluster_of(job)
+    (workload,) = workloads_of(job)
+    (cluster,) = cluster_of(job)
     groups = {one["groupName"]: one for one in job.api.get(job.ray("rayclusters", cluster))["spec"]["workerGroupSpecs"]}
     (nodes,) = re.findall(r"rollout\.nnodes=(\d+)", job.await_attempt(1)["spec"]["entrypoint"])
     return {
         "Workload": {part["name"]: part["count"] for part in workload["spec"]["podSets"]}["rollout"],
-        "RayCluster": groups["rollout"]["replicas"], "trainer": int(nodes),
+        "RayCluster": groups["rollout"]["replicas"],
+        "trainer": int(nodes),
         "status": job.status()["rollout"]["desired"],
-    }  # fmt: skip
+    }
 
 
 def test_a_queue_without_room_for_all_rollout_pods_admits_as_many_as_fit(queued: ControlPlane) -> None:
@@ -186,11 +191,18 @@ def test_a_namespace_with_a_default_queue_keeps_the_pods_that_were_admitted(queu
         "rollout": {"placement": "Separate", "replicas": 2},
     }
     with queued.api() as api:
-        kueue.apply(queued, [
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "by-default"}},
-            {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue",
-             "metadata": {"name": "default", "namespace": "by-default"}, "spec": {"clusterQueue": "all"}},
-        ])  # fmt: skip
+        kueue.apply(
+            queued,
+            [
+                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "by-default"}},
+                {
+                    "apiVersion": "kueue.x-k8s.io/v1beta2",
+                    "kind": "LocalQueue",
+                    "metadata": {"name": "default", "namespace": "by-default"},
+                    "spec": {"clusterQueue": "all"},
+                },
+            ],
+        )
         local = "/apis/kueue.x-k8s.io/v1beta2/namespaces/by-default/localqueues/default"
         deadlines.wait_until(
             "the queue", PATIENCE, lambda: condition(api.get(local).get("status") or {}, "Active") or None

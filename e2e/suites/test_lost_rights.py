@@ -78,9 +78,10 @@ def test_a_namespace_without_rights_does_not_stop_the_others(
         job.end(1)
         job.await_condition("Succeeded", "True")
         deadlines.wait_until(
-            "the log to name the namespace", JOB_SEEN,
+            "the log to name the namespace",
+            JOB_SEEN,
             lambda: "namespace gone: the operator may not watch pods" in running.log.read_text(encoding="utf-8"),
-        )  # fmt: skip
+        )
         assert [running.page(path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
         api.delete(job.own_path)
         job.await_gone()

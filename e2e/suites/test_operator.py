@@ -21,13 +21,18 @@ pytestmark = pytest.mark.cluster
 def test_requests_of_creation_idle_passes_and_deletion_are_counted(
     installed: ControlPlane, running: RunningOperator, api: Api, namespace: str
 ) -> None:
-    job, mark = JobOnPlane(api, namespace), installed.audit.mark()
+    job = JobOnPlane(api, namespace)
+    mark = installed.audit.mark()
     job.submit()
     job.await_attempt(1)
     job.await_condition("Admitted", "True")
-    expected = Counter({
-        ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1, ("patch", "diffusionrljobs/status"): 1,
-    })  # fmt: skip
+    expected = Counter(
+        {
+            ("create", "networkpolicies"): 1,
+            ("create", "rayjobs"): 1,
+            ("patch", "diffusionrljobs/status"): 1,
+        }
+    )
     assert_requests(installed, namespace, mark, expected)
     job.run(1)
     job.await_condition("Ready", "True")

@@ -63,7 +63,8 @@ def test_a_clock_that_is_ten_minutes_off_changes_no_verdict_no_deadline_and_no_t
 ) -> None:
     clock.shift(seconds)
     times = ("activeDeadlineSeconds", "preRunningDeadlineSeconds", "ttlSecondsAfterFinished")
-    within, soon = dict.fromkeys(times, MINUTES - 100), dict.fromkeys(times, 5)
+    within = dict.fromkeys(times, MINUTES - 100)
+    soon = dict.fromkeys(times, 5)
     jobs = [JobOnPlane(api, namespace, name, within) for name in ("runs", "pulls", "ended")]
     runs, pulls, ended = jobs
     with operator(installed, tmp_path, NAMESPACES=namespace, **SETTINGS) as running:

@@ -36,7 +36,8 @@ from omni_operator.status.decisions.timeouts import Timeouts
 
 pytestmark = pytest.mark.cluster
 KINDS = (RAYJOBS, RAYCLUSTERS, NETWORK_POLICIES, JOBS)
-ALL_DONE, PASSES = 120.0, 20
+ALL_DONE = 120.0
+PASSES = 20
 Snapshot = dict[Kind, list[Body]]
 
 
@@ -51,7 +52,9 @@ class Life:
     """
 
     def __init__(self, server: Cluster, job: JobOnPlane, fault: Fault | None, at: int) -> None:
-        self.job, self.fault, self.at = job, fault, at
+        self.job = job
+        self.fault = fault
+        self.at = at
         self.wire = FaultyCluster(server, fault=self._fault)
         self.steps: list[list[str]] = []
         self.happened: list[str] = []
@@ -73,10 +76,14 @@ class Life:
         """A new operator process."""
         self._cache = ObjectCache()
         self._reconciler = Reconciler(
-            cluster=cast(Cluster, self.wire), cache=self._cache, reports=ReportStore(),
-            settings=ClusterSettings(image="rollout:1"), clock=lambda: datetime.now(UTC), instance="e2e",
+            cluster=cast(Cluster, self.wire),
+            cache=self._cache,
+            reports=ReportStore(),
+            settings=ClusterSettings(image="rollout:1"),
+            clock=lambda: datetime.now(UTC),
+            instance="e2e",
             timeouts=Timeouts(retry=timedelta(), head=timedelta()),
-        )  # fmt: skip
+        )
 
     def observe(self, snapshot: Snapshot) -> None:
         """The watches deliver everything up to now."""
@@ -120,7 +127,9 @@ class World:
     """Jobs of a namespace and their operators, in lockstep: everyone acts, then every operator makes its passes."""
 
     def __init__(self, server: ApiServer, api: Api, namespace: str) -> None:
-        self.server, self.api, self.namespace = server, api, namespace
+        self.server = server
+        self.api = api
+        self.namespace = namespace
 
     def life(self, name: str, fault: Fault | None = None, at: int = -1) -> Life:
         return Life(self.server, JobOnPlane(self.api, self.namespace, name, {"backoffLimit": 1}), fault, at)
@@ -129,7 +138,8 @@ class World:
         """Everything that the watches have delivered by now."""
         found: Snapshot = {}
         for kind in KINDS:
-            path, selector = kind.path(self.namespace), "" if kind == JOBS else SELECTOR
+            path = kind.path(self.namespace)
+            selector = "" if kind == JOBS else SELECTOR
             found[kind] = [
                 {"apiVersion": kind.api_version, "kind": kind.kind, **body}
                 for body in self.api.get(path, labelSelector=selector)["items"]
@@ -138,7 +148,8 @@ class World:
 
     async def until(self, lives: list[Life], good: Callable[[Life, Body | None, Snapshot], bool]) -> None:
         """Passes until it is good for all jobs, and then once more."""
-        missing, done = list(lives), False
+        missing = list(lives)
+        done = False
         begun = asyncio.get_running_loop().time()
         while not done:
             done = not missing

@@ -29,16 +29,22 @@ class Accounts:
     """Two service accounts of a namespace that may do everything, and an exec plug-in that prints their tokens."""
 
     def __init__(self, plane: ControlPlane, api: Api, namespace: str, folder: Path) -> None:
-        self.plane, self.api, self.namespace, self.plugin = plane, api, namespace, ExecPlugin(folder)
+        self.plane = plane
+        self.api = api
+        self.namespace = namespace
+        self.plugin = ExecPlugin(folder)
         self._core = f"/api/v1/namespaces/{namespace}"
         for name in ACCOUNTS:
             api.post(f"{self._core}/serviceaccounts", {"metadata": {"name": name}})
             api.post(f"{self._core}/secrets", {"metadata": {"name": name}})
-        api.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", {
-            "metadata": {"name": f"credentials-{namespace}"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace} for name in ACCOUNTS],
-        })  # fmt: skip
+        api.post(
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            {
+                "metadata": {"name": f"credentials-{namespace}"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace} for name in ACCOUNTS],
+            },
+        )
         self.kubeconfig = folder / "kubeconfig"
         authority = plane.authority.certificate.read_bytes()
         self.kubeconfig.write_text(json.dumps(pki.kubeconfig(plane.layout.server, authority, self.plugin.user)))
@@ -82,7 +88,8 @@ def revoke(accounts: Accounts) -> None:
 def test_the_operator_runs_its_exec_plugin_again(
     accounts: Accounts, tmp_path: Path, lives: int | None, end: Callable[[Accounts], None]
 ) -> None:
-    plane, mark = accounts.plane, accounts.plane.audit.mark()
+    plane = accounts.plane
+    mark = accounts.plane.audit.mark()
     accounts.print_token("first", lives)
     settings = {"NAMESPACE": accounts.namespace, "NAMESPACES": accounts.namespace, "CANARY_SECONDS": "0.5"}
     with operator(plane, tmp_path, accounts.kubeconfig, **settings) as running:
@@ -108,9 +115,14 @@ def test_the_operator_runs_its_exec_plugin_again(
 @asynccontextmanager
 async def watching(accounts: Accounts, seen: set[str]) -> AsyncIterator[None]:
     """kopf with the operator's login; it opens its watch anew every second."""
-    registry, settings, stop = kopf.OperatorRegistry(), kopf.OperatorSettings(), asyncio.Event()
-    settings.watching.server_timeout, settings.watching.reconnect_backoff = 1, 0.1
-    settings.scanning.disabled, settings.posting.enabled, settings.peering.standalone = True, False, True
+    registry = kopf.OperatorRegistry()
+    settings = kopf.OperatorSettings()
+    stop = asyncio.Event()
+    settings.watching.server_timeout = 1
+    settings.watching.reconnect_backoff = 0.1
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.peering.standalone = True
     register_login(registry, await load_credentials({"KUBECONFIG": str(accounts.kubeconfig)}, Path("/nonexistent")))
 
     @kopf.on.event("configmaps", registry=registry)
@@ -137,7 +149,8 @@ async def until(probe: Callable[[], bool]) -> None:
 async def test_kopf_logs_in_again_with_the_exec_plugin(
     accounts: Accounts, lives: int | None, end: Callable[[Accounts], None]
 ) -> None:
-    mark, seen = accounts.plane.audit.mark(), set[str]()
+    mark = accounts.plane.audit.mark()
+    seen = set[str]()
     path = f"/api/v1/namespaces/{accounts.namespace}/configmaps"
     await asyncio.to_thread(accounts.print_token, "first", lives)
     async with watching(accounts, seen):

@@ -186,16 +186,25 @@ def test_an_etcd_that_stops_and_goes_on_delays_jobs(
 def test_a_policy_that_denies_rayjobs_is_named_until_it_is_gone(
     running: RunningOperator, api: Api, namespace: str
 ) -> None:
-    root, name = "/apis/admissionregistration.k8s.io/v1", f"deny-{namespace}"
+    root = "/apis/admissionregistration.k8s.io/v1"
+    name = f"deny-{namespace}"
     rule = {"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayjobs"]}
     match = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}, "resourceRules": [rule]}
     validation = {"expression": "false", "message": "no more GPUs for you"}
-    api.post(f"{root}/validatingadmissionpolicies", {
-        "metadata": {"name": name}, "spec": {"matchConstraints": match, "validations": [validation]},
-    })  # fmt: skip
-    api.post(f"{root}/validatingadmissionpolicybindings", {
-        "metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]},
-    })  # fmt: skip
+    api.post(
+        f"{root}/validatingadmissionpolicies",
+        {
+            "metadata": {"name": name},
+            "spec": {"matchConstraints": match, "validations": [validation]},
+        },
+    )
+    api.post(
+        f"{root}/validatingadmissionpolicybindings",
+        {
+            "metadata": {"name": name},
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        },
+    )
     probe = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "probe"}, "spec": {"entrypoint": "true"}}
 
     def denied() -> bool:
@@ -239,18 +248,27 @@ def test_a_webhook_that_cannot_be_called_is_named_until_it_is_gone(
     """The API server answers 500, or not in time, to the creation of the RayJob, and nothing else fails."""
     other = JobOnPlane(api, namespace, "other")
     other.start()
-    root, name = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", f"dead-{namespace}"
+    root = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    name = f"dead-{namespace}"
     rule = {"apiGroups": ["ray.io"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["rayjobs"]}
-    api.post(root, {
-        "metadata": {"name": name},
-        "webhooks": [{
-            "name": "gate.example.com", "clientConfig": {"url": f"https://127.0.0.1:{silent if answers else 1}/"},
-            "rules": [rule],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail",
-            "timeoutSeconds": seconds,
-        }],
-    })  # fmt: skip
+    api.post(
+        root,
+        {
+            "metadata": {"name": name},
+            "webhooks": [
+                {
+                    "name": "gate.example.com",
+                    "clientConfig": {"url": f"https://127.0.0.1:{silent if answers else 1}/"},
+                    "rules": [rule],
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                    "admissionReviewVersions": ["v1"],
+                    "sideEffects": "None",
+                    "failurePolicy": "Fail",
+                    "timeoutSeconds": seconds,
+                }
+            ],
+        },
+    )
     probe = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "probe"}, "spec": {"entrypoint": "true"}}
 
     def failing() -> bool:
@@ -298,7 +316,8 @@ def test_a_namespace_that_is_deleted_goes_with_its_jobs(running: RunningOperator
 
 def test_an_upgrade_of_kuberay_interrupts_no_job(running: RunningOperator, api: Api, namespace: str) -> None:
     """Its new CRDs have a new field and a second version; the API server ends all watches of these kinds."""
-    job, later = JobOnPlane(api, namespace), JobOnPlane(api, namespace, "later")
+    job = JobOnPlane(api, namespace)
+    later = JobOnPlane(api, namespace, "later")
     job.start()
     before = {f"{CRDS}/{plural}.ray.io": api.get(f"{CRDS}/{plural}.ray.io") for plural in ("rayjobs", "rayclusters")}
     try:

@@ -93,9 +93,13 @@ def test_its_configuration_names_user_entrypoint_and_ports(image: Unpacked) -> N
 def test_without_credentials_it_exits_with_an_error(image: Unpacked, tmp_path: Path) -> None:
     runner = image.runner(tmp_path / "run", {}, {Path("/dev"): "/dev"})
     done = subprocess.run(
-        [runner, *image.config["Entrypoint"]], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False,
+        [runner, *image.config["Entrypoint"]],
+        capture_output=True,
+        text=True,
+        timeout=deadlines.COMMAND,
+        check=False,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr.strip()) == (
         2,
         "no credentials for the API server: KUBECONFIG is not set, and neither "

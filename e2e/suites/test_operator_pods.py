@@ -27,7 +27,8 @@ def test_a_running_job_is_scaled_with_one_request(
     job.submit()
     job.run(1)
     job.await_condition("Ready", "False", "PodsNotReady")
-    path, scale = job.cluster_path(1), f"{job.own_path}/scale"
+    path = job.cluster_path(1)
+    scale = f"{job.own_path}/scale"
 
     def groups() -> list[tuple[str, int]]:
         return [(group["groupName"], group["replicas"]) for group in api.get(path)["spec"]["workerGroupSpecs"]]
@@ -72,9 +73,14 @@ def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom
         body = api.get(path)
         body["spec"]["workerGroupSpecs"][1]["replicas"] = 1
         try:
-            api.patch(path, {
-                "metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}, "spec": body["spec"],
-            }, fieldManager="other-program")  # fmt: skip
+            api.patch(
+                path,
+                {
+                    "metadata": {"resourceVersion": body["metadata"]["resourceVersion"]},
+                    "spec": body["spec"],
+                },
+                fieldManager="other-program",
+            )
         except ApiError as error:
             assert error.code == httpx.codes.CONFLICT
         return job.condition("Updated").get("reason") == "ChangedByOthers"
@@ -85,10 +91,11 @@ def test_who_sets_the_number_of_pods_back_each_time_is_named_and_answered_seldom
     for _ in range(50):
         told()
     corrections = [
-        call for call in installed.audit.calls(mark)
+        call
+        for call in installed.audit.calls(mark)
         if call.user_agent.startswith(AGENT)
         and (call.verb, call.resource, call.namespace) == ("patch", "rayclusters", namespace)
-    ]  # fmt: skip
+    ]
     assert 5 <= len(corrections) < 12
     job.await_events("ChangedByOthers")
 
@@ -109,7 +116,8 @@ def test_limits_of_a_worker_group_that_another_program_sets_are_put_right_with_o
     before = limits()
     assert before == [(1, 1, 1), (1, 3, 1024)]
     for place, changed in ((1, {"maxReplicas": 2}), (1, {"minReplicas": 5}), (0, {"minReplicas": 2, "maxReplicas": 2})):
-        groups, mark = api.get(path)["spec"]["workerGroupSpecs"], installed.audit.mark()
+        groups = api.get(path)["spec"]["workerGroupSpecs"]
+        mark = installed.audit.mark()
         groups[place] |= changed
         api.patch(path, {"spec": {"workerGroupSpecs": groups}}, fieldManager="other-program")
         deadlines.wait_until("the limits", JOB_SEEN, lambda: limits() == before)
@@ -174,9 +182,14 @@ POLICY = {"minReplicas": 1, "maxReplicas": 4, "stabilizationSeconds": 2}
 
 
 def follow_queue(
-    installed: ControlPlane, running: RunningOperator, job: JobOnPlane, pool: str, name: str, condition: str,
+    installed: ControlPlane,
+    running: RunningOperator,
+    job: JobOnPlane,
+    pool: str,
+    name: str,
+    condition: str,
     refused: Callable[[JobOnPlane], None],
-) -> None:  # fmt: skip
+) -> None:
     """Report queues for which one pod, four, and one are enough.
 
     Args:
@@ -191,7 +204,8 @@ def follow_queue(
     path = job.cluster_path(1)
     token = job.report_token(pod)
 
-    url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
+    url = f"http://127.0.0.1:{running.reports}/v1/reports"
+    sent = {"Authorization": f"Bearer {token}"}
 
     def queue(number: int) -> int:
         """The trainer reports how much waits; how many pods the group has."""
@@ -232,8 +246,10 @@ def replace_and_roll_back(
     job.submit()
     job.run(1)
     token = job.report_token(job.add_trainer(1))
-    path, pods = job.cluster_path(1), f"/api/v1/namespaces/{namespace}/pods"
-    url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
+    path = job.cluster_path(1)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    url = f"http://127.0.0.1:{running.reports}/v1/reports"
+    sent = {"Authorization": f"Bearer {token}"}
     serving: dict[str, int] = {}
 
     def group() -> dict[str, Any]:
@@ -268,7 +284,8 @@ def replace_and_roll_back(
         serving.pop(f"10.1.0.{pod.rpartition('-')[2]}", None)
         return add(number, serves=serves)
 
-    first, second = add(1), add(2)
+    first = add(1)
+    second = add(2)
     deadlines.wait_until("the report", JOB_SEEN, lambda: named() == set())
     mark = installed.audit.mark()
     edit("image:2")

@@ -42,7 +42,11 @@ class Replicas:
     """
 
     def __init__(self, plane: ControlPlane, api: Api, namespace: str, folder: Path, stack: ExitStack) -> None:
-        self.plane, self.api, self.namespace, self.folder, self.stack = plane, api, namespace, folder, stack
+        self.plane = plane
+        self.api = api
+        self.namespace = namespace
+        self.folder = folder
+        self.stack = stack
         self.mark = plane.audit.mark()
         self.running: dict[str, RunningOperator] = {}
 
@@ -55,16 +59,29 @@ class Replicas:
             meta = {"metadata": {"name": f"{self.namespace}-{name}"}}
             self.api.post(f"{RBAC}/{where}{kind.lower()}s", {**meta, "rules": list(rules)})
             reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": f"{self.namespace}-{name}"}
-            self.api.post(f"{RBAC}/{where}{kind.lower()}bindings", {
-                **meta, "roleRef": reference, "subjects": [account],
-            })  # fmt: skip
+            self.api.post(
+                f"{RBAC}/{where}{kind.lower()}bindings",
+                {
+                    **meta,
+                    "roleRef": reference,
+                    "subjects": [account],
+                },
+            )
         kubeconfig = self.plane.kubeconfig_of_account(self.namespace, name)
         folder = self.folder / name
         folder.mkdir()
         started = operator(
-            self.plane, folder, kubeconfig, NAMESPACE=self.namespace, NAMESPACES=self.namespace, LEASE=LEASE,
-            LEASE_SECONDS=LEASE_SECONDS, ADDRESS="127.0.0.1", CANARY_SECONDS="600", RETRY_SECONDS="0.1",
-        )  # fmt: skip
+            self.plane,
+            folder,
+            kubeconfig,
+            NAMESPACE=self.namespace,
+            NAMESPACES=self.namespace,
+            LEASE=LEASE,
+            LEASE_SECONDS=LEASE_SECONDS,
+            ADDRESS="127.0.0.1",
+            CANARY_SECONDS="600",
+            RETRY_SECONDS="0.1",
+        )
         self.running[name] = self.stack.enter_context(started)
         return self.running[name]
 
@@ -132,7 +149,8 @@ def replicas(installed: ControlPlane, api: Api, namespace: str, tmp_path: Path) 
 
 
 def test_jobs_survive_a_leader_that_is_killed_and_one_that_stops(replicas: Replicas) -> None:
-    killed, stopped = replicas.jobs("killed"), replicas.jobs("stopped")
+    killed = replicas.jobs("killed")
+    stopped = replicas.jobs("stopped")
     for name in ("first", "second"):
         replicas.start(name)
     first = replicas.leader()
@@ -159,7 +177,8 @@ def test_a_frozen_leader_writes_nothing_when_it_wakes(replicas: Replicas) -> Non
     for name in ("first", "second"):
         replicas.start(name)
     first = replicas.leader()
-    frozen, other = replicas.running.pop(first), next(iter(replicas.running.values()))
+    frozen = replicas.running.pop(first)
+    other = next(iter(replicas.running.values()))
     replicas.running[first] = frozen
     reporting = replicas.jobs("reports", 1)[0]
     reporting.start()
@@ -167,13 +186,15 @@ def test_a_frozen_leader_writes_nothing_when_it_wakes(replicas: Replicas) -> Non
 
     def accepted() -> bool:
         """A report to the replica that does not lead."""
-        url, step = f"http://127.0.0.1:{other.reports}/v1/reports", {"event": "step", "step": 7}
+        url = f"http://127.0.0.1:{other.reports}/v1/reports"
+        step = {"event": "step", "step": 7}
         answer = httpx.post(url, json=step, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30)
         return answer.status_code == httpx.codes.OK
 
     deadlines.wait_until("the report to be accepted", JOB_SEEN, accepted)
     reporting.await_status("the step", lambda status: status.get("progress", {}).get("globalStep") == 7)
-    before, after = replicas.jobs("before"), replicas.jobs("after")
+    before = replicas.jobs("before")
+    after = replicas.jobs("after")
     for job in before:
         job.submit()
     for job in before:

@@ -82,21 +82,33 @@ def test_dashboards_and_alert_rules_on_a_real_prometheus(
         job.run_and_lose_a_head()
         token = job.report_token(job.add_trainer(2))
         step = {
-            "attempt": 2, "event": "step", "step": 3, "reward/mean": 0.25, "val/reward/mean": 0.25, "samples": 96,
-            "weights/version": 3, "weights/min_replica_version": 3, "weights/max_replica_version": 3,
-        }  # fmt: skip
+            "attempt": 2,
+            "event": "step",
+            "step": 3,
+            "reward/mean": 0.25,
+            "val/reward/mean": 0.25,
+            "samples": 96,
+            "weights/version": 3,
+            "weights/min_replica_version": 3,
+            "weights/max_replica_version": 3,
+        }
 
         def reported() -> bool:
-            url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {token}"}
+            url = f"http://127.0.0.1:{running.reports}/v1/reports"
+            sent = {"Authorization": f"Bearer {token}"}
             return httpx.post(url, json=step, headers=sent, timeout=30, trust_env=False).status_code == httpx.codes.OK
 
         deadlines.wait_until("the operator to accept a report", deadlines.API_READY, reported)
         job.await_status("the step", lambda found: found.get("progress", {}).get("globalStep") == 3)
         values = {"namespace": namespace, "job": job.name, "__rate_interval": "1m"}
         with prometheus.scraping(
-            programs, f"127.0.0.1:{running.http}", tmp_path, labels={"namespace": "omni-system", "pod": "operator-0"},
-            honor_labels=True, rules=CHART / "monitoring" / "alerts.yaml",
-        ) as server:  # fmt: skip
+            programs,
+            f"127.0.0.1:{running.http}",
+            tmp_path,
+            labels={"namespace": "omni-system", "pod": "operator-0"},
+            honor_labels=True,
+            rules=CHART / "monitoring" / "alerts.yaml",
+        ) as server:
             of_operator = [query.with_values(values) for query in dashboards.queries("omni-operator")]
             of_job = [
                 query.with_values(values)

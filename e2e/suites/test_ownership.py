@@ -41,7 +41,7 @@ def test_a_job_neither_changes_nor_deletes_objects_that_have_its_names(
         foreign(api, namespace, "networking.k8s.io/v1", "NetworkPolicy", "red", spec={"podSelector": {}}),
         foreign(api, namespace, "ray.io/v1", "RayJob", "red-a01", spec={"entrypoint": "x", "rayClusterSpec": CLUSTER}),
         foreign(api, namespace, "v1", "ConfigMap", "red-a01-config", data={"job.yaml": "theirs"}),
-    ]  # fmt: skip
+    ]
     before = [api.get(path) for path in paths]
     job = JobOnPlane(api, namespace)
     job.submit()
@@ -63,15 +63,25 @@ def test_strays_with_the_labels_of_a_job_change_nothing(running: RunningOperator
     job.start()
     strays = [
         foreign(
-            api, namespace, "v1", "Pod", "stray", metadata={"labels": LABELS},
+            api,
+            namespace,
+            "v1",
+            "Pod",
+            "stray",
+            metadata={"labels": LABELS},
             spec={"containers": [{"name": "c", "image": "i"}], "nodeSelector": {"no": "such"}},
         ),
         foreign(
-            api, namespace, "ray.io/v1", "RayJob", "red-a02", metadata={"labels": LABELS},
+            api,
+            namespace,
+            "ray.io/v1",
+            "RayJob",
+            "red-a02",
+            metadata={"labels": LABELS},
             spec={"entrypoint": "x", "rayClusterSpec": CLUSTER, "suspend": True},
         ),
         foreign(api, namespace, "ray.io/v1", "RayCluster", "red-a01-y", metadata={"labels": LABELS}, spec=CLUSTER),
-    ]  # fmt: skip
+    ]
     versions = [api.get(path)["metadata"]["resourceVersion"] for path in strays[1:]]
     job.end(1)
     job.await_condition("Succeeded", "True")

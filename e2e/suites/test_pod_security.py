@@ -124,14 +124,17 @@ def test_a_limit_range_gives_pods_of_jobs_their_limits_and_refuses_what_is_large
     """As docs/security-of-jobs.md says; it is the administrator's, and no job can change it."""
     path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
     limits = {
-        "type": "Container", "default": {"cpu": "900", "memory": "900Gi"}, "max": {"nvidia.com/gpu": "4"},
+        "type": "Container",
+        "default": {"cpu": "900", "memory": "900Gi"},
+        "max": {"nvidia.com/gpu": "4"},
         "defaultRequest": {"cpu": "1", "memory": "1Gi"},
-    }  # fmt: skip
+    }
     found: dict[str, list[str]] = {"given": [], "refused": []}
 
     def admit_all() -> bool:
         """Whether the API server has seen the limits."""
-        found["given"], found["refused"] = [], []
+        found["given"] = []
+        found["refused"] = []
         for pod in (made for file in JOBS for made in pods(in_the_namespace(file))):
             try:
                 admitted = api.post(f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All", pod)

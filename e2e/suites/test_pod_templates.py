@@ -33,17 +33,50 @@ spec:
   reward: {scorers: [{name: jpeg}]}
   trainer: {totalSteps: 3}
 """
-LAX = PodPolicy.model_validate({
-    "serviceAccounts": ["*"], "serviceAccountTokens": True, "runAsRoot": True, "privilegeEscalation": True,
-    "privileged": True, "capabilities": ["ALL"], "hostNamespaces": ["Network", "IPC", "PID"], "nodeName": True,
-    "hostPaths": [{"path": "/", "readOnly": False}],
-    "volumeTypes": [
-        "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "configMap", "csi", "downwardAPI",
-        "emptyDir", "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "image",
-        "iscsi", "nfs", "persistentVolumeClaim", "photonPersistentDisk", "portworxVolume", "projected", "quobyte",
-        "rbd", "scaleIO", "secret", "storageos", "vsphereVolume",
-    ],
-})  # fmt: skip
+LAX = PodPolicy.model_validate(
+    {
+        "serviceAccounts": ["*"],
+        "serviceAccountTokens": True,
+        "runAsRoot": True,
+        "privilegeEscalation": True,
+        "privileged": True,
+        "capabilities": ["ALL"],
+        "hostNamespaces": ["Network", "IPC", "PID"],
+        "nodeName": True,
+        "hostPaths": [{"path": "/", "readOnly": False}],
+        "volumeTypes": [
+            "awsElasticBlockStore",
+            "azureDisk",
+            "azureFile",
+            "cephfs",
+            "cinder",
+            "configMap",
+            "csi",
+            "downwardAPI",
+            "emptyDir",
+            "ephemeral",
+            "fc",
+            "flexVolume",
+            "flocker",
+            "gcePersistentDisk",
+            "gitRepo",
+            "glusterfs",
+            "image",
+            "iscsi",
+            "nfs",
+            "persistentVolumeClaim",
+            "photonPersistentDisk",
+            "portworxVolume",
+            "projected",
+            "quobyte",
+            "rbd",
+            "scaleIO",
+            "secret",
+            "storageos",
+            "vsphereVolume",
+        ],
+    }
+)
 SETTINGS = plan.ClusterSettings(image="rollout:1", pod_policy=LAX)
 
 
@@ -70,14 +103,16 @@ def test_the_shipped_schema_is_that_of_the_pinned_kuberay() -> None:
 def test_both_verdicts_on_random_templates_are_the_same(api: Api) -> None:
     rayjob = plan.render_objects(read_job(JOB, "job.yaml").job, 1, SETTINGS)[-1]
     group = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]
-    base, documents = group["template"], Documents(1, pod_template())
+    base = group["template"]
+    documents = Documents(1, pod_template())
     verdicts = []
     for _ in range(COUNT):
         template = copy.deepcopy(base)
         for _ in range(documents.pick([1, 1, 2])):
             documents.change(template)
         group["template"] = template
-        ours, theirs = list(find_errors(template, complete=True)), refusal(api, rayjob)
+        ours = list(find_errors(template, complete=True))
+        theirs = refusal(api, rayjob)
         verdicts.append((bool(ours), bool(theirs), ours, theirs, template))
     assert [found for found in verdicts if found[0] != found[1]] == []
     assert COUNT / 5 < sum(ours for ours, *_ in verdicts) < COUNT * 4 / 5, "both verdicts are there"
@@ -85,7 +120,8 @@ def test_both_verdicts_on_random_templates_are_the_same(api: Api) -> None:
 
 def test_a_job_that_is_accepted_gives_a_rayjob_that_is_accepted(api: Api) -> None:
     """Created, and applied as the operator does: the two fail in different ways."""
-    documents, accepted = Documents(2, pod_template()), 0
+    documents = Documents(2, pod_template())
+    accepted = 0
     for _ in range(COUNT):
         template: dict[str, Any] = {"spec": {"containers": [{"name": "ray"}]}}
         for _ in range(documents.pick([1, 1, 2])):

@@ -21,7 +21,8 @@ from e2e.system import images
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400), pytest.mark.about("e2e/release_check.py", "charts")]
 
-OLD, NEW = "7.8.9", "7.9.0"
+OLD = "7.8.9"
+NEW = "7.9.0"
 
 
 def made(version: str, tree: Path, folder: Path) -> Files:

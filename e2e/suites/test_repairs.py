@@ -70,25 +70,38 @@ def condition_of(body: dict[str, Any], kind: str) -> str | None:
 
 def deny_pods_without_label(api: Api, namespace: str) -> None:
     """A policy as other clusters have them, in effect: the API server reads it some time later."""
-    api.post(f"{VPA}/validatingadmissionpolicies", {
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": namespace},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]},
-            ]},
-            "validations": [{"expression": "'team' in object.metadata.labels", "message": "label team is required"}],
+    api.post(
+        f"{VPA}/validatingadmissionpolicies",
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": namespace},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {
+                    "resourceRules": [
+                        {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]},
+                    ]
+                },
+                "validations": [
+                    {"expression": "'team' in object.metadata.labels", "message": "label team is required"}
+                ],
+            },
         },
-    })  # fmt: skip
-    api.post(f"{VPA}/validatingadmissionpolicybindings", {
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": namespace},
-        "spec": {
-            "policyName": namespace, "validationActions": ["Deny"],
-            "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
+    )
+    api.post(
+        f"{VPA}/validatingadmissionpolicybindings",
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": namespace},
+            "spec": {
+                "policyName": namespace,
+                "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
+            },
         },
-    })  # fmt: skip
+    )
     pod = {
         "metadata": {"name": "any", "labels": {"app": "any"}},
         "spec": {"containers": [{"name": "any", "image": "any"}]},

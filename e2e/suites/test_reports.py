@@ -31,7 +31,8 @@ def job(running: RunningOperator, api: Api, namespace: str) -> JobOnPlane:
 
 
 def post(running: RunningOperator, bearer: str, body: object, **headers: str) -> int:
-    url, sent = f"http://127.0.0.1:{running.reports}/v1/reports", {"Authorization": f"Bearer {bearer}", **headers}
+    url = f"http://127.0.0.1:{running.reports}/v1/reports"
+    sent = {"Authorization": f"Bearer {bearer}", **headers}
     content = body if isinstance(body, bytes) else json.dumps(body)
     return httpx.post(url, content=content, headers=sent, timeout=30, trust_env=False).status_code
 
@@ -47,10 +48,15 @@ def trainer(running: RunningOperator, job: JobOnPlane, number: int = 1) -> str:
 
 def test_reports_need_a_token_of_one_of_the_pods(running: RunningOperator, api: Api, job: JobOnPlane) -> None:
     token = trainer(running, job)
-    stray = api.post(f"/api/v1/namespaces/{job.namespace}/pods", {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stray"},
-        "spec": {"containers": [{"name": "main", "image": "rollout:1"}]},
-    })["metadata"]  # fmt: skip
+    stray = api.post(
+        f"/api/v1/namespaces/{job.namespace}/pods",
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "stray"},
+            "spec": {"containers": [{"name": "main", "image": "rollout:1"}]},
+        },
+    )["metadata"]
     plain = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/default/token"
     assert post(running, "nonsense", STEP) == 401
     assert post(running, api.post(plain, {"spec": {}})["status"]["token"], STEP) == 401
@@ -92,7 +98,8 @@ def test_a_hostile_trainer_changes_only_what_its_own_attempt_reports(running: Ru
 def test_forged_tokens_cost_few_reviews_and_keep_no_trainer_out(
     installed: ControlPlane, running: RunningOperator, job: JobOnPlane
 ) -> None:
-    token, mark = trainer(running, job), installed.audit.mark()
+    token = trainer(running, job)
+    mark = installed.audit.mark()
     sources = [f"127.0.1.{number}" for number in range(1, 9)]
     forged = [f"{token[:-8]}{number:08d}" for number in range(400)]
     unbound = [job.report_token(None)[:-8] + f"{number:08d}" for number in range(100)]
@@ -146,7 +153,8 @@ def test_a_flood_of_connections_keeps_no_trainer_out_and_takes_no_descriptor_fro
 ) -> None:
     """Within the 1024 descriptors that many container runtimes let a process open."""
     pid = running.process.pid
-    token, before = trainer(running, job), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    token = trainer(running, job)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, before[1]))
     flooded = ((running.reports, 2 * REPORT_CONNECTIONS), (running.http, 8 * PROBE_CONNECTIONS))
 

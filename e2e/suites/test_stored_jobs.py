@@ -26,7 +26,8 @@ SPEC_RULE = "with cps, which adds no noise in the last step"
 BREAKS_SPEC = {"pipeline": {"steps": 10}, "sampler": {"type": "cps", "noiseLevel": 0.8, "window": WINDOW}}
 OBEYS_SPEC = {"sampler": {"window": {**WINDOW, "end": 9}}}
 PART_RULE = "the last step adds no noise to train on"
-BREAKS_PART, OBEYS_PART = {"pipeline": {"steps": 1}}, {"pipeline": {"steps": 10}}
+BREAKS_PART = {"pipeline": {"steps": 1}}
+OBEYS_PART = {"pipeline": {"steps": 10}}
 
 
 @pytest.fixture(scope="module", params=[(), AS_BEFORE], ids=["changed-fields", "all-fields"])

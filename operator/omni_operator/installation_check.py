@@ -11,7 +11,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 
-DEADLINE_S, PAUSE_S = 60.0, 2.0  # a Service may need seconds to know a new pod
+# a Service may need seconds to know a new pod
+DEADLINE_S = 60.0
+PAUSE_S = 2.0
 REQUEST_S = 5.0
 # Path -> what the answer contains.
 EXPECTED = {"/healthz": "alive", "/readyz": "ready", "/metrics": "diffusionrl_operator_leader"}

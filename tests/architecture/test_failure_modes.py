@@ -53,7 +53,8 @@ def text(root: Path) -> str:
 
 
 def test_every_row_is_complete_and_names_existing_tests(root: Path, text: str) -> None:
-    known, found = find_tests(root), rows(text)
+    known = find_tests(root)
+    found = rows(text)
     assert len(found) > 25
     for row in found:
         assert len(row) == len(COLUMNS) and all(row), row

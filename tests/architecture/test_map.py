@@ -39,9 +39,10 @@ def test_paths_on_the_map_exist(root: Path) -> None:
     paths = {name.rstrip("/") for name in named(text(root)) if "/" in name or name.endswith(".py")}
     assert len(paths) > 60
     lost = [
-        path for path in paths
+        path
+        for path in paths
         if not any(re.search(rf"(^|/){path.replace('*', '[^/]+')}$", found) for found in existing)
-    ]  # fmt: skip
+    ]
     assert lost == []
 
 

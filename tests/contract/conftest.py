@@ -16,7 +16,8 @@ from verl_omni.trainer.memory_estimate import __main__ as program
 def in_this_process(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
     """Run the program of `drl fit`."""
     assert command[1:3] == ["-m", fit.PROGRAM] == ["-m", program.__name__.removesuffix(".__main__")]
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = program.main(command[3:])
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())

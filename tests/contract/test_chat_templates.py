@@ -15,9 +15,11 @@ NAME = "actor_rollout_ref.model.custom_chat_template"
 # As transformers reads chat templates (transformers/utils/chat_template_utils.py).
 ENVIRONMENT = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
 REQUIRED = [
-    "actor_rollout_ref.model.path=m", "data.train_files=t.parquet", "trainer.total_training_steps=1",
+    "actor_rollout_ref.model.path=m",
+    "data.train_files=t.parquet",
+    "trainer.total_training_steps=1",
     "reward.custom_reward_function.path=r.py",
-]  # fmt: skip
+]
 MESSAGES = [{"role": "system", "content": "Draw."}, {"role": "user", "content": "a sign\nthat says 'it'"}]
 TEMPLATES = (
     "{% for message in messages %}\n<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

@@ -44,7 +44,8 @@ def in_a_job(change: advice.Change, overrides: list[str]) -> list[str]:
     field, _, value = change_text(change.setting, change.value).partition(": ")
     if field == "add to spec.algorithm.overrides":
         overrides.append(value)
-        field, value = "spec.algorithm.overrides", f"[{', '.join(overrides)}]"
+        field = "spec.algorithm.overrides"
+        value = f"[{', '.join(overrides)}]"
     _, _, needed = change.costs.partition("; needs ")
     return [f"{field}={value}", *([needed.replace(": ", "=")] if needed else [])]
 
@@ -54,21 +55,27 @@ def in_a_job(change: advice.Change, overrides: list[str]) -> list[str]:
     "assignments",
     [
         [*SIDES, "spec.model.lora={enabled: false}"],
-        ["spec.trainer.batch.prompts=6", "spec.rollout.samplesPerPrompt=3", "spec.trainer.accelerator.count=2",
-         "spec.rollout.replicas=2"],
+        [
+            "spec.trainer.batch.prompts=6",
+            "spec.rollout.samplesPerPrompt=3",
+            "spec.trainer.accelerator.count=2",
+            "spec.rollout.replicas=2",
+        ],
         ["spec.algorithm.name=DiffusionDPO", "spec.trainer.batch.prompts=4", "spec.rollout.samplesPerPrompt=4"],
         ["spec.trainer.accelerator.count=4", "spec.rollout.replicas=4"],
         [SEPARATE, "spec.trainer.accelerator.count=4"],
         ["spec.trainer.accelerator.vendor=CPU", *SIDES],
     ],
     ids=["all weights", "odd batch", "preferences", "shared", "separate", "CPU"],
-)  # fmt: skip
+)
 def test_a_job_that_follows_the_advice_has_the_settings_that_were_estimated(
     tmp_path: Path, assignments: list[str]
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    config, tried, overrides = trainer_settings(path, assignments), set[str](), list[str]()
+    config = trainer_settings(path, assignments)
+    tried = set[str]()
+    overrides = list[str]()
     followed = {text.partition("=")[0]: text for text in assignments}
     while change := next((each for each in advice.changes(config, HEADS) if str(each) not in tried), None):
         tried.add(str(change))

@@ -54,16 +54,20 @@ def test_a_public_model_is_estimated_from_its_id(job: Path) -> None:
 def test_two_pools_are_estimated_each_for_its_device(job: Path, tmp_path: Path) -> None:
     make_tiny_sd3(tmp_path / "model")
     settings = {
-        "model.base": "./model", "trainer.resources.limits": "{memory: 64Gi}", "rollout.placement": "Separate",
-        "rollout.replicas": "2", "rollout.accelerator": "{vendor: NVIDIA, count: 2}",
+        "model.base": "./model",
+        "trainer.resources.limits": "{memory: 64Gi}",
+        "rollout.placement": "Separate",
+        "rollout.replicas": "2",
+        "rollout.accelerator": "{vendor: NVIDIA, count: 2}",
         "rollout.engine.tensorParallelSize": "2",
-    }  # fmt: skip
+    }
     assignments = [f"--set=spec.{name}={value}" for name, value in settings.items()]
     devices = ("--device", "h100-80g", "--rollout-device", "l40s-48g")
     result = CliRunner().invoke(app, ["fit", str(job), *devices, *assignments, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    trainer, rollout = found["pools"]["trainer"], found["pools"]["rollout"]
+    trainer = found["pools"]["trainer"]
+    rollout = found["pools"]["rollout"]
     assert (trainer["target"], rollout["target"], found["fits"]) == ("h100-80g", "l40s-48g", True)
     assert (trainer["host_fits"], rollout["host_fits"]) == (True, None)
     names = {
@@ -93,7 +97,8 @@ def test_a_batch_size_among_the_settings_of_the_engine_is_that_of_the_estimate(j
         return int(next(phase for phase in phases if phase["name"] == "generation")["parts"]["engine activations"])
 
     engine = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.max_num_seqs"
-    whole, field = activations("spec.rollout.engine.maxBatchSize=64"), activations("spec.rollout.engine.maxBatchSize=4")
+    whole = activations("spec.rollout.engine.maxBatchSize=64")
+    field = activations("spec.rollout.engine.maxBatchSize=4")
     override = f"spec.algorithm.overrides=[{engine}=4]"
     assert activations("spec.rollout.engine.maxBatchSize=64", override) == field < whole / 2
 
@@ -106,9 +111,13 @@ def test_an_invalid_model_is_refused_in_the_words_of_the_program(job: Path) -> N
 
 def test_a_job_can_carry_out_every_advice() -> None:
     config = configuration.load(
-        ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1",
-         "actor_rollout_ref.rollout.free_cache_engine=false"]
-    )  # fmt: skip
+        [
+            "actor_rollout_ref.model.path=m",
+            "data.train_files=x",
+            "trainer.total_training_steps=1",
+            "actor_rollout_ref.rollout.free_cache_engine=false",
+        ]
+    )
     advised = [change.setting for change in advice.changes(config)]
     assert len(advised) > 5
     refused = [name for name in advised if not owner_of(name) and describe_unsupported(name, "1", "flow_grpo")]

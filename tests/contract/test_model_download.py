@@ -57,9 +57,13 @@ def run(container: dict[str, Any], variables: dict[str, str], folder: Path) -> s
     assert str(folder) in own["HF_HOME"]
     program, *arguments = (word.replace(place, str(folder)) for word in container["command"])
     done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *arguments], env={**os.environ, **variables, **own},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [str(Path(sys.executable).with_name(program)), *arguments],
+        env={**os.environ, **variables, **own},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     return done.stderr if done.returncode else ""
 
 

@@ -34,11 +34,24 @@ OPEN = {
 SETTING = re.compile(r"(?:^| )(?:\+{0,2})([a-z_]\w*(?:\.\w+)+)=")
 # Names of other programs.
 OTHERS = {
-    "AsyncOmni.generate", "DataProto.concat", "batchScheduler.name", "capabilities.drop", "deployments.apps",
-    "diffusionrljob.spec", "functools.cache", "package.module", "pipe.transformer",
-    "replica.server_address", "server_manager.generate", "torch.Tensor.copy_",
-    "torch.compile", "torch.distributed", "torch.distributed.checkpoint", "torch.nn.Module", "torch.optim.AdamW",
-}  # fmt: skip
+    "AsyncOmni.generate",
+    "DataProto.concat",
+    "batchScheduler.name",
+    "capabilities.drop",
+    "deployments.apps",
+    "diffusionrljob.spec",
+    "functools.cache",
+    "package.module",
+    "pipe.transformer",
+    "replica.server_address",
+    "server_manager.generate",
+    "torch.Tensor.copy_",
+    "torch.compile",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.nn.Module",
+    "torch.optim.AdamW",
+}
 # Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.
 OURS = {"pools.trainer", "pools.rollout", "actor.rollout_correction", "model.pipeline", "model.algo"}
 

@@ -40,10 +40,18 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("x")
     metrics: dict[str, Any] = {
-        "step": 3, "reward/mean": torch.tensor(0.5), "val/reward/mean": np.float32(0.25), "reward/std": float("nan"),
-        "weights/version": 3, "weights/min_replica_version": 3, "weights/max_replica_version": 3,
-        "timing_s/step": 4.25, "timing_s/sync": 0.1, "images_per_s": 12.5, "actor/loss": float("inf"),
-    }  # fmt: skip
+        "step": 3,
+        "reward/mean": torch.tensor(0.5),
+        "val/reward/mean": np.float32(0.25),
+        "reward/std": float("nan"),
+        "weights/version": 3,
+        "weights/min_replica_version": 3,
+        "weights/max_replica_version": 3,
+        "timing_s/step": 4.25,
+        "timing_s/sync": 0.1,
+        "images_per_s": 12.5,
+        "actor/loss": float("inf"),
+    }
     with OperatorReporter("http://operator/v1/reports", token, 2, transport=httpx.MockTransport(answer)) as reporter:
         folder = RunFolder(tmp_path / ("long" * 40) / "run", reporter.post)
         reports = RunReports(folder, MetricsWriter(), reporter.note)
@@ -62,9 +70,14 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
         folder.event("checkpoint", step=4, path=str(tmp_path / ("long" * 50) / "step_000004"))
         folder.event("output", step=4, url="s3://bucket/" + "long/" * 100)
         for reason in (
-            "SamplesCollapsed", "CheckpointsSetAside", "ResumedWithChanges", "ReportNotWritten", "OutputNotSent",
-            NOT_SCORED, NOT_FINITE,
-        ):  # fmt: skip
+            "SamplesCollapsed",
+            "CheckpointsSetAside",
+            "ResumedWithChanges",
+            "ReportNotWritten",
+            "OutputNotSent",
+            NOT_SCORED,
+            NOT_FINITE,
+        ):
             folder.event("warning", reason=reason, message="text " * 500, step=4)
         folder.event("error", message="text " * 5000, kind="ValueError", reason="WeightSyncFailed")
         folder.event("stopped", message="SIGTERM", kind="Interrupted")
@@ -79,10 +92,21 @@ def test_every_event_of_the_trainer_is_accepted(tmp_path: Path) -> None:
     assert [event.judge_versions for event in parsed if event.judge_versions is not None] == [{"10.0.0.9": 0}]
     step = next(event for event in parsed if event.event == "step")
     assert step.model_dump(exclude_none=True) == {
-        "attempt": 2, "event": "step", "step": 3, "reward_mean": 0.5, "validation_reward": 0.25, "version": 3,
-        "min_version": 3, "max_version": 3, "images_per_second": 12.5, "sync_seconds": 0.1, "step_seconds": 4.25,
-        "eta_s": 28.5, "samples": 96, "unscored": 5,
-    }  # fmt: skip
+        "attempt": 2,
+        "event": "step",
+        "step": 3,
+        "reward_mean": 0.5,
+        "validation_reward": 0.25,
+        "version": 3,
+        "min_version": 3,
+        "max_version": 3,
+        "images_per_second": 12.5,
+        "sync_seconds": 0.1,
+        "step_seconds": 4.25,
+        "eta_s": 28.5,
+        "samples": 96,
+        "unscored": 5,
+    }
     used = {event.event for event in parsed}
     assert events_in_the_source(Path(__file__).parents[2]) <= used, "an event of the trainer is missing in this test"
     assert used == set(ReportEvent.model_fields["event"].annotation.__args__)  # type: ignore[union-attr]

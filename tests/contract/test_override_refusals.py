@@ -20,9 +20,12 @@ from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo.yaml"
-ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+V1 = "trainer.v1"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm_omni"
-FSDP, OPTIM = f"{ACTOR}.fsdp_config", f"{ACTOR}.optim"
+FSDP = f"{ACTOR}.fsdp_config"
+OPTIM = f"{ACTOR}.optim"
 NFT = ["spec.algorithm.name=DiffusionNFT", "spec.rollout.sampler.noiseLevel=0"]
 SEPARATE = ["spec.rollout.placement=Separate", "spec.rollout.batchesAhead=2"]
 MIX = ["spec.algorithm.name=MixGRPO", "spec.rollout.sampler={noiseLevel: 0.7, window: {size: 2, end: 4}}"]
@@ -58,21 +61,24 @@ CASES = [
     (
         [],
         [
-            f"{ROLLOUT}.enable_sleep_mode=false", f"{ENGINE}.enable_layerwise_offload=true",
+            f"{ROLLOUT}.enable_sleep_mode=false",
+            f"{ENGINE}.enable_layerwise_offload=true",
             f"{ENGINE}.enable_cpu_offload=true",
         ],
         "is not read with enable_layerwise_offload",
     ),
     # By a name of the reference.
     ([], [f"{ACTOR}.rollout_correction.loss_type=reinforce"], "the loss is PPO's clipped one"),
-]  # fmt: skip
+]
 
 
 # A supported value that an algorithm may not be able to use.
 OTHER: dict[str, object] = {
-    "algorithm.sample_source": "offline", "algorithm.rollout_correction.rollout_is": "token",
-    f"{ROLLOUT}.rollout_adapter": "other", "actor_rollout_ref.model.policy_state_adapters": ["default"],
-}  # fmt: skip
+    "algorithm.sample_source": "offline",
+    "algorithm.rollout_correction.rollout_is": "token",
+    f"{ROLLOUT}.rollout_adapter": "other",
+    "actor_rollout_ref.model.policy_state_adapters": ["default"],
+}
 
 
 def of_algorithms() -> list[tuple[str, str, object]]:
@@ -124,25 +130,28 @@ def test_an_override_that_does_not_go_with_fields_is_refused_as_by_the_trainer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("changes", "overrides"), [
-    (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=2", f"{FSDP}.fsdp_size=2"]),
-    (RANKS, [f"{FSDP}.fsdp_size=-1"]),
-    (RANKS, [f"{FSDP}.fsdp_size=8"]),  # of more ranks than there are: all
-    ([], [f"{OPTIM}.lr_warmup_steps_ratio=0.1", "algorithm.timestep_fraction=1"]),
-    ([], ["trainer.resume_from_path=null", f"{ROLLOUT}.calculate_log_probs=false"]),
-    ([], ["trainer.max_velocity_difference=null"]),
-    (NFT, [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4", f"{ACTOR}.use_kl_loss=False"]),
-    ([*NFT, "spec.model.lora.enabled=false"], [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4"]),
-    (NFT, [f"{ROLLOUT}.calculate_log_probs=true"]),
-    (NFT, [f"{ACTOR}.use_kl_loss=true"]),
-    (NFT, ["algorithm.old_policy_decay_schedule=copy", "algorithm.old_policy_update_interval=2"]),
-    ([*MIX, "spec.rollout.sampler.window.placement=Random"], [f"{ROLLOUT}.algo.sde_contiguous=false"]),
-    (["spec.rollout.sampler.window={size: 2, start: 0, end: 8}"], [f"{ACTOR}.use_kl_loss=true"]),
-    (SEPARATE, [f"{V1}.sampler.max_off_policy_strategy=drop", f"{V1}.sampler.max_off_policy_threshold=2"]),
-    (SEPARATE, [f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp", f"{ROLLOUT}.free_cache_engine=false"]),
-    (DPO, ["algorithm.sample_source=offline"]),
-    ([], [f"{ACTOR}.rollout_correction.bypass_mode=true"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "overrides"),
+    [
+        (RANKS, [f"{FSDP}.ulysses_sequence_parallel_size=2", f"{FSDP}.fsdp_size=2"]),
+        (RANKS, [f"{FSDP}.fsdp_size=-1"]),
+        (RANKS, [f"{FSDP}.fsdp_size=8"]),  # of more ranks than there are: all
+        ([], [f"{OPTIM}.lr_warmup_steps_ratio=0.1", "algorithm.timestep_fraction=1"]),
+        ([], ["trainer.resume_from_path=null", f"{ROLLOUT}.calculate_log_probs=false"]),
+        ([], ["trainer.max_velocity_difference=null"]),
+        (NFT, [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4", f"{ACTOR}.use_kl_loss=False"]),
+        ([*NFT, "spec.model.lora.enabled=false"], [f"{ACTOR}.diffusion_loss.ref_kl_coef=1e-4"]),
+        (NFT, [f"{ROLLOUT}.calculate_log_probs=true"]),
+        (NFT, [f"{ACTOR}.use_kl_loss=true"]),
+        (NFT, ["algorithm.old_policy_decay_schedule=copy", "algorithm.old_policy_update_interval=2"]),
+        ([*MIX, "spec.rollout.sampler.window.placement=Random"], [f"{ROLLOUT}.algo.sde_contiguous=false"]),
+        (["spec.rollout.sampler.window={size: 2, start: 0, end: 8}"], [f"{ACTOR}.use_kl_loss=true"]),
+        (SEPARATE, [f"{V1}.sampler.max_off_policy_strategy=drop", f"{V1}.sampler.max_off_policy_threshold=2"]),
+        (SEPARATE, [f"{ROLLOUT}.checkpoint_engine.backend=omni_tcp", f"{ROLLOUT}.free_cache_engine=false"]),
+        (DPO, ["algorithm.sample_source=offline"]),
+        ([], [f"{ACTOR}.rollout_correction.bypass_mode=true"]),
+    ],
+)
 def test_overrides_that_go_together_are_taken_by_both(changes: list[str], overrides: list[str]) -> None:
     assert refused_by_trainer(changes, overrides[-1], overrides[:-1]) == []
     load_job(EXAMPLE, job(changes, overrides))
@@ -164,8 +173,9 @@ def test_validate_refuses_flow_dppo_with_the_log_probabilities_of_the_engine(
 ) -> None:
     document = yaml.safe_load(EXAMPLE.read_text())
     document["spec"]["algorithm"] = {
-        "name": "FlowDPPO", "overrides": ["algorithm.rollout_correction.bypass_mode=true"],
-    }  # fmt: skip
+        "name": "FlowDPPO",
+        "overrides": ["algorithm.rollout_correction.bypass_mode=true"],
+    }
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     found = CliRunner().invoke(app, ["validate", str(path), *options])

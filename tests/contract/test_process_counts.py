@@ -18,10 +18,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "red-grpo-cluster.yaml"
 def test_with_two_pools_each_pod_has_a_logical_cpu_for_each_of_its_actors(own: int, pods: int, count: int) -> None:
     job = load_job(
         EXAMPLE,
-        [f"spec.trainer.accelerator={{vendor: NVIDIA, count: {own}}}", f"spec.rollout.replicas={pods}",
-         f"spec.rollout.accelerator={{vendor: NVIDIA, count: {count}}}", "spec.rollout.placement=Separate",
-         "spec.trainer.batch={prompts: 96}"],
-    ).job  # fmt: skip
+        [
+            f"spec.trainer.accelerator={{vendor: NVIDIA, count: {own}}}",
+            f"spec.rollout.replicas={pods}",
+            f"spec.rollout.accelerator={{vendor: NVIDIA, count: {count}}}",
+            "spec.rollout.placement=Separate",
+            "spec.trainer.batch={prompts: 96}",
+        ],
+    ).job
     size = RunSize(nodes=1 + pods, replicas=pods * count, samples=8 * 96, engine_batch=8, cpus=1024)
     workers = sum(math.ceil(number(size) / (1 + pods)) for number in (agent_loop_workers, reward_workers))
     settings = plan.ClusterSettings(image="rollout:1")
@@ -37,16 +41,19 @@ def test_a_pod_has_a_logical_cpu_for_each_of_its_actors(nodes: int, count: int, 
     prompts = 48 * nodes
     job = load_job(
         EXAMPLE,
-        [f"spec.trainer.replicas={nodes}", f"spec.trainer.accelerator={{vendor: NVIDIA, count: {count}}}",
-         f"spec.rollout.replicas={nodes * count // parallel}", f"spec.rollout.engine.tensorParallelSize={parallel}",
-         f"spec.trainer.batch={{prompts: {prompts}}}", "spec.rollout.samplesPerPrompt=8",
-         "spec.checkpoint.claimName=runs"],
-    ).job  # fmt: skip
+        [
+            f"spec.trainer.replicas={nodes}",
+            f"spec.trainer.accelerator={{vendor: NVIDIA, count: {count}}}",
+            f"spec.rollout.replicas={nodes * count // parallel}",
+            f"spec.rollout.engine.tensorParallelSize={parallel}",
+            f"spec.trainer.batch={{prompts: {prompts}}}",
+            "spec.rollout.samplesPerPrompt=8",
+            "spec.checkpoint.claimName=runs",
+        ],
+    ).job
     given = {name for name in plan.render_settings(*plan.resolve_for_pods(job)) if "num_workers" in name}
     assert given == set(), "the trainer derives them"
-    size = RunSize(
-        nodes=nodes, replicas=nodes * count // parallel, samples=8 * prompts, engine_batch=8, cpus=1024
-    )  # fmt: skip
+    size = RunSize(nodes=nodes, replicas=nodes * count // parallel, samples=8 * prompts, engine_batch=8, cpus=1024)
     workers = sum(math.ceil(number(size) / nodes) for number in (agent_loop_workers, reward_workers))
     settings = plan.ClusterSettings(image="rollout:1")
     (group,) = plan.render_attempt(job, 1, settings)["spec"]["rayClusterSpec"]["workerGroupSpecs"]

@@ -28,7 +28,8 @@ def without(name: str, *settings: str) -> Recipe:
 
 # Settings that may name the algorithm.
 NAMING = (f"{MODEL}.algorithm", f"{LOSS}.loss_mode", "algorithm.adv_estimator")
-NOISE, ESTIMATOR = f"{ALGO}.noise_level", "algorithm.adv_estimator"
+NOISE = f"{ALGO}.noise_level"
+ESTIMATOR = "algorithm.adv_estimator"
 OPEN = (
     without("sd35_nft_lora", NOISE),
     without("qwen_image_online_dpo_lora", NOISE),
@@ -36,11 +37,21 @@ OPEN = (
 )
 # Settings that a job sets in another way, or to another name of the same value (docs/switching.md).
 WRITTEN_OTHERWISE = (
-    "actor_rollout_ref.model.path", "actor_rollout_ref.model.algorithm", "trainer.experiment_name",
-    "trainer.default_local_dir", "trainer.resume_mode", "trainer.nnodes", "trainer.n_gpus_per_node",
-    "actor_rollout_ref.rollout.n_gpus_per_node", "reward.reward_model.model_path", "reward.custom_reward_function",
-    "reward.reward_functions", "reward.scorer", "reward.scorer_kwargs", "reward.reward_manager.name",
-)  # fmt: skip
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.algorithm",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.resume_mode",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
+    "reward.reward_model.model_path",
+    "reward.custom_reward_function",
+    "reward.reward_functions",
+    "reward.scorer",
+    "reward.scorer_kwargs",
+    "reward.reward_manager.name",
+)
 # A recipe that leaves these open gets the reference's default as a job, and ours as a command line.
 OPEN_IN_RECIPES = ("trainer.max_actor_ckpt_to_keep", "reward.aggregation")
 
@@ -75,7 +86,8 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
     from verl_omni.trainer.settings import configuration
     from verl_omni.workers.algorithms.estimators import ESTIMATORS
 
-    script, path = tmp_path / "recipe.sh", tmp_path / "job.yaml"
+    script = tmp_path / "recipe.sh"
+    path = tmp_path / "job.yaml"
     (tmp_path / "data" / "ocr").mkdir(parents=True)
     row = {"prompt": "a", "img_win": b"x", "img_lose": b"y"}
     for name in ("train", "test"):
@@ -98,7 +110,8 @@ def test_a_recipe_becomes_a_job_that_loads_in_the_trainer(recipe: Recipe, tmp_pa
     found = configuration.load(plan.render_overrides(job, plan.local_layout(job, "/runs")))
     arguments = [argument.replace("$HOME", str(tmp_path)) for argument in recipe.arguments]
     own = configuration.load([*arguments, f"trainer.seed={recipe.given.get('data.seed', '0')}"])  # a job has one seed
-    ours, theirs = _values(found), _values(own)
+    ours = _values(found)
+    theirs = _values(own)
     assert ESTIMATORS["mix_grpo"] == ESTIMATORS["flow_grpo"]
     for each in (ours, theirs):
         if each[ESTIMATOR] == "mix_grpo":
@@ -118,11 +131,16 @@ def test_a_job_has_the_algorithm_of_the_command_line_whatever_names_it() -> None
     from verl_omni.trainer.settings import configuration
 
     required = [
-        "data.train_files=t.parquet", "actor_rollout_ref.model.path=a/model", "reward.custom_reward_function.path=s.py",
-        f"{ALGO}.sde_window_size=2", "trainer.total_training_steps=1", "trainer.n_gpus_per_node=2",
+        "data.train_files=t.parquet",
+        "actor_rollout_ref.model.path=a/model",
+        "reward.custom_reward_function.path=s.py",
+        f"{ALGO}.sde_window_size=2",
+        "trainer.total_training_steps=1",
+        "trainer.n_gpus_per_node=2",
         f"{ROLLOUT}.n=8",
-    ]  # fmt: skip
-    names, found = (None, "flow_grpo", "dance_grpo", "mix_grpo"), {}
+    ]
+    names = (None, "flow_grpo", "dance_grpo", "mix_grpo")
+    found = {}
     for named in itertools.product(names, repeat=len(NAMING)):
         given = [*required, *(f"{name}={each}" for name, each in zip(NAMING, named, strict=True) if each)]
         made = convert(given)

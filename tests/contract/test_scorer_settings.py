@@ -31,7 +31,8 @@ def settings_of(scorer: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scorer", BUILTIN)
 def test_a_job_knows_every_setting_of_a_scorer_and_its_default(scorer: str) -> None:
-    fields, arguments = BUILTIN[scorer].model_fields, settings_of(scorer)
+    fields = BUILTIN[scorer].model_fields
+    arguments = settings_of(scorer)
     assert fields.keys() == arguments.keys()
     for name, info in fields.items():
         if info.is_required():  # a judge's base_url and model may also come from verl's reward router
@@ -92,9 +93,11 @@ def test_the_question_of_a_judge_reaches_the_trainer_as_it_was_written(required:
     from verl_omni.trainer.settings import configuration, reward_settings
 
     given = {
-        "base_url": "https://judge:8000/v1", "model": "owner/name-7B", "lowest": -1.5,
+        "base_url": "https://judge:8000/v1",
+        "model": "owner/name-7B",
+        "lowest": -1.5,
         "template": "Rate {prompt}, \"as is\": it's 'fine' = [1, 2], ${x} \\ {highest}.",
-    }  # fmt: skip
+    }
     scorer = {"name": "unified_reward", "settings": given, "required": required}
     text = EXAMPLE.read_text(encoding="utf-8")
     job = plan.resolve_paths(

@@ -28,13 +28,22 @@ def refused_by_trainer(override: str, loss: str) -> bool:
 @pytest.mark.parametrize(
     ("mark", "name"),
     [
-        ("", "data.shuffle"), ("+", "data.shuffle"), ("++", "data.shuffle"), ("", "data.shufle"), ("+", "data.shufle"),
-        ("++", "data.shufle"), ("", "actor_rollout_ref.actor.diffusion_loss.clip_ratio"),
-        ("", "actor_rollout_ref.actor.diffusion_loss.mix_beta"), ("", "data.mm_processor_kwargs.new"),
+        ("", "data.shuffle"),
+        ("+", "data.shuffle"),
+        ("++", "data.shuffle"),
+        ("", "data.shufle"),
+        ("+", "data.shufle"),
+        ("++", "data.shufle"),
+        ("", "actor_rollout_ref.actor.diffusion_loss.clip_ratio"),
+        ("", "actor_rollout_ref.actor.diffusion_loss.mix_beta"),
+        ("", "data.mm_processor_kwargs.new"),
         ("", "actor_rollout_ref.actor.diffusion_loss.dpo_beta"),
-        ("+", "data.mm_processor_kwargs.new"), ("++", "data.mm_processor_kwargs.new"), ("", "loss"), ("", "trainer"),
+        ("+", "data.mm_processor_kwargs.new"),
+        ("++", "data.mm_processor_kwargs.new"),
+        ("", "loss"),
+        ("", "trainer"),
     ],
-)  # fmt: skip
+)
 def test_operator_and_trainer_agree_on_the_name_of_an_override(loss: str, mark: str, name: str) -> None:
     value = "{seed: 1}" if name == "trainer" else "1"
     assert bool(describe_unsupported(name, value, loss)) == refused_by_trainer(f"{mark}{name}={value}", loss)
@@ -63,13 +72,22 @@ ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm_omni"
 @pytest.mark.parametrize(
     ("override", "refused"),
     [
-        ("no_such=1", True), ("vae_use_tilling=true", True), ("vae-use-tiling=true", False), ("flow_shift=3", False),
-        ("cache_config={rel_l1_thresh: 0.5}", False), ("cache-config.rel_l1_thresh=0.5", False),
-        ("cache_backend=slow", True), ("cache-backend=cache_dit", False), ("ulysses-degree=2", True),
-        ("ulysses_degree=1", False), ("mm-processor-cache-gb=0", False), ("enable_sleep_mode=true", True),
-        ("flow_shift.x=1", True), ("max_num_seqs=7", False),
+        ("no_such=1", True),
+        ("vae_use_tilling=true", True),
+        ("vae-use-tiling=true", False),
+        ("flow_shift=3", False),
+        ("cache_config={rel_l1_thresh: 0.5}", False),
+        ("cache-config.rel_l1_thresh=0.5", False),
+        ("cache_backend=slow", True),
+        ("cache-backend=cache_dit", False),
+        ("ulysses-degree=2", True),
+        ("ulysses_degree=1", False),
+        ("mm-processor-cache-gb=0", False),
+        ("enable_sleep_mode=true", True),
+        ("flow_shift.x=1", True),
+        ("max_num_seqs=7", False),
     ],
-)  # fmt: skip
+)
 def test_operator_and_trainer_agree_on_the_settings_of_the_engine(override: str, refused: bool) -> None:
     name, _, value = override.partition("=")
     assert bool(describe_unsupported(f"{ENGINE}.{name}", value, "flow_grpo")) is refused
@@ -79,11 +97,13 @@ def test_operator_and_trainer_agree_on_the_settings_of_the_engine(override: str,
 @pytest.mark.parametrize(
     ("value", "refused"),
     [
-        ("{flow_shift:3, vae-use-tiling: true}", None), ("{}", None), ("{cache_config:{no_such:1}}", None),
+        ("{flow_shift:3, vae-use-tiling: true}", None),
+        ("{}", None),
+        ("{cache_config:{no_such:1}}", None),
         ("{ flow_shift: 3,no_such:1}", f"the trainer has no setting {ENGINE}.no_such"),
         ("{vae_use_tilling:true}", f"the trainer has no setting {ENGINE}.vae_use_tilling; did you mean"),
     ],
-)  # fmt: skip
+)
 def test_names_in_a_group_of_settings_of_the_engine_are_checked(value: str, refused: str | None) -> None:
     said = describe_unsupported(ENGINE, value, "flow_grpo")
     assert (said or "").startswith(refused or "") and bool(said) is bool(refused)

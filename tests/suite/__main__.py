@@ -48,7 +48,8 @@ def run(target: Target, prefixes: Sequence[str], covered: bool, say: Callable[[s
     chosen = lanes(target, [path.relative_to(ROOT) for path in files])
     if prefixes:
         chosen = only(chosen, prefixes)
-    digests, begun = long_tests.digests(ROOT), datetime.now(UTC).isoformat(timespec="seconds")
+    digests = long_tests.digests(ROOT)
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
     everything = target is not Target.TEST or prefixes or covered
     let_wait({} if everything else long_tests.waiting(long_tests.recorded(), digests), say)
     # The context of an accelerator does not survive a fork.

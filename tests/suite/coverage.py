@@ -27,7 +27,8 @@ def counting(root: Path, folder: Path) -> Iterator[None]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     site = Path(sysconfig.get_path("purelib"))
-    copy, start = site / f"{MODULE}.py", site / f"{MODULE}.pth"
+    copy = site / f"{MODULE}.py"
+    start = site / f"{MODULE}.pth"
     shutil.copyfile(entered.__file__, copy)
     start.write_text(f"import {MODULE}; {MODULE}.follow({str(folder)!r}, {list(PACKAGES)!r}, {str(root)!r})\n")
     try:
@@ -61,7 +62,9 @@ def untouched(names: Mapping[str, Sequence[str]], marks: Mapping[str, bytes | No
         names: functions of each module.
         marks: for each module a byte for each function, not 0 where it was entered; None: the module was not imported.
     """
-    lines, all_functions, reached = [], 0, 0
+    lines = []
+    all_functions = 0
+    reached = 0
     for module, functions in names.items():
         all_functions += len(functions)
         own = marks[module]

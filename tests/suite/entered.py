@@ -127,7 +127,9 @@ class Finder(MetaPathFinder):
     """Finds the modules of some packages whose source is below one of the roots."""
 
     def __init__(self, into: str, packages: Sequence[str], root: str) -> None:
-        self._into, self._packages, self._root = into, packages, root
+        self._into = into
+        self._packages = packages
+        self._root = root
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -58,7 +58,8 @@ def updated(records: Records, passed: Records, failed: Set[str], files: Mapping[
         for file, tests in found.items()
         if file in files
     }
-    newest, wrong = turns.newest(records, lately), {_file(name) for name in failed}
+    newest = turns.newest(records, lately)
+    wrong = {_file(name) for name in failed}
     return {file: newest[file] for file in newest.keys() - wrong if newest[file].seconds >= LONG_SECONDS}
 
 

@@ -33,7 +33,8 @@ class Fork:
     """A fork that runs pytest, with the methods of `subprocess.Popen` that the runner calls."""
 
     def __init__(self) -> None:
-        self._started, self._ended = threading.Event(), threading.Event()
+        self._started = threading.Event()
+        self._ended = threading.Event()
         self._pid = 0
         self._code: int | None = None
 

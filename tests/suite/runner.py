@@ -21,7 +21,8 @@ from .timings import StageTime
 
 HEARTBEAT_S = 60.0
 SHOWN = 400  # last lines of the log of a stage that failed
-ERRORS_SHOWN, LINE_SHOWN = 6, 300
+ERRORS_SHOWN = 6
+LINE_SHOWN = 300
 ENDS_WITHIN_S = 20.0
 CLOSING = re.compile(r"\b(passed|skipped)\b.* in \d")  # pytest's last line
 
@@ -36,7 +37,9 @@ class Runner:
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None], preloaded: Preloaded | None = None) -> None:
-        self._folder, self._say, self._preloaded = folder, say, preloaded
+        self._folder = folder
+        self._say = say
+        self._preloaded = preloaded
         self._changed = threading.Condition()
         self._ended: dict[str, bool] = {}
         self._running: dict[str, float] = {}

@@ -14,13 +14,16 @@ from enum import Enum
 from pathlib import Path
 
 ELSEWHERE = "not engine and not gpu and not npu and not cluster and not bare"
-STATIC, PROGRAMS, IMAGES = "static checks", "build: control plane", "build: nodes and images"
+STATIC = "static checks"
+PROGRAMS = "build: control plane"
+IMAGES = "build: nodes and images"
 # Property tests that name no number of examples draw fewer of them (conftest.py); the other targets draw all.
 FEWER_EXAMPLES = "--hypothesis-profile=before-a-commit"
 LEFT_OVER = 19  # nice value of the images' build, which uses what the tests leave
 # The engine's files that take more than a minute. They start first: one that starts last is awaited alone.
 LONG = ("algorithms", "example_jobs", "whole_job", "pools", "pool_nodes", "judge_dies", "faults", "own_family")
-_WORKERS, _TRAINER = "tests/ml/workers", "tests/ml/trainer"
+_WORKERS = "tests/ml/workers"
+_TRAINER = "tests/ml/trainer"
 # Stages of the slow tests, the longest last: files and folders, a folder without what other stages have of it.
 SLOW = {
     "workers": (_WORKERS,),
@@ -115,7 +118,8 @@ def fast_stages(*arguments: str) -> tuple[Stage, ...]:
     Args:
         arguments: of pytest, for each of them.
     """
-    quick, commands = f"not slow and {ELSEWHERE}", [f"tests/control/{name}" for name in ("cli", "client", "plan")]
+    quick = f"not slow and {ELSEWHERE}"
+    commands = [f"tests/control/{name}" for name in ("cli", "client", "plan")]
     elsewhere = [f"--ignore={path}" for path in ("tests/ml", "tests/contract", *commands)]
     # Every file of the engine's folder has its mark, and to import them all takes a second.
     others = ("--ignore=tests/ml/trainer", "--ignore=tests/ml/engine")

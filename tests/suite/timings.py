@@ -14,7 +14,8 @@ from e2e.turns import Passed
 
 SLOWEST = 10
 LONG_STAGE = 60.0  # seconds; the table counts the others
-BEGIN, END = "<!-- durations: written by `make test-times` -->", "<!-- end of durations -->"
+BEGIN = "<!-- durations: written by `make test-times` -->"
+END = "<!-- end of durations -->"
 
 
 @dataclass(frozen=True, slots=True)

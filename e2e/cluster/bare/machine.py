@@ -58,9 +58,14 @@ def install_packages(say: Say, needed: Mapping[str, str] = PACKAGES) -> None:
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
     for step in (["apt-get", "update", "-qq"], command):
         done = subprocess.run(
-            step, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=deadlines.INSTALL_PACKAGES, check=False,
-        )  # fmt: skip
+            step,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadlines.INSTALL_PACKAGES,
+            check=False,
+        )
         if done.returncode != 0:
             raise ToolMissing(f"{' '.join(step)} ended with {done.returncode}:\n{done.stderr.strip()[-1000:]}")
 

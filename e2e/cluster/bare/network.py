@@ -71,14 +71,25 @@ def links_up(network: Network, names: Sequence[str]) -> list[list[str]]:
         inside = ["ip", "-n", network.namespace(name)]
         commands += [
             ["ip", "netns", "add", network.namespace(name)],
-            ["ip", "link", "add", network.link(number), "type", "veth",
-             "peer", "name", "eth0", "netns", network.namespace(name)],
+            [
+                "ip",
+                "link",
+                "add",
+                network.link(number),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                network.namespace(name),
+            ],
             ["ip", "link", "set", network.link(number), "master", network.bridge, "up"],
             [*inside, "addr", "add", f"{network.address(number)}/{prefix}", "dev", "eth0"],
             [*inside, "link", "set", "eth0", "up"],
             [*inside, "route", "add", "default", "via", network.gateway],
             ["ip", "route", "add", network.pods_of(number), "via", network.address(number)],
-        ]  # fmt: skip
+        ]
         commands += [
             [*inside, "route", "add", network.pods_of(other), "via", network.address(other)]
             for other in numbers

@@ -237,14 +237,21 @@ class BareCluster:
         authority.kubeconfig(pki.PROXY, layout.server)
         for number, spec in enumerate(nodes, 1):
             self._start_node(daemons, layout, authority, spec, number)
-        plane = start(layout, daemons, {
-            "kube-controller-manager": commands.controller_manager(layout),
-            "kube-scheduler": commands.scheduler(layout),
-        })  # fmt: skip
+        plane = start(
+            layout,
+            daemons,
+            {
+                "kube-controller-manager": commands.controller_manager(layout),
+                "kube-scheduler": commands.scheduler(layout),
+            },
+        )
         # Applied while nodes start: pods are scheduled as soon as nodes are ready.
         addons.apply(plane.kubectl, self._manifests(plane))
-        deadlines.wait_until("all nodes to be Ready", deadlines.NODES_READY,
-                    lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))))  # fmt: skip
+        deadlines.wait_until(
+            "all nodes to be Ready",
+            deadlines.NODES_READY,
+            lambda: checked(daemons, lambda: self._all_ready(plane, len(nodes))),
+        )
         addons.add_devices(plane.kubectl, nodes)
         return plane
 
@@ -259,15 +266,33 @@ class BareCluster:
         # Not among the logs of pods: there the kubelet removes other files.
         (node.folder / "output").mkdir()
         self._store.copy(node.store, Known(node.images))
-        address, namespace = self.network.address(number), self.network.namespace(spec.name)
+        address = self.network.address(number)
+        namespace = self.network.namespace(spec.name)
         kubeconfig = authority.kubeconfig(pki.node(spec.name, address), layout.server)
         machine.make_cgroup(namespace)
-        daemons.start(f"node-{spec.name}", [
-            "nsenter", f"--net={machine.NETNS / namespace}",
-            "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
-            str(NODE_SCRIPT), spec.name, str(node.folder), str(layout.tools.bin), address, self.network.pods,
-            str(kubeconfig), ",".join(f"{key}={value}" for key, value in sorted(spec.labels.items())),
-        ])  # fmt: skip
+        daemons.start(
+            f"node-{spec.name}",
+            [
+                "nsenter",
+                f"--net={machine.NETNS / namespace}",
+                "unshare",
+                "--mount",
+                "--pid",
+                "--uts",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "--propagation=private",
+                str(NODE_SCRIPT),
+                spec.name,
+                str(node.folder),
+                str(layout.tools.bin),
+                address,
+                self.network.pods,
+                str(kubeconfig),
+                ",".join(f"{key}={value}" for key, value in sorted(spec.labels.items())),
+            ],
+        )
 
     def _layout(self, tools: Tools) -> commands.Layout:
         """The control plane, which listens where nodes reach it."""

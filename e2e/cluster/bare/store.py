@@ -21,7 +21,9 @@ from .configuration import containerd_store
 # Where a containerd keeps blobs, below its root.
 BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
 PACKED_GROWS = 3  # a compressed layer, unpacked
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how they begin (RFC 1952, RFC 8878)
+# how they begin (RFC 1952, RFC 8878)
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def fingerprint(image: NodeImage) -> str:
@@ -117,7 +119,8 @@ class ImageStore:
         old = replaced(new, known)
         refuse_full(self.folder, new, self.root / BLOBS)
         daemons = Daemons(self.folder, bound=True)
-        socket, settings = self.folder / "containerd.sock", self.folder / "containerd.toml"
+        socket = self.folder / "containerd.sock"
+        settings = self.folder / "containerd.toml"
         settings.write_text(containerd_store(self.root, self.folder / "run", socket), encoding="utf-8")
         daemons.start("image-store", ["containerd", "--config", str(settings)])
         try:

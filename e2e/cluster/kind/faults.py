@@ -29,7 +29,7 @@ FAULTS = (
         r"running kind with rootless provider",
         "rootless containers cannot be nodes here: run as root, or use Docker",
     ),
-)  # fmt: skip
+)
 
 
 def explain(output: str) -> str | None:

@@ -31,9 +31,25 @@ REPOSITORY = "localhost/omni-e2e/kind-node"
 FILES = Path(__file__).parent / "node"
 DEBIAN = "bookworm"
 PACKAGES = (
-    "bash", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "ethtool", "iproute2",
-    "iptables", "jq", "kmod", "mount", "nftables", "procps", "runc", "socat", "systemd", "systemd-sysv", "util-linux",
-)  # fmt: skip
+    "bash",
+    "ca-certificates",
+    "conntrack",
+    "containerd",
+    "containernetworking-plugins",
+    "ethtool",
+    "iproute2",
+    "iptables",
+    "jq",
+    "kmod",
+    "mount",
+    "nftables",
+    "procps",
+    "runc",
+    "socat",
+    "systemd",
+    "systemd-sysv",
+    "util-linux",
+)
 # What kind removes of systemd's units.
 UNITS = (
     "lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",
@@ -190,14 +206,17 @@ def write_images(names: Iterable[str], root: Path, tools: Tools, target: Path) -
     for name in names:
         program = program_of(name)
         if program == "pause":
-            layers, run_as = [layer({"pause": Path(tools.program("pause")).read_bytes()})], {"Entrypoint": ["/pause"]}
+            layers = [layer({"pause": Path(tools.program("pause")).read_bytes()})]
+            run_as = {"Entrypoint": ["/pause"]}
         else:
-            layers, run_as = [kube, iptables(root)] if program == "kube-proxy" else [kube], {}
+            layers = [kube, iptables(root)] if program == "kube-proxy" else [kube]
+            run_as = {}
         described = {
-            "architecture": architecture(), "os": "linux",
+            "architecture": architecture(),
+            "os": "linux",
             "config": {"Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin"], "WorkingDir": "/", **run_as},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(each).hexdigest()}" for each in layers]},
-        }  # fmt: skip
+        }
         blobs, index = layout(name, json.dumps(described).encode(), layers)
         stored |= blobs
         manifests += index["manifests"]

@@ -180,7 +180,8 @@ class KindCluster:
 
     def api(self, user_agent: str = "e2e") -> Api:
         written = YAML(typ="safe").load(self.kubeconfig.read_text(encoding="utf-8"))
-        cluster, user = written["clusters"][0]["cluster"], written["users"][0]["user"]
+        cluster = written["clusters"][0]["cluster"]
+        user = written["users"][0]["user"]
 
         def kept(place: Mapping[str, str], name: str) -> Path:
             path = self.folder / name
@@ -188,7 +189,8 @@ class KindCluster:
             return path
 
         authority = kept(cluster, "certificate-authority")
-        certificate, key = kept(user, "client-certificate"), kept(user, "client-key")
+        certificate = kept(user, "client-certificate")
+        key = kept(user, "client-key")
         return Api(cluster["server"], authority, certificate, key, user_agent)
 
     def await_account(self, namespace: str) -> None:

@@ -90,9 +90,16 @@ def worker_names(cluster: str, count: int) -> list[str]:
 def create_command(tools: Tools, name: str, kubeconfig: Path, image: str | None = None) -> list[str]:
     """Make the cluster from the settings on standard input; of a start that fails the nodes stay, for their logs."""
     return [
-        tools.program("kind"), "create", "cluster", f"--name={name}", "--config=-", f"--kubeconfig={kubeconfig}",
-        f"--wait={deadlines.NODES_READY:g}s", "--retain", *([f"--image={image}"] if image else ()),
-    ]  # fmt: skip
+        tools.program("kind"),
+        "create",
+        "cluster",
+        f"--name={name}",
+        "--config=-",
+        f"--kubeconfig={kubeconfig}",
+        f"--wait={deadlines.NODES_READY:g}s",
+        "--retain",
+        *([f"--image={image}"] if image else ()),
+    ]
 
 
 def load_command(tools: Tools, name: str, archives: Sequence[Path]) -> list[str]:

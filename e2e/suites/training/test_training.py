@@ -28,10 +28,16 @@ pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 NAME = "red-grpo-cluster"
 LABEL = f"diffusionrl.io/job={NAME}"
 # Fewer steps than the example, with a larger learning rate.
-STEPS, LEARNING_RATE, RISE = 12, 0.01, 0.03
+STEPS = 12
+LEARNING_RATE = 0.01
+RISE = 0.03
 LOST = 24  # steps of the run whose head is deleted: it must still be running then
 # Generous: on two cores a pod's Ray takes a minute to start, and a step some seconds.
-FIRST_STEP, WHOLE_RUN, GONE, SAVED, HEAD_SEEN = 420.0, 1500.0, 60.0, 120.0, 120.0
+FIRST_STEP = 420.0
+WHOLE_RUN = 1500.0
+GONE = 60.0
+SAVED = 120.0
+HEAD_SEEN = 120.0
 
 
 @pytest.fixture
@@ -110,7 +116,8 @@ def test_apply_trains_to_the_end_on_a_pool_of_gpus(
     # Replacing the operator during the run does not affect the job.
     system.install("--set=podAnnotations.e2e=upgraded")
     job.await_condition("Succeeded", "True", within=WHOLE_RUN)
-    status, written = job.status(), steps(run)
+    status = job.status()
+    written = steps(run)
     assert (status["attempts"], status.get("failures", [])) == (1, [])
     assert [row["step"] for row in written] == list(range(1, STEPS + 1))
     last = written[-1]
@@ -152,10 +159,12 @@ def scrape(system: System, api: Api, space: str, folder: Path) -> None:
     (monitor,) = api.get(f"/apis/monitoring.coreos.com/v1/namespaces/{space}/podmonitors")["items"]
     found = prometheus.of_pod_monitor(monitor, api.get(f"/api/v1/namespaces/{space}/pods")["items"])
     with prometheus.running(prometheus.ensure(), found, folder) as server:
-        server.await_data([
-            f'ray_omni_step{{diffusionrl_job="{NAME}",attempt="1",ray_node_type="worker"}} >= 1',
-            'up{ray_node_type="head"} == 1',
-        ])  # fmt: skip
+        server.await_data(
+            [
+                f'ray_omni_step{{diffusionrl_job="{NAME}",attempt="1",ray_node_type="worker"}} >= 1',
+                'up{ray_node_type="head"} == 1',
+            ]
+        )
 
 
 def fetch_from_the_claim(system: System, api: Api, space: str, run: Path, folder: Path) -> None:

@@ -25,7 +25,8 @@ from e2e.training_jobs import joined, on_two_vendors, pods, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(3600)]
 
-NAME, STEPS = "red-grpo-pools", 60
+NAME = "red-grpo-pools"
+STEPS = 60
 
 
 def job_spec() -> dict[str, Any]:
@@ -39,10 +40,12 @@ def job_spec() -> dict[str, Any]:
 def test_a_pod_that_is_evicted_in_the_middle_of_a_weight_update_ends_no_attempt(
     system: System, api: Api, space: str
 ) -> None:
-    folder, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    folder = system.claim(space, "runs") / NAME
+    job = Job(api, space, NAME)
     job.create(job_spec())
     job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)
-    trainer, (slow, other) = the_pod(api, space, NAME, "trainer"), pods(api, space, NAME, "rollout")
+    trainer = the_pod(api, space, NAME, "trainer")
+    (slow, other) = pods(api, space, NAME, "rollout")
 
     with cut_off(system, slow, trainer):
         begun = step(folder)

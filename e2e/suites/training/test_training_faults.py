@@ -19,7 +19,9 @@ from e2e.training_jobs import program, the_pod
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(1200)]
 
-NAMED, RUNNING, ENDED = 120.0, 240.0, 240.0
+NAMED = 120.0
+RUNNING = 240.0
+ENDED = 240.0
 # A Ray task that allocates until Ray ends it: slowly, because Ray looks four times a second, and the kernel at once.
 ALLOCATE = (
     "import ray, time; ray.init(address='auto', log_to_driver=False); "
@@ -58,11 +60,13 @@ def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_nam
     limited = {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi"}}
     greedy.create(program(ALLOCATE, trainer__resources=limited))
     small = {"name": "runs", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}
-    full.create(program(
-        FILL,
-        trainer__podTemplate={"spec": {"volumes": [small]}},
-        observability={"tracking": {"loggers": ["wandb"], "wandbSecretRef": {"name": "wandb", "key": "key"}}},
-    ))  # fmt: skip
+    full.create(
+        program(
+            FILL,
+            trainer__podTemplate={"spec": {"volumes": [small]}},
+            observability={"tracking": {"loggers": ["wandb"], "wandbSecretRef": {"name": "wandb", "key": "key"}}},
+        )
+    )
     assert "no-pods" in greedy.await_condition("Ready", "False", "QuotaExceeded", within=NAMED)["message"]
     api.delete(f"{quota}/no-pods")
     # A busy kubelet first says that it waits for its copy of the Secret.
@@ -88,7 +92,8 @@ def test_an_evicted_and_a_preempted_pod_are_named_and_the_next_attempts_start(
     movable = {"scheduling": {"voluntaryDisruptions": "Allow"}, "checkpoint": {"claimName": "runs"}}
     job.create(program(FIRST_TWO, trainer__podTemplate={"spec": {"terminationGracePeriodSeconds": 5}}, **movable))
     pod = running_trainer(job, attempt=1)
-    path, meta = f"/api/v1/namespaces/{space}/pods", {"name": pod["metadata"]["name"], "namespace": space}
+    path = f"/api/v1/namespaces/{space}/pods"
+    meta = {"name": pod["metadata"]["name"], "namespace": space}
     api.post(f"{path}/{meta['name']}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
     assert "EvictionByEvictionAPI" in failure(job, 1, "Preempted")["message"]
     pod = running_trainer(job, attempt=2)
@@ -125,9 +130,11 @@ def urgent_pod(system: System, node: str) -> dict[str, Any]:
     """A pod that takes all accelerators of a node, with a priority by which the scheduler makes room for it."""
     devices = {"nvidia.com/gpu": "8"}
     container = {
-        "name": "main", "image": system.rollout.name, "command": ["sleep", "600"],
+        "name": "main",
+        "image": system.rollout.name,
+        "command": ["sleep", "600"],
         "resources": {"requests": devices, "limits": devices},
-    }  # fmt: skip
+    }
     spec = {"priorityClassName": "urgent", "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
     return {"metadata": {"name": "urgent"}, "spec": spec}
 

@@ -23,10 +23,18 @@ pytestmark = [
     pytest.mark.about("verl_omni/trainer", "operator/omni_operator/status", "e2e/training_jobs.py"),
 ]
 
-NAME, CLAIM, FOLDER = "judged", "judge", "/judge"
-STEPS, PROMPTS, EACH = 200, 2, 4  # a judge starts within half of the steps, also next to other work
+NAME = "judged"
+CLAIM = "judge"
+FOLDER = "/judge"
+# a judge starts within half of the steps, also next to other work
+STEPS = 200
+PROMPTS = 2
+EACH = 4
 # Generous: on two cores the Ray of three pods takes minutes to start.
-FIRST_STEP, JOINED, NOTICED, DONE = 600.0, 600.0, 120.0, 1200.0
+FIRST_STEP = 600.0
+JOINED = 600.0
+NOTICED = 120.0
+DONE = 1200.0
 MAKE_JUDGE = (
     "import sys; from pathlib import Path; from verl_omni.models.vision_language import make_tiny_qwen3_vl; "
     "make_tiny_qwen3_vl(Path(sys.argv[1]))"
@@ -38,10 +46,13 @@ TRUTH = "answer image score final text visible exactly with all of the 1 2 3 4 5
 def job_spec() -> dict[str, Any]:
     """The example with small batches and two judges, of which autoscaling needs one; nothing is evaluated."""
     spec = example(
-        "red-grpo-cluster", trainer__totalSteps=STEPS, checkpoint__everySteps=STEPS,
-        trainer__batch={"prompts": PROMPTS}, trainer__resources={"requests": {"cpu": "100m", "memory": "2Gi"}},
+        "red-grpo-cluster",
+        trainer__totalSteps=STEPS,
+        checkpoint__everySteps=STEPS,
+        trainer__batch={"prompts": PROMPTS},
+        trainer__resources={"requests": {"cpu": "100m", "memory": "2Gi"}},
         rollout__samplesPerPrompt=EACH,
-    )  # fmt: skip
+    )
     del spec["data"]["validation"], spec["trainer"]["evalEverySteps"]
     judged = with_judge(spec, CLAIM, FOLDER)
     limits = {"minReplicas": 1, "maxReplicas": 2, "requestsPerReplica": PROMPTS * EACH, "stabilizationSeconds": 5}
@@ -85,7 +96,8 @@ def scale_by(job: Job, requests: int) -> None:
 def test_judges_leave_and_join_by_autoscaling_one_is_lost_and_the_job_succeeds(
     system: System, api: Api, space: str
 ) -> None:
-    run, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    run = system.claim(space, "runs") / NAME
+    job = Job(api, space, NAME)
     fill(system.claim(space, CLAIM))
     job.create(job_spec())
     job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)

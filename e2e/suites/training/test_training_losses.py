@@ -23,7 +23,10 @@ pytestmark = [pytest.mark.bare, pytest.mark.timeout(3600)]
 NAME = "red-grpo-pools"
 LOSSES = int(os.environ.get("ROLLOUT_LOSSES", "1"))
 STEPS = 80 + 50 * LOSSES  # a lost replica is replaced within 50 steps, also where other pods start at the same time
-FIRST_STEP, NOTICED, JOINED, DONE = 600.0, 120.0, 400.0, 1200.0
+FIRST_STEP = 600.0
+NOTICED = 120.0
+JOINED = 400.0
+DONE = 1200.0
 UPDATE_DEADLINE = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.omni_tcp.deadline_seconds=20"
 
 
@@ -73,10 +76,12 @@ def await_steps(folder: Path, count: int) -> None:
 def test_a_replica_that_is_cut_off_or_lost_is_replaced_and_training_goes_on(
     system: System, api: Api, space: str
 ) -> None:
-    folder, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    folder = system.claim(space, "runs") / NAME
+    job = Job(api, space, NAME)
     job.create(job_spec())
     job.await_status("a step", lambda status: (status.get("progress", {}).get("globalStep") or 0) >= 1, FIRST_STEP)
-    trainer, rollouts = the_pod(api, space, NAME, "trainer"), pods(api, space, NAME, "rollout")
+    trainer = the_pod(api, space, NAME, "trainer")
+    rollouts = pods(api, space, NAME, "rollout")
     assert len(rollouts) == 2
 
     with cut_off(system, rollouts[0], trainer):
@@ -88,7 +93,8 @@ def test_a_replica_that_is_cut_off_or_lost_is_replaced_and_training_goes_on(
     chance = random.Random(LOSSES)
     for number in range(LOSSES):
         await_steps(folder, chance.randint(1, 3))
-        gone, before = chance.choice(pods(api, space, NAME, "rollout")), len(joined(folder))
+        gone = chance.choice(pods(api, space, NAME, "rollout"))
+        before = len(joined(folder))
         api.delete(f"/api/v1/namespaces/{space}/pods/{gone['metadata']['name']}", gracePeriodSeconds="0")
         await_steps(folder, 2)
         deadlines.wait_until(

@@ -20,9 +20,13 @@ pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 NAME = "red-grpo-pools"
 STEPS = 1000  # more than there is time for: the run ends by its suspension
 # Generous: on two cores the Ray of three pods takes minutes to start.
-FIRST_STEP, JOINED, DRAINED, GONE = 600.0, 600.0, 240.0, 60.0
+FIRST_STEP = 600.0
+JOINED = 600.0
+DRAINED = 240.0
+GONE = 60.0
 ENGINE = "ray::vLLMOmniHttpServer"  # title that Ray gives the process of an engine
-MISSING_IMAGE, NEXT_IMAGE = "localhost/no-such-image:1", "localhost/next-image:1"
+MISSING_IMAGE = "localhost/no-such-image:1"
+NEXT_IMAGE = "localhost/next-image:1"
 GIVEN_UP = 30  # seconds for a pod of this image to serve, which is also the time to drain the one before
 PROCESSES = "for one in /proc/[0-9]*/cmdline; do tr '\\0' '\\n' <$one | head -n 1; done 2>&1"
 
@@ -37,7 +41,8 @@ def long_job() -> dict[str, Any]:
 
 def engines(system: System, pod: dict[str, Any]) -> int:
     """Number of engines that run in a pod."""
-    name, space = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    name = pod["metadata"]["name"]
+    space = pod["metadata"]["namespace"]
     command = ("exec", f"--namespace={space}", name, "--container=ray", "--", "sh", "-c", PROCESSES)
     titles = [line.split(".")[0] for line in system.cluster.kubectl(*command).splitlines()]
     return titles.count(ENGINE)
@@ -65,7 +70,8 @@ def await_pods(job: Job, count: int) -> None:
 
 def roll_back(api: Api, job: Job, run: Path) -> int:
     """Roll the rollout pod to an image that does not exist; the version with which one of the spec before joins."""
-    earlier, good = len(joined(run)), the_pod(api, job.namespace, NAME, "rollout")
+    earlier = len(joined(run))
+    good = the_pod(api, job.namespace, NAME, "rollout")
     image = {"spec": {"containers": [{"name": "ray", "image": MISSING_IMAGE}]}}
     strategy = {"progressDeadlineSeconds": GIVEN_UP}
     api.patch(job.own_path, {"spec": {"rollout": {"podTemplate": image, "updateStrategy": strategy}}})
@@ -75,7 +81,8 @@ def roll_back(api: Api, job: Job, run: Path) -> int:
         0
     ]
     back = the_pod(api, job.namespace, NAME, "rollout")
-    label, uids = rolling_names(ROLLOUT_GROUP).template, {pod["metadata"]["uid"] for pod in (good, back)}
+    label = rolling_names(ROLLOUT_GROUP).template
+    uids = {pod["metadata"]["uid"] for pod in (good, back)}
     assert back["metadata"]["labels"][label] == good["metadata"]["labels"][label] and len(uids) == 2
     await_step(job, version + 2, JOINED)
     return version
@@ -84,7 +91,8 @@ def roll_back(api: Api, job: Job, run: Path) -> int:
 def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
     system: System, api: Api, space: str
 ) -> None:
-    run, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    run = system.claim(space, "runs") / NAME
+    job = Job(api, space, NAME)
     job.create(long_job())
     status = await_step(job, 1, FIRST_STEP)
     assert status["rollout"]["summary"] == "1/1"
@@ -103,7 +111,8 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
         await_step(job, job.status()["progress"]["globalStep"] + 2, JOINED)
 
     # The last one is lost as well, so every later sample is of the replica that replaces it.
-    last, earlier = the_pod(api, space, NAME, "rollout"), len(joined(run))
+    last = the_pod(api, space, NAME, "rollout")
+    earlier = len(joined(run))
     api.delete(f"/api/v1/namespaces/{space}/pods/{last['metadata']['name']}", gracePeriodSeconds="0")
     job.await_condition("Ready", "False", "TooFewRollouts", within=GONE)
     version = deadlines.wait_until("a replica to join", JOINED, lambda: joined(run)[earlier:] or None)[0]
@@ -114,7 +123,8 @@ def test_engines_in_pods_of_their_own_get_every_version_and_may_come_and_go(
 
     # Another image replaces it.
     system.cluster.tag(system.rollout.name, NEXT_IMAGE)
-    earlier, image = len(joined(run)), {"spec": {"containers": [{"name": "ray", "image": NEXT_IMAGE}]}}
+    earlier = len(joined(run))
+    image = {"spec": {"containers": [{"name": "ray", "image": NEXT_IMAGE}]}}
     api.patch(job.own_path, {"spec": {"rollout": {"drainSeconds": 5, "podTemplate": image}}})
     job.await_condition("Updated", "False", "RollingUpdate", within=GONE)
     version = deadlines.wait_until("the pod of the new spec to join", JOINED, lambda: joined(run)[earlier:] or None)[0]

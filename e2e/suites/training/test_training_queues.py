@@ -21,10 +21,16 @@ from e2e.training_jobs import metrics, on_two_vendors, pods
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(3600), pytest.mark.about("e2e/kueue.py")]
 
-NAME, STEPS = "red-grpo-pools", 40
-ROLLOUTS, ROOM = 3, 2  # that the job asks for, and that the queue has at first
-TRAINERS, ENGINES = "nvidia.com/gpu", "huawei.com/Ascend910"
-ADMITTED, GONE, SAVED = 120.0, 60.0, 180.0
+NAME = "red-grpo-pools"
+STEPS = 40
+# that the job asks for, and that the queue has at first
+ROLLOUTS = 3
+ROOM = 2
+TRAINERS = "nvidia.com/gpu"
+ENGINES = "huawei.com/Ascend910"
+ADMITTED = 120.0
+GONE = 60.0
+SAVED = 180.0
 
 Resize = Callable[..., None]
 
@@ -59,9 +65,13 @@ def impatient(system: System) -> Iterator[None]:
 def job_spec() -> dict[str, Any]:
     """The example with small batches, and no checkpoint of its own before the last step."""
     spec = on_two_vendors(
-        NAME, trainer__totalSteps=STEPS, trainer__evalEverySteps=STEPS, checkpoint__everySteps=STEPS,
-        rollout__replicas=ROLLOUTS, rollout__minReplicas=1,
-    )  # fmt: skip
+        NAME,
+        trainer__totalSteps=STEPS,
+        trainer__evalEverySteps=STEPS,
+        checkpoint__everySteps=STEPS,
+        rollout__replicas=ROLLOUTS,
+        rollout__minReplicas=1,
+    )
     spec["trainer"]["batch"] = {"prompts": 2}
     return spec
 
@@ -86,7 +96,8 @@ def await_step(job: Job, step: int) -> None:
 def test_a_training_starts_with_the_rollout_pods_that_fit_and_after_an_eviction_with_all(
     system: System, api: Api, space: str, impatient: None, resize: Resize
 ) -> None:
-    folder, job = system.claim(space, "runs") / NAME, Job(api, space, NAME)
+    folder = system.claim(space, "runs") / NAME
+    job = Job(api, space, NAME)
     job.create(job_spec(), {"kueue.x-k8s.io/queue-name": kueue.QUEUE})
     admitted = job.await_condition("Admitted", "True", "PartiallyAdmitted", within=ADMITTED)
     assert admitted["message"].startswith(f"admitted with {ROOM} of {ROLLOUTS} rollout pods")

@@ -23,11 +23,17 @@ from e2e.training_jobs import SMALL, example, metrics, node_of, pods
 
 pytestmark = [pytest.mark.bare, pytest.mark.timeout(2400)]
 
-ONE, TWO = "in-one-pod", "in-two-pods"
-COMPARED, SAVED, STEPS = 2, 2, 30  # steps that are compared, between checkpoints, and of the run in two pods
+ONE = "in-one-pod"
+TWO = "in-two-pods"
+# steps that are compared, between checkpoints, and of the run in two pods
+COMPARED = 2
+SAVED = 2
+STEPS = 30
 DEVICE = "nvidia.com/gpu"
 # Generous: on two cores the Ray of three pods takes minutes to start.
-FIRST_STEPS, ENDED, LOSS_SEEN = 900.0, 900.0, 240.0
+FIRST_STEPS = 900.0
+ENDED = 900.0
+LOSS_SEEN = 240.0
 
 
 @pytest.fixture
@@ -118,12 +124,14 @@ def test_two_pods_make_the_updates_of_one_and_the_job_survives_the_loss_of_one(
     system: System, api: Api, space: str, second_node: str
 ) -> None:
     runs = system.claim(space, "runs")
-    one, two = Job(api, space, ONE), Job(api, space, TWO)
+    one = Job(api, space, ONE)
+    two = Job(api, space, TWO)
     one.create(job_in(1, ONE, COMPARED))
     one.await_condition("Succeeded", "True", within=FIRST_STEPS)
     two.create(job_in(2, TWO, STEPS))
     await_checkpoint(two, SAVED, attempt=1)
-    trainers, (head,) = pods(api, space, TWO, "trainer"), pods(api, space, TWO, "headgroup")
+    trainers = pods(api, space, TWO, "trainer")
+    (head,) = pods(api, space, TWO, "headgroup")
     assert {pod["spec"]["nodeName"] for pod in trainers} == {node_of(api, "nvidia"), second_node}
     assert head["spec"]["nodeName"] == node_of(api, "other")
     other = without_program(system, trainers)

@@ -19,15 +19,27 @@ def make(path: Path) -> None:
     torch.manual_seed(0)
     clip, t5 = text.clip_tokenizer(WORDS, TEXT_LENGTH), text.t5_tokenizer(WORDS, TEXT_LENGTH)
     transformer = FluxTransformer2DModel(
-        in_channels=4 * CHANNELS, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH, guidance_embeds=True, axes_dims_rope=(4, 6, 6),
-    )  # fmt: skip
+        in_channels=4 * CHANNELS,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 6, 6),
+    )
     torch.nn.init.normal_(transformer.proj_out.weight, std=0.1)  # not zero: otherwise nothing would be denoised
     vae = AutoencoderKL(
-        latent_channels=CHANNELS, layers_per_block=1, norm_num_groups=4, block_out_channels=(16,) * 4,
-        down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
-        scaling_factor=1.0, shift_factor=0.0,
-    )  # fmt: skip
+        latent_channels=CHANNELS,
+        layers_per_block=1,
+        norm_num_groups=4,
+        block_out_channels=(16,) * 4,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+    )
     with torch.no_grad():
         vae.decoder.conv_out.weight *= 8  # images of a random decoder are nearly gray
     pipeline = FluxPipeline(

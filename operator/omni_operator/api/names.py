@@ -19,7 +19,9 @@ PODS_ANNOTATION = f"{GROUP}/pods"  # of a RayJob: its pods and their accelerator
 CHECKSUM_ANNOTATION = f"{GROUP}/checksum"  # of a RayJob: digest of its entrypoint and of the three annotations before
 # Of a RayJob in a queue: when it asked for another number of rollout pods, and how often for all of them.
 ASKED_ANNOTATION = f"{GROUP}/asked"
-JOB_ANNOTATION, OVERRIDES_ANNOTATION = f"{GROUP}/job.yaml", f"{GROUP}/overrides.txt"  # files of the trainer pods
+# files of the trainer pods
+JOB_ANNOTATION = f"{GROUP}/job.yaml"
+OVERRIDES_ANNOTATION = f"{GROUP}/overrides.txt"
 OPEN_ANNOTATION = f"{GROUP}/open-ports"  # of a NetworkPolicy: ports that pods may reach at every address
 PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and reward pods are not replaced
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
@@ -27,8 +29,13 @@ FIELD_MANAGER = "diffusionrl-operator"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod has its own
 SELECTOR = JOB_LABEL  # of all objects of all jobs; policies of a cluster replace the label `managed-by`
 RAYJOB_NAME_LIMIT = 47  # KubeRay's
-LETTERS, ATTEMPT = string.ascii_lowercase, "[a-z][0-9]{2,6}"  # the end of a RayJob's name
-TRAINER_GROUP, ROLLOUT_GROUP, REWARD_GROUP = "trainer", "rollout", "reward"  # names of the worker groups
+# the end of a RayJob's name
+LETTERS = string.ascii_lowercase
+ATTEMPT = "[a-z][0-9]{2,6}"
+# names of the worker groups
+TRAINER_GROUP = "trainer"
+ROLLOUT_GROUP = "rollout"
+REWARD_GROUP = "reward"
 POD_LIMITS = 1, 1024  # numbers of pods of a worker group that a running attempt may have, as the schema of jobs says
 
 

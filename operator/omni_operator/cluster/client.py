@@ -260,7 +260,8 @@ class ApiServer(AuthenticatedClient):
         code = 0
         try:
             response = await client.call_api(*request, _request_timeout=timeout)
-            code, data = response.status, await response.read()
+            code = response.status
+            data = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             # The connection's own timeouts are errors of aiohttp.
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):

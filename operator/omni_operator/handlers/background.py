@@ -23,7 +23,9 @@ from omni_operator.settings import Settings
 from .watches import CHILDREN, selector_of
 
 LEASE = "omni-operator-canary"
-CHECK_FIRST, CHECK_MOST, SETTLE = 5.0, 60.0, 2.0
+CHECK_FIRST = 5.0
+CHECK_MOST = 60.0
+SETTLE = 2.0
 RETRY_SECONDS = 0.5  # after a failed request at the start
 log = logging.getLogger(__name__)
 
@@ -50,13 +52,15 @@ class LeaseHeartbeat:
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {
-                "name": LEASE, "namespace": self.settings.namespace, "labels": {MANAGED_BY_LABEL: MANAGER},
+                "name": LEASE,
+                "namespace": self.settings.namespace,
+                "labels": {MANAGED_BY_LABEL: MANAGER},
             },
             "spec": {
                 "holderIdentity": self.settings.instance,
                 "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             },
-        }  # fmt: skip
+        }
         try:
             answer = await self.cluster.apply(body)
         except ClusterError as error:

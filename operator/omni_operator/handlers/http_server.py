@@ -17,7 +17,8 @@ from omni_operator.metrics import CONTENT_TYPE, OperatorMetrics
 from .connection_limit import LimitedConnection
 
 # Below 1024 together, which is what many container runtimes let a process open.
-PROBE_CONNECTIONS, REPORT_CONNECTIONS = 64, 512
+PROBE_CONNECTIONS = 64
+REPORT_CONNECTIONS = 512
 BACKLOG = 128
 
 
@@ -62,9 +63,13 @@ def probe_routes(liveness: WatchLiveness, metrics: OperatorMetrics, clock: Calla
 
 @asynccontextmanager
 async def serve(
-    routes: Sequence[web.RouteDef], port: int, body_limit: int = 1024, host: str | None = None,
-    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS, connections: int = REPORT_CONNECTIONS,
-) -> AsyncIterator[int]:  # fmt: skip
+    routes: Sequence[web.RouteDef],
+    port: int,
+    body_limit: int = 1024,
+    host: str | None = None,
+    timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
+    connections: int = REPORT_CONNECTIONS,
+) -> AsyncIterator[int]:
     """Serve routes while the context is open. Yields the port; `port=0` picks a free one.
 
     Args:
@@ -79,9 +84,14 @@ async def serve(
     app = web.Application(client_max_size=body_limit)
     app.add_routes(routes)
     runner = web.AppRunner(
-        app, access_log=None, shutdown_timeout=2.0, auto_decompress=False,
-        keepalive_timeout=timeouts.idle, lingering_time=timeouts.rest, logger=log,
-    )  # fmt: skip
+        app,
+        access_log=None,
+        shutdown_timeout=2.0,
+        auto_decompress=False,
+        keepalive_timeout=timeouts.idle,
+        lingering_time=timeouts.rest,
+        logger=log,
+    )
     await runner.setup()
     server = runner.server
     assert server is not None  # it is set up

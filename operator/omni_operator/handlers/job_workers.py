@@ -24,7 +24,8 @@ from omni_operator.cluster.errors import ClusterError, Unavailable
 from omni_operator.cluster.kinds import Key
 from omni_operator.reconcile.reconciler import ReconcileResult
 
-BACKOFF_FIRST, BACKOFF_MOST = 1.0, 300.0
+BACKOFF_FIRST = 1.0
+BACKOFF_MOST = 300.0
 CONTINUED = -1  # rank of a job whose last pass asked for another one at once
 CONTINUED_MOST = 8  # such passes in a row before each further one follows a pause
 STALE_ENTRIES = 64  # entries of the heap beyond two for each job before it is rebuilt
@@ -68,12 +69,25 @@ class JobWorkers:
     """
 
     def __init__(
-        self, reconcile: Callable[[Key], Awaitable[ReconcileResult]], *, rank: Callable[[Key], int],
-        revision: Callable[[Key], object], resync: Callable[[], float], measured: Callable[[str, float], None],
-        clock: Callable[[], datetime], passes: int, started: bool = True,
-    ) -> None:  # fmt: skip
-        self._reconcile, self._rank, self._revision, self._resync = reconcile, rank, revision, resync
-        self._measured, self._clock, self._passes, self._share = measured, clock, passes, max(1, passes // 2)
+        self,
+        reconcile: Callable[[Key], Awaitable[ReconcileResult]],
+        *,
+        rank: Callable[[Key], int],
+        revision: Callable[[Key], object],
+        resync: Callable[[], float],
+        measured: Callable[[str, float], None],
+        clock: Callable[[], datetime],
+        passes: int,
+        started: bool = True,
+    ) -> None:
+        self._reconcile = reconcile
+        self._rank = rank
+        self._revision = revision
+        self._resync = resync
+        self._measured = measured
+        self._clock = clock
+        self._passes = passes
+        self._share = max(1, passes // 2)
         self._jobs: dict[Key, _Job] = {}
         self._order = itertools.count()
         self._queues: OrderedDict[str, list[tuple[int, int, Key]]] = OrderedDict()  # by namespace, next turn first
@@ -137,7 +151,8 @@ class JobWorkers:
 
     def _enqueue(self, job: _Job, rank: int | None = None) -> None:
         if not job.queued:
-            job.queued, job.wake_at = True, 0.0
+            job.queued = True
+            job.wake_at = 0.0
             waiting = self._queues.setdefault(job.key[0], [])
             heapq.heappush(waiting, (self._rank(job.key) if rank is None else rank, next(self._order), job.key))
         self._start_soon()
@@ -165,9 +180,12 @@ class JobWorkers:
             del self._queues[namespace]
         self._running[namespace] += 1
         job = self._jobs[key]
-        job.queued, job.running, job.woken = False, True, False
+        job.queued = False
+        job.running = True
+        job.woken = False
         # A new context: that of the trigger would be kept as long as the pass runs.
-        name, context = f"job {key[0]}/{key[1]}", contextvars.Context()
+        name = f"job {key[0]}/{key[1]}"
+        context = contextvars.Context()
         task = asyncio.get_running_loop().create_task(self._run(job), name=name, context=context)
         self._tasks.add(task)
 
@@ -185,10 +203,14 @@ class JobWorkers:
         outcome = await self._pass(key, job.failures)
         job.running = False
         if isinstance(outcome, float):
-            job.failures, job.revision, pause = job.failures + 1, revision, outcome
+            job.failures = job.failures + 1
+            job.revision = revision
+            pause = outcome
             again = job.woken and self._revision(key) != revision
         else:
-            job.failures, job.revision, pause = 0, None, 0.0 if outcome.gone else self._until_next(outcome)
+            job.failures = 0
+            job.revision = None
+            pause = 0.0 if outcome.gone else self._until_next(outcome)
             job.continued = 0 if pause else job.continued + 1
             if job.continued > CONTINUED_MOST:
                 pause = _backoff(job.continued - CONTINUED_MOST - 1)
@@ -238,7 +260,8 @@ class JobWorkers:
 
     async def _pass(self, key: Key, failures: int) -> ReconcileResult | float:
         """Make one pass; if it fails, return the seconds to wait before the next."""
-        begun, pause = time.monotonic(), _backoff(failures)
+        begun = time.monotonic()
+        pause = _backoff(failures)
         try:
             result = await self._reconcile(key)
         except ClusterError as error:

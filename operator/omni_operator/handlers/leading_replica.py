@@ -36,10 +36,15 @@ class LeadingReplica:
 
     def __post_init__(self) -> None:
         self.workers = JobWorkers(
-            self._reconcile, rank=self._rank, revision=self._revision, measured=self.measured, clock=self.clock,
-            resync=lambda: self.settings.resync_seconds * random.uniform(0.9, 1.1), passes=self.settings.passes,
+            self._reconcile,
+            rank=self._rank,
+            revision=self._revision,
+            measured=self.measured,
+            clock=self.clock,
+            resync=lambda: self.settings.resync_seconds * random.uniform(0.9, 1.1),
+            passes=self.settings.passes,
             started=False,
-        )  # fmt: skip
+        )
 
     def begin(self) -> None:
         """Make passes over the jobs that are woken from now on."""

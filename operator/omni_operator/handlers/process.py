@@ -45,9 +45,11 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         OSError: a port is in use.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    cache, reports = ObjectCache(), ReportStore()
+    cache = ObjectCache()
+    reports = ReportStore()
     metrics = OperatorMetrics(JobMetrics(cache, settings.jobs_shown))
-    liveness, fence = WatchLiveness(settings.canary_deadline_seconds), WriteFence()
+    liveness = WatchLiveness(settings.canary_deadline_seconds)
+    fence = WriteFence()
     restart = asyncio.Event()
     async with (
         ApiServer(credentials, metrics.requested, version=version, fence=fence.require) as cluster,
@@ -55,31 +57,60 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         aiohttp.ClientSession() as session,
     ):
         leading = LeadingReplica(
-            cache, reports, settings, metrics.passed,
+            cache,
+            reports,
+            settings,
+            metrics.passed,
             lambda: Reconciler(
-                cluster=cluster, cache=cache, reports=reports, settings=settings.cluster, clock=cluster.clock,
-                instance=settings.instance, timeouts=settings.timeouts, failed=metrics.failed,
+                cluster=cluster,
+                cache=cache,
+                reports=reports,
+                settings=settings.cluster,
+                clock=cluster.clock,
+                instance=settings.instance,
+                timeouts=settings.timeouts,
+                failed=metrics.failed,
                 made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
             ),
             cluster.clock,
-        )  # fmt: skip
+        )
         election = LeaderElection(
-            cluster, fence, LeaseTimes(settings.lease_seconds), settings.namespace, settings.lease, settings.instance,
-            settings.reports_url, lambda: _lead(leading, watches), leading.end, cluster.clock, settings.stop_seconds,
+            cluster,
+            fence,
+            LeaseTimes(settings.lease_seconds),
+            settings.namespace,
+            settings.lease,
+            settings.instance,
+            settings.reports_url,
+            lambda: _lead(leading, watches),
+            leading.end,
+            cluster.clock,
+            settings.stop_seconds,
             restart.set,
-        )  # fmt: skip
+        )
         metrics.follow(
             lambda: leading.workers.depth, lambda: len(liveness.overdue(time.monotonic())), lambda: election.leads
         )
         endpoint = ReportEndpoint(
-            reports, ReportAuthorizer(cluster, cache, cluster.clock), cache, cluster.clock, leading.workers.wake,
-            metrics.reported, ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
-        )  # fmt: skip
+            reports,
+            ReportAuthorizer(cluster, cache, cluster.clock),
+            cache,
+            cluster.clock,
+            leading.workers.wake,
+            metrics.reported,
+            ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
+        )
         watches = Watches(
-            source, settings.namespaces, cache, liveness, leading.workers.wake,
-            lambda resource: metrics.watched(resource, cluster.clock()), settings.namespace,
-            election.observe, restart.set,
-        )  # fmt: skip
+            source,
+            settings.namespaces,
+            cache,
+            liveness,
+            leading.workers.wake,
+            lambda resource: metrics.watched(resource, cluster.clock()),
+            settings.namespace,
+            election.observe,
+            restart.set,
+        )
         missing = MissingKinds(cluster, restart)
         async with (
             serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port, connections=PROBE_CONNECTIONS),
@@ -88,10 +119,12 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             await missing.await_jobs()
             taking_part = asyncio.create_task(_take_part(election, watches))
             loops = [
-                *watches.runs(), LeaseHeartbeat(cluster, liveness, settings, cluster.clock).run(), missing.run(),
+                *watches.runs(),
+                LeaseHeartbeat(cluster, liveness, settings, cluster.clock).run(),
+                missing.run(),
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
                 _join(taking_part),
-            ]  # fmt: skip
+            ]
             operating = _operate(settings, credentials, restart, lambda: _cancel(taking_part))
             await _run_all(operating, loops)
     return restart.is_set()
@@ -157,9 +190,11 @@ async def _operate(
     settings: Settings, credentials: Credentials, restart: asyncio.Event, stop: Callable[[], Awaitable[None]]
 ) -> None:
     """Run kopf until a signal or `restart` ends it. `stop` is awaited at once; kopf itself takes 5 s more to end."""
-    registry, kopf_settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+    registry = kopf.OperatorRegistry()
+    kopf_settings = kopf.OperatorSettings()
     kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
-    kopf_settings.networking.request_timeout, kopf_settings.networking.connect_timeout = 30, 10
+    kopf_settings.networking.request_timeout = 30
+    kopf_settings.networking.connect_timeout = 10
     kopf_settings.posting.enabled = False
     kopf_settings.peering.standalone = True
     kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
@@ -170,9 +205,13 @@ async def _operate(
         await stop()
 
     await kopf.operator(
-        registry=registry, settings=kopf_settings, standalone=True, clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces, stop_flag=restart,
-    )  # fmt: skip
+        registry=registry,
+        settings=kopf_settings,
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        stop_flag=restart,
+    )
 
 
 async def _run_all(main: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -68,12 +68,18 @@ class Watches:
         """All watches, to be run at the same time until they are cancelled."""
         watches = [
             ObjectWatch(
-                self.source, kind, namespace, selector_of(kind), self.handle, self.compare,
-                functools.partial(self.synced, (kind, namespace)), functools.partial(self.denied, (kind, namespace)),
+                self.source,
+                kind,
+                namespace,
+                selector_of(kind),
+                self.handle,
+                self.compare,
+                functools.partial(self.synced, (kind, namespace)),
+                functools.partial(self.denied, (kind, namespace)),
             )
             for kind in (*CHILDREN, JOBS, LEASES)
             for namespace in ((self.own_namespace,) if kind == LEASES else self.namespaces or (None,))
-        ]  # fmt: skip
+        ]
         self._unlisted = {(watch.kind, watch.namespace) for watch in watches}
         return [watch.run() for watch in watches]
 
@@ -107,8 +113,9 @@ class Watches:
             if self.cache.is_newer(kind, alive, version, namespace):
                 log.warning(
                     "%s: a list has older objects than before: etcd was restored from an older snapshot; observing "
-                    "everything anew", kind.plural,
-                )  # fmt: skip
+                    "everything anew",
+                    kind.plural,
+                )
                 self.restored()
             for key in self.cache.remove_missing(kind, alive, version, namespace):
                 self._wake(key)
@@ -137,7 +144,8 @@ class Watches:
             self._wake(key)
 
     def _wake(self, key: Key) -> None:
-        summary, unlisted = self.cache.summary(key), {kind for kind, place in self._unlisted if place in (None, key[0])}
+        summary = self.cache.summary(key)
+        unlisted = {kind for kind, place in self._unlisted if place in (None, key[0])}
         if unlisted.isdisjoint(CHILDREN) and (JOBS not in unlisted or (summary is not None and summary.is_new)):
             self.wake(key)
 

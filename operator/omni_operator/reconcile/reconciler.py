@@ -60,7 +60,9 @@ from omni_operator.status.report.spec_applied import is_outdated
 from omni_operator.status.report.wake_times import find_deadlines
 from omni_operator.status.report.write_throttle import APART, next_write_time
 
-SOON, LATEST = timedelta(seconds=1), timedelta(minutes=1)  # pauses after conflicts in a row, doubled
+# pauses after conflicts in a row, doubled
+SOON = timedelta(seconds=1)
+LATEST = timedelta(minutes=1)
 WITHOUT_SPEC = (RemoveFinalizer, DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)

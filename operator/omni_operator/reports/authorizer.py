@@ -30,7 +30,9 @@ TOKENS_KEPT = 16_384
 REJECTED_KEPT = 1024
 TOKEN_LIFETIME = timedelta(seconds=60)
 REJECTED_LIFETIME = timedelta(seconds=10)
-REJECTED_BURST, REJECTED_PER_SECOND = 5, 0.1  # TokenReviews that reject a token, of one source
+# TokenReviews that reject a token, of one source
+REJECTED_BURST = 5
+REJECTED_PER_SECOND = 0.1
 REVIEWS_AT_ONCE = 4
 Value = TypeVar("Value")
 _PATTERN = re.escape(report_audience("NAMESPACE", "JOB"))

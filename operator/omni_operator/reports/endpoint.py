@@ -28,7 +28,9 @@ from omni_operator.status.observed.trainer_report import ReportEvent, merge_even
 
 BODY_LIMIT = 64 * 1024
 RETRY_AFTER = {429: "10", 503: "1"}  # seconds
-POSTS_BURST, POSTS_PER_SECOND = 100, 10.0  # reports of one job
+# reports of one job
+POSTS_BURST = 100
+POSTS_PER_SECOND = 10.0
 log = logging.getLogger(__name__)
 
 

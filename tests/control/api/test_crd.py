@@ -20,8 +20,12 @@ ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = definition.schema()
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
 EXTENSIONS = {
-    VALIDATIONS, PRESERVED, "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type",
-}  # fmt: skip
+    VALIDATIONS,
+    PRESERVED,
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-map-type",
+}
 
 
 def nodes(node: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -48,9 +52,11 @@ def test_nodes_have_only_keywords_that_the_api_server_accepts() -> None:
     assert [at for at, node in NODES.items() if "properties" in node and "additionalProperties" in node] == []
     assert [at for at, node in NODES.items() if node.get("default", "") is None] == []
     assert [
-        at for at, node in NODES.items() for key in ("exclusiveMinimum", "exclusiveMaximum")
+        at
+        for at, node in NODES.items()
+        for key in ("exclusiveMinimum", "exclusiveMaximum")
         if key in node and (not isinstance(node[key], bool) or key.replace("exclusiveM", "m") not in node)
-    ] == []  # fmt: skip
+    ] == []
 
 
 def test_every_field_has_a_description() -> None:
@@ -61,11 +67,14 @@ def test_every_field_has_a_description() -> None:
 def test_every_node_is_bounded_for_the_cost_limit_of_rules() -> None:
     bounds = {"string": ("maxLength", "enum", "format"), "array": ("maxItems",), "object": ("maxProperties",)}
     assert [
-        at for at, node in OURS.items()
-        if node.get("type") in bounds and "properties" not in node and not node.get(PRESERVED)
+        at
+        for at, node in OURS.items()
+        if node.get("type") in bounds
+        and "properties" not in node
+        and not node.get(PRESERVED)
         and not any(bound in node for bound in bounds[node["type"]])
         and at not in (".apiVersion", ".kind")
-    ] == []  # fmt: skip
+    ] == []
 
 
 def test_every_list_has_a_merge_strategy() -> None:
@@ -89,7 +98,7 @@ def test_every_list_has_a_merge_strategy() -> None:
         ("", "oldSelf.status.conditions", "the job has ended"),
         ("", "self.metadata.name.size() <= 43", "at most 43 characters"),
     ],
-)  # fmt: skip
+)
 def test_the_crd_has_the_rules_with_their_messages(at: str, part: str, said: str) -> None:
     rules = NODES[at][VALIDATIONS]
     assert [rule for rule in rules if part in rule["rule"] and said in rule["message"]]
@@ -153,8 +162,12 @@ def test_kubectl_get_shows_at_most_seven_columns_and_begins_with_the_state() -> 
     assert len(shown) <= 7
     assert shown == ["Name", "State", "Reason", "Step", "Reward", "Attempts", "Age"]
     assert [column["name"] for column in columns if column.get("priority")] == [
-        "Ready", "Rollouts", "Weights", "Lag", "RayJob",
-    ]  # fmt: skip
+        "Ready",
+        "Rollouts",
+        "Weights",
+        "Lag",
+        "RayJob",
+    ]
 
 
 def test_short_name_category_and_size() -> None:

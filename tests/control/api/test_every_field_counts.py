@@ -36,7 +36,9 @@ CONFIRM = {
 }
 FULL: dict[str, Any] = {
     "model": {
-        "base": "owner/name", "revision": "main", "tokenSecretRef": {"name": "hf", "key": "token"},
+        "base": "owner/name",
+        "revision": "main",
+        "tokenSecretRef": {"name": "hf", "key": "token"},
         "cache": {"claimName": "models"},
         "lora": {"enabled": True, "startFrom": "sft", "rank": 8, "alpha": 16, "targetModules": ["attn.to_q"]},
     },
@@ -51,17 +53,29 @@ FULL: dict[str, Any] = {
             {
                 "name": "judge",
                 "http": {
-                    "url": "http://judge:80/", "timeoutSeconds": 5.0, "attempts": 2, "batched": True,
-                    "retryBackoffSeconds": 2.0, "protocol": "JSON",
+                    "url": "http://judge:80/",
+                    "timeoutSeconds": 5.0,
+                    "attempts": 2,
+                    "batched": True,
+                    "retryBackoffSeconds": 2.0,
+                    "protocol": "JSON",
                 },
             },
             {"name": "server", "http": {"url": "http://server:80/", "protocol": "Pickle"}},
         ],
     },
     "trainer": {
-        "replicas": 2, "totalSteps": 9, "learningRate": 0.001, "precision": "bfloat16", "evalEverySteps": 4,
+        "replicas": 2,
+        "totalSteps": 9,
+        "learningRate": 0.001,
+        "precision": "bfloat16",
+        "evalEverySteps": 4,
         "accelerator": {
-            "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
+            "vendor": "Mock",
+            "count": 2,
+            "resourceName": "a.b/c",
+            "runtimeClassName": "rc",
+            "preset": "Atlas-A2",
             "rayResource": "GPU",
         },
         "batch": {"prompts": 8, "miniBatchPrompts": 4, "microBatchSamples": 2},
@@ -70,18 +84,26 @@ FULL: dict[str, Any] = {
         "podTemplate": {"spec": {"hostNetwork": True}},
     },
     "algorithm": {
-        "name": "FlowGRPO", "entrypoint": ["python3", "-m", "mine"], "overrides": ["data.shuffle=false"],
+        "name": "FlowGRPO",
+        "entrypoint": ["python3", "-m", "mine"],
+        "overrides": ["data.shuffle=false"],
     },
     "rollout": {
-        "placement": "Colocated", "replicas": 4, "samplesPerPrompt": 8,
+        "placement": "Colocated",
+        "replicas": 4,
+        "samplesPerPrompt": 8,
         "engine": {
-            "type": "vLLMOmni", "tensorParallelSize": 1, "dtype": "bfloat16", "maxBatchSize": 8,
+            "type": "vLLMOmni",
+            "tensorParallelSize": 1,
+            "dtype": "bfloat16",
+            "maxBatchSize": 8,
             "maxConcurrentRequests": 16,
         },
         "agentLoop": {"workers": 2},
         "pipeline": {"height": 64, "width": 64, "steps": 9, "guidance": 2.0, "maxSequenceLength": 12},
         "sampler": {
-            "type": "cps", "noiseLevel": 0.5,
+            "type": "cps",
+            "noiseLevel": 0.5,
             "window": {"size": 2, "start": 1, "end": 5, "placement": "Random", "stepsPerPlace": 3},
         },
         "staleness": {"maxVersions": 3, "maxSeconds": 60},
@@ -89,57 +111,90 @@ FULL: dict[str, Any] = {
     "checkpoint": {"everySteps": 3, "keep": 2, "resume": "Auto", "claimName": "runs", "path": "/runs"},
     "output": {"url": "s3://bucket/runs", "deadlineSeconds": 60},
     "storage": {"endpoint": "http://minio:9000", "region": "eu", "secretName": "store"},
-    "seed": 3, "suspend": False, "managedBy": "diffusionrl.io/operator", "activeDeadlineSeconds": 600,
-    "preRunningDeadlineSeconds": 60, "backoffLimit": 1, "disruptionLimit": 3,
+    "seed": 3,
+    "suspend": False,
+    "managedBy": "diffusionrl.io/operator",
+    "activeDeadlineSeconds": 600,
+    "preRunningDeadlineSeconds": 60,
+    "backoffLimit": 1,
+    "disruptionLimit": 3,
     "failurePolicy": {"rules": [{"onReasons": ["HeadLost"], "action": "Fail"}]},
-    "suspendPolicy": {"mode": "CheckpointThenSuspend", "graceSeconds": 30}, "ttlSecondsAfterFinished": 60,
+    "suspendPolicy": {"mode": "CheckpointThenSuspend", "graceSeconds": 30},
+    "ttlSecondsAfterFinished": 60,
     "cleanupPolicy": "DeleteCluster",
     "runtime": {
-        "image": "own:1", "imagePullPolicy": "Always", "rayVersion": "2.55.0", "serviceAccountName": "sa",
-        "imagePullSecrets": [{"name": "regcred"}], "workingDir": "/opt/x",
+        "image": "own:1",
+        "imagePullPolicy": "Always",
+        "rayVersion": "2.55.0",
+        "serviceAccountName": "sa",
+        "imagePullSecrets": [{"name": "regcred"}],
+        "workingDir": "/opt/x",
     },
     "head": {"resources": {"requests": {"cpu": "1"}, "limits": {"memory": "3Gi"}}, "podTemplate": {"spec": {}}},
     "scheduling": {
-        "schedulerName": "kai", "priorityClassName": "high", "nodeSelector": {"zone": "a"},
+        "schedulerName": "kai",
+        "priorityClassName": "high",
+        "nodeSelector": {"zone": "a"},
         "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
-        "topology": {"required": "rack"}, "voluntaryDisruptions": "Block",
+        "topology": {"required": "rack"},
+        "voluntaryDisruptions": "Block",
     },
     "security": {"rayAuth": "Token", "networkPolicy": "DefaultDeny"},
     "observability": {
         "podMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "p"}},
         "tracking": {
-            "loggers": ["wandb"], "project": "p", "wandbSecretRef": {"name": "wandb", "key": "key"}, "images": 3,
+            "loggers": ["wandb"],
+            "project": "p",
+            "wandbSecretRef": {"name": "wandb", "key": "key"},
+            "images": 3,
         },
     },
-}  # fmt: skip
+}
 # Fields that exclude others of FULL.
 POOL: dict[str, Any] = {
     "accelerator": {
-        "vendor": "Mock", "count": 2, "resourceName": "a.b/c", "runtimeClassName": "rc", "preset": "Atlas-A2",
+        "vendor": "Mock",
+        "count": 2,
+        "resourceName": "a.b/c",
+        "runtimeClassName": "rc",
+        "preset": "Atlas-A2",
         "rayResource": "GPU",
     },
-    "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}}, "sharedMemory": {"sizeLimit": "3Gi"},
+    "resources": {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi"}},
+    "sharedMemory": {"sizeLimit": "3Gi"},
     "scheduling": {
-        "nodeSelector": {"zone": "a"}, "topology": {"required": "rack"},
+        "nodeSelector": {"zone": "a"},
+        "topology": {"required": "rack"},
         "tolerations": [{"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoSchedule"}],
     },
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"hostNetwork": True}},
-}  # fmt: skip
+}
 OTHER = {
     "scheduling": {"topology": {"preferred": "rack"}},
     "output": {"url": "file:///results", "claimName": "results"},
     "data": {"train": ["s3://bucket/train.jsonl"]},
-    "reward": {"model": {
-        "base": "judge", "placement": "Separate", "replicas": 2, "tensorParallelSize": 1, **POOL,
-        "updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60},
-        "autoscaling": {"minReplicas": 2, "maxReplicas": 6, "requestsPerReplica": 32, "stabilizationSeconds": 60},
-    }},
+    "reward": {
+        "model": {
+            "base": "judge",
+            "placement": "Separate",
+            "replicas": 2,
+            "tensorParallelSize": 1,
+            **POOL,
+            "updateStrategy": {"maxUnavailable": 2, "progressDeadlineSeconds": 60},
+            "autoscaling": {"minReplicas": 2, "maxReplicas": 6, "requestsPerReplica": 32, "stabilizationSeconds": 60},
+        }
+    },
     "rollout": {
-        "placement": "Separate", "replicas": 4, "minReplicas": 2, "drainSeconds": 30, "batchesAhead": 2, **POOL,
+        "placement": "Separate",
+        "replicas": 4,
+        "minReplicas": 2,
+        "drainSeconds": 30,
+        "batchesAhead": 2,
+        **POOL,
         "updateStrategy": {"type": "RollingByWeightVersion", "maxUnavailable": 2, "progressDeadlineSeconds": 60},
         "autoscaling": {"minReplicas": 3, "maxReplicas": 6, "samplesPerReplica": 32, "stabilizationSeconds": 60},
     },
-}  # fmt: skip
+}
 # Values that cannot be derived from the schema.
 VALUES: dict[str, list[Any]] = {
     "reward.scorers.settings": [{"color": "blue"}],
@@ -295,7 +350,8 @@ def variants(job: dict[str, Any], path: Path_) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
 def test_changing_a_field_changes_the_result(path: Path_) -> None:
-    name, refused = ".".join(path), False
+    name = ".".join(path)
+    refused = False
     if name in EXCEPTIONS:
         assert EXCEPTIONS[name]
         return
@@ -315,9 +371,10 @@ def test_every_job_fact_is_read() -> None:
         if file.name != "job_parser.py":
             tree = ast.parse(file.read_text(encoding="utf-8"))
             read |= {
-                node.attr for node in ast.walk(tree)
+                node.attr
+                for node in ast.walk(tree)
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "facts"
-            }  # fmt: skip
+            }
     facts = {field.name for field in dataclasses.fields(JobFacts)}
     assert facts - read == set()
 
@@ -331,7 +388,8 @@ def test_the_digest_of_a_spec_changes_with_what_its_attempt_is_made_of_and_with_
     name = ".".join(path)
     for given, _ in BEFORE:
         job = DiffusionRLJob.model_validate(document(given))
-        rendered, made_of = plan.digest_attempt(job, 1, SETTINGS), plan.digest_spec(job)
+        rendered = plan.digest_attempt(job, 1, SETTINGS)
+        made_of = plan.digest_spec(job)
         for changed in variants(given, path):
             try:
                 other_job = DiffusionRLJob.model_validate(document(changed))

@@ -42,8 +42,11 @@ def test_problems_are_in_the_order_of_the_file() -> None:
     text = GOOD.replace("a-job", "A_job").replace("totalSteps: 3", "totalSteps: 0\n    replcas: 1") + "  sed: 1\n"
     found = problems(text)
     assert [line.split(": ")[1] for line in found] == [
-        "metadata.name", "spec.trainer.totalSteps", "spec.trainer.replcas", "spec.sed",
-    ]  # fmt: skip
+        "metadata.name",
+        "spec.trainer.totalSteps",
+        "spec.trainer.replcas",
+        "spec.sed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_problems_are_in_the_order_of_the_file() -> None:
         (("name: a-job", f"name: {'a' * 44}"), "is too long: at most 43"),
         (("  trainer:\n", "  trainer:\n    accelerator: {vendor: Nvidia}\n"), "did you mean 'NVIDIA'?"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_value_is_explained(change: tuple[str, str], said: str) -> None:
     (found,) = problems(GOOD.replace(*change))
     assert said in found

@@ -118,19 +118,25 @@ def test_results_may_leave_for_a_repository_of_the_hub() -> None:
     assert job.spec.sends_to_hub and job.spec.uses_s3 and not job.spec.trainer_uses_s3
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    (["spec.output={url: hf://owner}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
-    (["spec.output={url: hf://owner/name@v1}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
-    (["spec.output={url: hf://datasets/owner/name}"], "results are sent to model repositories only"),
-    (["spec.output={url: hf://o/n}", "spec.storage={region: eu-1}"], "only S3-compatible stores have regions"),
-    (["spec.model.base=hf://owner/name"], "hf:// is not supported: write a folder, a model id 'owner/name'"),
-    (["spec.data.train=['hf://datasets/o/n/a.jsonl']"], "hf:// is not supported: the trainer reads files"),
-    (["spec.output={url: results}"], "write s3://BUCKET/PREFIX, hf://OWNER/NAME for a"),
-    (["spec.output={url: s3://b, claimName: c}"], "has no effect unless spec.output.url is file:///FOLDER"),
-    (["spec.storage={secretName: s}"], "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url"),
-    (["spec.model={base: s3://b/m, revision: main}"], "spec.model.base is not a model id"),
-    (["spec.model.cache={claimName: c}"], "spec.model.base is a folder, which is not downloaded"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["spec.output={url: hf://owner}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
+        (["spec.output={url: hf://owner/name@v1}"], "hf://OWNER/NAME for a model repository of the Hugging Face hub"),
+        (["spec.output={url: hf://datasets/owner/name}"], "results are sent to model repositories only"),
+        (["spec.output={url: hf://o/n}", "spec.storage={region: eu-1}"], "only S3-compatible stores have regions"),
+        (["spec.model.base=hf://owner/name"], "hf:// is not supported: write a folder, a model id 'owner/name'"),
+        (["spec.data.train=['hf://datasets/o/n/a.jsonl']"], "hf:// is not supported: the trainer reads files"),
+        (["spec.output={url: results}"], "write s3://BUCKET/PREFIX, hf://OWNER/NAME for a"),
+        (["spec.output={url: s3://b, claimName: c}"], "has no effect unless spec.output.url is file:///FOLDER"),
+        (
+            ["spec.storage={secretName: s}"],
+            "has no effect: no s3:// URL in spec.data, spec.model.base or spec.output.url",
+        ),
+        (["spec.model={base: s3://b/m, revision: main}"], "spec.model.base is not a model id"),
+        (["spec.model.cache={claimName: c}"], "spec.model.base is a folder, which is not downloaded"),
+    ],
+)
 def test_stores_that_are_not_used_or_not_supported_are_refused(changes: list[str], said: str) -> None:
     (found,) = problems(GOOD, *changes)
     assert said in found
@@ -138,9 +144,11 @@ def test_stores_that_are_not_used_or_not_supported_are_refused(changes: list[str
 
 def test_overrides_of_a_custom_algorithm_select_it() -> None:
     overrides = [
-        "actor_rollout_ref.actor.diffusion_loss.loss_mode=mine", "actor_rollout_ref.actor.diffusion_loss.scale=2",
-        "actor_rollout_ref.model.algorithm=mine", "algorithm.adv_estimator=mine",
-    ]  # fmt: skip
+        "actor_rollout_ref.actor.diffusion_loss.loss_mode=mine",
+        "actor_rollout_ref.actor.diffusion_loss.scale=2",
+        "actor_rollout_ref.model.algorithm=mine",
+        "algorithm.adv_estimator=mine",
+    ]
     written = f"spec.algorithm.overrides={json.dumps(overrides)}"
     assert read_job(GOOD, "job.yaml", [written, "spec.algorithm.name=Custom"]).job.spec.algorithm.name == "Custom"
     assert len(problems(GOOD, written)) == len(overrides)
@@ -164,7 +172,7 @@ def test_an_override_of_a_reserved_setting_is_refused(setting: str) -> None:
         ("Custom", "++trainer.shufle=1", "the trainer has no setting trainer.shufle"),
         ("FlowGRPO", "actor_rollout_ref.actor.diffusion_loss.mix_bta=1", "actor.diffusion_loss.mix_bta"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_override_is_refused_with_the_nearest_setting(algorithm: str, override: str, said: str) -> None:
     (found,) = problems(GOOD + f"  algorithm:\n    name: {algorithm}\n    overrides:\n    - {override}\n")
     assert found.startswith("job.yaml:18: spec.algorithm.overrides[0]: ")

@@ -43,7 +43,8 @@ def test_every_rule_of_the_models_is_in_the_crd_with_its_message_and_the_path_of
         for rule in node.get(VALIDATIONS, []):
             assert [text for text in texts if rule["message"] in text], (at, rule)
             alone = [other for other in joined[at] if other == rule]
-            condition, path = f"({rule['rule']}) ? ''", at + rule.get("fieldPath", "") + ": "
+            condition = f"({rule['rule']}) ? ''"
+            path = at + rule.get("fieldPath", "") + ": "
             assert alone or [text for text in texts if condition in text], (at, rule)
             assert alone or "fieldPath" not in rule or "[" in at or path.removeprefix(".") in "".join(texts), at
 
@@ -68,7 +69,7 @@ def test_a_field_that_several_rules_read_has_a_name() -> None:
     (rule,) = join_rules(engine(default={}), "spec.rollout")[VALIDATIONS]
     assert rule["rule"] == (
         "[self.engine].all(engine, (engine.size == 1) && (!has(engine.size1) || self.engine.size < 9))"
-    )  # fmt: skip
+    )
     assert rule["messageExpression"] == (
         """((self.engine.size == 1) ? '' : "spec.rollout.engine: is not 1. ") + """
         """((!has(self.engine.size1) || self.engine.size < 9) ? '' : "is big. ")"""
@@ -92,7 +93,8 @@ def test_the_test_for_a_field_is_never_one_for_a_name() -> None:
 
 def test_rules_about_changes_and_very_long_ones_stay_alone() -> None:
     """At a creation the API server evaluates none that reads the old object."""
-    change, long = {"rule": "self == oldSelf", "message": "a"}, {"rule": f"self.x == '{'x' * LONGEST}'", "message": "b"}
+    change = {"rule": "self == oldSelf", "message": "a"}
+    long = {"rule": f"self.x == '{'x' * LONGEST}'", "message": "b"}
     schema = engine(default={})
     schema[VALIDATIONS] = [change, *schema[VALIDATIONS], long]
     before = copy.deepcopy(schema)
@@ -109,7 +111,8 @@ def test_a_rule_without_others_is_unchanged() -> None:
 
 def test_a_rule_of_the_spec_is_one_of_creations_and_one_of_changes_that_spares_who_broke_it_before() -> None:
     """A job that was stored before there was the rule can then be changed, suspended above all."""
-    of_spec, of_job = JOINED["properties"]["spec"][VALIDATIONS], JOINED[VALIDATIONS]
+    of_spec = JOINED["properties"]["spec"][VALIDATIONS]
+    of_job = JOINED[VALIDATIONS]
     before = join_rules(SCHEMA)["properties"]["spec"][VALIDATIONS]
     assert len(before) == 1 and is_present(before[0])
     condition = before[0]["rule"]

@@ -73,12 +73,19 @@ def test_without_a_name_the_message_says_who_makes_one() -> None:
 
 def test_what_a_cluster_adds_is_accepted_in_a_file() -> None:
     added = {
-        "uid": "u", "generation": 3.0, "resourceVersion": "7", "selfLink": "", "deletionGracePeriodSeconds": None,
-        "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": None, "generateName": "a-",
-        "finalizers": ["example.com/keep"], "ownerReferences": [{**OWNER, "controller": None}],
+        "uid": "u",
+        "generation": 3.0,
+        "resourceVersion": "7",
+        "selfLink": "",
+        "deletionGracePeriodSeconds": None,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "deletionTimestamp": None,
+        "generateName": "a-",
+        "finalizers": ["example.com/keep"],
+        "ownerReferences": [{**OWNER, "controller": None}],
         "managedFields": [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {}}, "subresource": ""}],
         "annotations": {"a": "\ud800"},
-    }  # fmt: skip
+    }
     assert read_job(json.dumps(document(**added)), "job.yaml").job.metadata.generation == 3
 
 

@@ -22,10 +22,25 @@ from omni_operator.settings import PREFIX, SettingsError, from_environ
 Values = dict[str, Any]
 SCHEMA: Values = json.loads((tool.CHART / "values.schema.json").read_text())
 JOBS = SCHEMA["properties"]["jobs"]["properties"]
-NAMES = st.sampled_from([
-    "hostPath", "RuntimeDefault", "Localhost", "Network", "ALL", "x" * 65, "x" * 4097, "a\nb", "", "SYS_PTRACE", 7,
-    "/dev", "/a:b", "dev", *VOLUME_TYPES,
-])  # fmt: skip
+NAMES = st.sampled_from(
+    [
+        "hostPath",
+        "RuntimeDefault",
+        "Localhost",
+        "Network",
+        "ALL",
+        "x" * 65,
+        "x" * 4097,
+        "a\nb",
+        "",
+        "SYS_PTRACE",
+        7,
+        "/dev",
+        "/a:b",
+        "dev",
+        *VOLUME_TYPES,
+    ]
+)
 PATHS = st.fixed_dictionaries({"path": NAMES}, optional={"readOnly": NAMES | st.booleans(), "more": NAMES})
 ITEMS = NAMES | st.integers(-1, 70000) | PATHS
 GIVEN = (

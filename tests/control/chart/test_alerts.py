@@ -52,9 +52,7 @@ def promtool() -> Path:
 
 
 def run(program: Path, *arguments: str | Path) -> tuple[int, str]:
-    done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False
-    )  # fmt: skip
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=deadlines.COMMAND, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -86,13 +86,19 @@ def test_default_objects(chart: Render) -> None:
 
 def test_the_pod_is_restricted_and_has_a_read_only_file_system(chart: Render) -> None:
     bodies = chart()
-    pod, only = operator_pod(bodies)["spec"], container(bodies)
+    pod = operator_pod(bodies)["spec"]
+    only = container(bodies)
     assert pod["securityContext"] == {
-        "runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     assert only["securityContext"] == {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
     assert "volumes" not in pod
     assert {"requests", "limits"} <= set(only["resources"])
 
@@ -101,8 +107,9 @@ def test_the_deployment_has_one_replica_and_a_grace_period(chart: Render) -> Non
     (deployment,) = of_kind(chart(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {
-        "type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
-    }, "the new pod is ready before the old one stops"  # fmt: skip
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }, "the new pod is ready before the old one stops"
     assert "affinity" not in deployment["spec"]["template"]["spec"]
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > settings(chart()).stop_seconds
@@ -166,9 +173,10 @@ def test_probes_and_services_use_the_ports_of_the_operator(chart: Render) -> Non
         probe: container(bodies)[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")
     }
     assert {name: (get["path"], get["port"]) for name, get in paths.items()} == {
-        "startupProbe": ("/healthz", "metrics"), "livenessProbe": ("/healthz", "metrics"),
+        "startupProbe": ("/healthz", "metrics"),
+        "livenessProbe": ("/healthz", "metrics"),
         "readinessProbe": ("/readyz", "metrics"),
-    }  # fmt: skip
+    }
     (service,) = of_kind(bodies, "Service")
     assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
     assert service["spec"]["selector"].items() <= operator_pod(bodies)["metadata"]["labels"].items()
@@ -200,13 +208,15 @@ def test_the_chart_has_every_field_of_the_policy_and_the_operators_defaults(char
 def test_values_reach_the_operator(chart: Render, tmp_path: Path) -> None:
     values = {
         "jobs": {
-            "image": "rollout:1", "rayVersion": "2.61.0", "resourceNames": {"NVIDIA": "example.com/gpu"},
+            "image": "rollout:1",
+            "rayVersion": "2.61.0",
+            "resourceNames": {"NVIDIA": "example.com/gpu"},
             "podPolicy": {"hostPorts": [8265], "hostPaths": [{"path": "/usr/local/Ascend"}], "secrets": ["hf-*"]},
         },
         "log": {"format": "json", "verbose": True},
         "tuning": {"stallSeconds": 0.5, "passes": 3},
         "reports": {"enabled": False},
-    }  # fmt: skip
+    }
     read = settings(chart(with_values(tmp_path, values)))
     assert read.cluster.image == "rollout:1"
     assert read.cluster.ray_version == "2.61.0"

@@ -119,7 +119,8 @@ def test_a_wrong_field_of_an_added_volume_is_found(chart: Render, tmp_path: Path
 
 def test_helm_test_asks_the_operator_through_its_service(chart: Render) -> None:
     bodies = chart("--set=metrics.port=9001,networkPolicy.enabled=true", "--set-json=networkPolicy.metricsFrom=[{}]")
-    pod, service = one(bodies, "Pod"), one(bodies, "Service")
+    pod = one(bodies, "Pod")
+    service = one(bodies, "Service")
     (container,) = pod["spec"]["containers"]
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert container["args"] == [f"http://{service['metadata']['name']}.omni-system.svc:9001"]

@@ -49,9 +49,14 @@ def applied() -> set[Kind]:
         "observability": {"podMonitor": {"enabled": True}},
         "trainer": {"totalSteps": 1, "accelerator": {"vendor": "NVIDIA", "count": 1}},
     }
-    job = DiffusionRLJob.model_validate({
-        "apiVersion": JOBS.api_version, "kind": JOBS.kind, "metadata": {"name": "j", "namespace": "n"}, "spec": spec,
-    })  # fmt: skip
+    job = DiffusionRLJob.model_validate(
+        {
+            "apiVersion": JOBS.api_version,
+            "kind": JOBS.kind,
+            "metadata": {"name": "j", "namespace": "n"},
+            "spec": spec,
+        }
+    )
     settings = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8090")
     return {kind_of(body) for body in plan.render_objects(job, 1, settings)}
 
@@ -115,8 +120,10 @@ def test_cluster_wide_permissions_match_the_requests(chart: Render) -> None:
 def test_the_table_of_permissions_in_the_docs_has_exactly_the_rules(chart: Render) -> None:
     """The row of the watched namespaces: `jobs: get, list; their status: patch; ...`."""
     resources = {
-        "jobs": JOBS.plural, "their status": f"{JOBS.plural}/status", "their finalizers": f"{JOBS.plural}/finalizers",
-    }  # fmt: skip
+        "jobs": JOBS.plural,
+        "their status": f"{JOBS.plural}/status",
+        "their finalizers": f"{JOBS.plural}/finalizers",
+    }
     table = PAGE.read_text(encoding="utf-8").partition("\n| watched namespaces |")[2].partition("\n| its own")[0]
     told: dict[str, set[str]] = {}
     for row in table.split("\n"):

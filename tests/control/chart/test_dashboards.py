@@ -67,8 +67,9 @@ def test_the_dashboards_are_optional_config_maps(chart: Callable[..., list[Body]
     made = chart("--set=metrics.dashboards.enabled=true,metrics.dashboards.labels.team=ml")
     maps = [body for body in made if body["kind"] == "ConfigMap"]
     assert [body["metadata"]["name"] for body in maps] == [
-        "omni-omni-operator-job-dashboard", "omni-omni-operator-operator-dashboard",
-    ]  # fmt: skip
+        "omni-omni-operator-job-dashboard",
+        "omni-omni-operator-operator-dashboard",
+    ]
     for body, name in zip(maps, NAMES, strict=True):
         labels = body["metadata"]["labels"]
         assert (labels["grafana_dashboard"], labels["team"]) == ("1", "ml"), "Grafana's sidecar looks for this label"

@@ -42,18 +42,31 @@ WRONG: Body = {
     "podDisruptionBudget": {"minAvailable": 1},
 }
 PLACES = (
-    "'': additional properties 'podDisruptionBudget' not allowed", "'': missing property 'rbac'",
-    "'/nameOverride': maxLength: got 80, want 40", "'/fullnameOverride'", "'/image': missing property 'pullPolicy'",
-    "'/image/tag'", "'/imagePullSecrets/0': got string, want object", "'/crds': missing property 'install'",
-    "'/jobs/image'", "'/serviceAccount/name'", "'/serviceAccount/annotations/a': got boolean, want string",
+    "'': additional properties 'podDisruptionBudget' not allowed",
+    "'': missing property 'rbac'",
+    "'/nameOverride': maxLength: got 80, want 40",
+    "'/fullnameOverride'",
+    "'/image': missing property 'pullPolicy'",
+    "'/image/tag'",
+    "'/imagePullSecrets/0': got string, want object",
+    "'/crds': missing property 'install'",
+    "'/jobs/image'",
+    "'/serviceAccount/name'",
+    "'/serviceAccount/annotations/a': got boolean, want string",
     "'/networkPolicy': missing property 'apiServerPorts'",
-    "'/networkPolicy/metricsFrom/0': additional properties 'podSelectr' not allowed", "'/tuning/canaryDeadlineSeconds'",
-    "'/commonLabels': additional properties 'bad key!' not allowed", "'/podLabels/a'",
-    "'/nodeSelector': got array, want object", "'/tolerations/0': additional properties 'kye' not allowed",
+    "'/networkPolicy/metricsFrom/0': additional properties 'podSelectr' not allowed",
+    "'/tuning/canaryDeadlineSeconds'",
+    "'/commonLabels': additional properties 'bad key!' not allowed",
+    "'/podLabels/a'",
+    "'/nodeSelector': got array, want object",
+    "'/tolerations/0': additional properties 'kye' not allowed",
     "'/affinity': additional properties 'nodeAffinty' not allowed",
-    "'/topologySpreadConstraints/0/maxSkew': got string, want integer", "'/priorityClassName'", "'/extraEnvFrom/0'",
-    "'/resources/requests/cpu'", "'/resources/limits': got string, want object",
-)  # fmt: skip
+    "'/topologySpreadConstraints/0/maxSkew': got string, want integer",
+    "'/priorityClassName'",
+    "'/extraEnvFrom/0'",
+    "'/resources/requests/cpu'",
+    "'/resources/limits': got string, want object",
+)
 ONE = {"name": "A", "value": "1"}
 # Each value is right by itself.
 CONTRADICTIONS: Body = {
@@ -61,21 +74,30 @@ CONTRADICTIONS: Body = {
     "reports": {"port": 8080},
     "tuning": {"stopSeconds": 30},
     "extraEnv": [
-        ONE, ONE, {"name": "OMNI_OPERATOR_HTTP", "value": "1"}, {"name": "B", "value": "1", "valueFrom": {}},
+        ONE,
+        ONE,
+        {"name": "OMNI_OPERATOR_HTTP", "value": "1"},
+        {"name": "B", "value": "1", "valueFrom": {}},
     ],
     "extraVolumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
     "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/v"}],
     "commonLabels": {"helm.sh/chart": "x", "a": "b"},
     "podLabels": {"app.kubernetes.io/name": "x", "a": "c"},
-}  # fmt: skip
+}
 PROBLEMS = (
-    'image.repository is "reg/omni:1": write REGISTRY/NAME', "reports.port and metrics.port are both 8080",
-    "stopSeconds is 30 and terminationGracePeriodSeconds 30", "extraEnv: A is there twice",
-    "extraEnv: OMNI_OPERATOR_HTTP is a setting of the operator", "extraEnv: B has both value and valueFrom",
-    "extraVolumes: v is there twice", "extraVolumeMounts: no volume w in extraVolumes",
-    "extraVolumeMounts: /v is there twice", "commonLabels: the chart sets helm.sh/chart itself",
-    "podLabels: the chart or commonLabels sets app.kubernetes.io/name", "podLabels: the chart or commonLabels sets a ",
-)  # fmt: skip
+    'image.repository is "reg/omni:1": write REGISTRY/NAME',
+    "reports.port and metrics.port are both 8080",
+    "stopSeconds is 30 and terminationGracePeriodSeconds 30",
+    "extraEnv: A is there twice",
+    "extraEnv: OMNI_OPERATOR_HTTP is a setting of the operator",
+    "extraEnv: B has both value and valueFrom",
+    "extraVolumes: v is there twice",
+    "extraVolumeMounts: no volume w in extraVolumes",
+    "extraVolumeMounts: /v is there twice",
+    "commonLabels: the chart sets helm.sh/chart itself",
+    "podLabels: the chart or commonLabels sets app.kubernetes.io/name",
+    "podLabels: the chart or commonLabels sets a ",
+)
 
 
 def given(folder: Path, values: Body) -> str:
@@ -120,23 +142,34 @@ def test_a_repository_may_have_a_registry_with_a_port(chart: Callable[..., list[
 def test_names_that_look_like_numbers_stay_names(helm: Path, tmp_path: Path) -> None:
     """Kubernetes allows them, and YAML reads `2024` as a number, which the API server refuses."""
     values = {
-        "nameOverride": "1", "fullnameOverride": "omni", "serviceAccount": {"name": "2"}, "priorityClassName": "3",
+        "nameOverride": "1",
+        "fullnameOverride": "omni",
+        "serviceAccount": {"name": "2"},
+        "priorityClassName": "3",
         "watch": {"namespaces": ["4"]},
-    }  # fmt: skip
+    }
     command = [
-        str(helm), "template", "5", str(tool.CHART), "--namespace=6", f"--kube-version={tool.KUBERNETES}",
+        str(helm),
+        "template",
+        "5",
+        str(tool.CHART),
+        "--namespace=6",
+        f"--kube-version={tool.KUBERNETES}",
         "--set=networkPolicy.enabled=true,metrics.podMonitor.enabled=true,metrics.alerts.enabled=true,replicas=2",
-        "--set=metrics.dashboards.enabled=true", given(tmp_path, values),
-    ]  # fmt: skip
+        "--set=metrics.dashboards.enabled=true",
+        given(tmp_path, values),
+    ]
     bodies = [body for body in YAML(typ="safe").load_all(run(command, deadline=deadlines.COMMAND)) if body]
     assert {body["metadata"].get("namespace") for body in bodies} == {"4", "6", None}
     (deployment,) = (body for body in bodies if body["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("2", "3")
     wrong = [
-        (body["kind"], key) for body in bodies for key, value in body["metadata"]["labels"].items()
+        (body["kind"], key)
+        for body in bodies
+        for key, value in body["metadata"]["labels"].items()
         if not isinstance(value, str)
-    ]  # fmt: skip
+    ]
     subjects = [subject for body in bodies if body["kind"].endswith("Binding") for subject in body["subjects"]]
     assert wrong == [] and len(subjects) == 3
     assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("2", "6")}

@@ -68,7 +68,8 @@ def test_schema_and_values_have_the_same_names(schema: Schema, values: list[char
 
 
 def test_the_defaults_of_tuning_are_those_of_the_operator(schema: Schema) -> None:
-    settings, timeouts = Settings(), Timeouts()
+    settings = Settings()
+    timeouts = Timeouts()
     for name, part in schema["properties"]["tuning"]["properties"].items():
         setting = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
         if setting.upper() in _TIMEOUTS:
@@ -85,8 +86,9 @@ def test_the_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) 
 def test_a_description_ends_at_its_value() -> None:
     text = "a:\n  # -- One\n  # line.\n  b: 1\n  c: 2\n# Not a description.\nd: {e: 3}\n# -- Last.\nf: {g: 4}\n"
     assert chart_values.read_values(text) == [
-        chart_values.Value("a.b", 1, "One line."), chart_values.Value("f", {"g": 4}, "Last."),
-    ]  # fmt: skip
+        chart_values.Value("a.b", 1, "One line."),
+        chart_values.Value("f", {"g": 4}, "Last."),
+    ]
 
 
 def test_a_described_value_that_the_schema_does_not_have_is_an_error() -> None:

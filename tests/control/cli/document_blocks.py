@@ -50,9 +50,14 @@ class Command:
 
 def blocks(page: Path) -> list[Block]:
     """All code blocks of a page, in their order."""
-    name, lines = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name, []
+    name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+    lines = []
     found: list[Block] = []
-    fence, start, language, in_list, indented = "", 0, "", False, False
+    fence = ""
+    start = 0
+    language = ""
+    in_list = False
+    indented = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         mark = FENCE.match(line)
         if fence:
@@ -62,7 +67,10 @@ def blocks(page: Path) -> list[Block]:
             else:
                 lines.append(line)
         elif mark:
-            fence, start, language, lines = mark[1], number, mark[2].strip(), []
+            fence = mark[1]
+            start = number
+            language = mark[2].strip()
+            lines = []
         elif LIST_ITEM.match(line):
             in_list = True
         elif line.strip() and not line.startswith("  "):
@@ -81,7 +89,8 @@ def commands(block: Block) -> list[Command]:
 
 def inline_commands(page: Path) -> Iterator[str]:
     """Code within the text of a page."""
-    kept, fence = [], ""
+    kept = []
+    fence = ""
     for line in page.read_text(encoding="utf-8").splitlines():
         if mark := FENCE.match(line):
             fence = "" if fence else mark[1]

@@ -82,10 +82,16 @@ def run() -> int:
         if behave == "die" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         record: dict[str, object] = {
-            "step": step, "weights/version": step, "reward/mean": 0.4 + step / 100, "reward/std": 0.21,
-            "images_per_s": 9.12, "timing_s/generate": 5.21, "timing_s/reward": 0.04, "timing_s/update": 7.2,
+            "step": step,
+            "weights/version": step,
+            "reward/mean": 0.4 + step / 100,
+            "reward/std": 0.21,
+            "images_per_s": 9.12,
+            "timing_s/generate": 5.21,
+            "timing_s/reward": 0.04,
+            "timing_s/update": 7.2,
             "timing_s/sync": 0.12,
-        }  # fmt: skip
+        }
         if step == total:
             record |= {"val/reward/mean": 0.595, "val/reward/stderr": 0.034, "val/n": 200, "val/correct/mean": 0.595}
         line(record)

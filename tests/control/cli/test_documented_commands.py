@@ -120,7 +120,8 @@ def test_the_settings_on_the_page_of_drl_have_the_port_of_the_chart() -> None:
 
 @pytest.mark.parametrize("block", of_kind("DiffusionRLJob"))
 def test_a_job_in_the_docs_is_valid_on_a_cluster(block: Block, tmp_path: Path) -> None:
-    job, settings = tmp_path / "job.yaml", tmp_path / "settings.yaml"
+    job = tmp_path / "job.yaml"
+    settings = tmp_path / "settings.yaml"
     job.write_text(block.text, encoding="utf-8")
     settings.write_text(f"image: i\n{ALLOWED.get(block.page, '')}", encoding="utf-8")
     arguments = ["validate", "--cluster", str(job)]

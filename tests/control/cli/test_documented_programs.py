@@ -22,33 +22,59 @@ JOBS = {
 }
 # Programs that are not of this repository, and what a command of theirs needs.
 OTHERS = {
-    "base64": "a server", "curl": "a server", "docker": "Docker and a registry", "export": "nothing",
-    "grep": "nothing", "helm": "a cluster", "jq": "a server", "kubectl": "a cluster", "uv": "a package index",
-}  # fmt: skip
+    "base64": "a server",
+    "curl": "a server",
+    "docker": "Docker and a registry",
+    "export": "nothing",
+    "grep": "nothing",
+    "helm": "a cluster",
+    "jq": "a server",
+    "kubectl": "a cluster",
+    "uv": "a package index",
+}
 # Commands of this repository that this test does not run: what each needs, or the test that runs it.
 NEEDS = {
-    "drl fetch": "a cluster", "drl logs": "a cluster", "drl resume": "a cluster",
-    "drl submit": "a cluster", "drl suspend": "a cluster", "drl watch": "a cluster", "drl why": "a cluster",
-    "drl fit": "tests/contract/test_fit_command.py", "drl model shapes": "minutes",
+    "drl fetch": "a cluster",
+    "drl logs": "a cluster",
+    "drl resume": "a cluster",
+    "drl submit": "a cluster",
+    "drl suspend": "a cluster",
+    "drl watch": "a cluster",
+    "drl why": "a cluster",
+    "drl fit": "tests/contract/test_fit_command.py",
+    "drl model shapes": "minutes",
     "drl run examples/my-job.yaml": "tests/contract/test_own_reward.py",
     "drl run job.yaml": "tests/ml/engine/test_own_family.py",
     "drl validate examples/my-job.yaml": "tests/contract/test_own_reward.py",
-    "make cache": "minutes", "make check": "minutes", "make clean-cache": "a cluster", "make cluster": "a cluster",
-    "make crds": "minutes", "make demo": "a cluster", "make docs": "tests/control/e2e/test_docs_site.py",
-    "make format": "minutes", "make lock": "a package index", "make release": "tests/control/e2e/test_release.py",
-    "make run": "tests/ml/engine/test_whole_job.py", "make setup": "a package index", "make test": "minutes",
+    "make cache": "minutes",
+    "make check": "minutes",
+    "make clean-cache": "a cluster",
+    "make cluster": "a cluster",
+    "make crds": "minutes",
+    "make demo": "a cluster",
+    "make docs": "tests/control/e2e/test_docs_site.py",
+    "make format": "minutes",
+    "make lock": "a package index",
+    "make release": "tests/control/e2e/test_release.py",
+    "make run": "tests/ml/engine/test_whole_job.py",
+    "make setup": "a package index",
+    "make test": "minutes",
     "pip install": "a package index",
-    "python -c": "minutes", "python -m e2e.images": "e2e/suites/test_operator_image.py",
+    "python -c": "minutes",
+    "python -m e2e.images": "e2e/suites/test_operator_image.py",
     "python -m e2e.programs": "minutes",
-    "python -m pytest": "minutes", "python benchmarks/operator_create.py": "minutes",
-    "python benchmarks/operator_memory.py": "minutes", "python benchmarks/operator_scale.py": "minutes",
+    "python -m pytest": "minutes",
+    "python benchmarks/operator_create.py": "minutes",
+    "python benchmarks/operator_memory.py": "minutes",
+    "python benchmarks/operator_scale.py": "minutes",
     "python benchmarks/operator_fairness.py": "minutes",
     "python benchmarks/operator_soak.py": "minutes",
     "python3 -m my_flux.tiny_model": "tests/ml/engine/test_own_family.py",
-    "python3 -m venv": "nothing", "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
+    "python3 -m venv": "nothing",
+    "python3 -m verl_omni.trainer.main_diffusion": "tests/ml/test_extensions.py",
     "python3 -m verl_omni.trainer.output.trained_model": "tests/ml/trainer/test_trained_model.py",
     "python3 reward_server.py": "tests/ml/reward_loop/test_reward_server_page.py",
-}  # fmt: skip
+}
 RUN = ("drl validate --cluster", "drl render --cluster")
 VERBS = {
     "kubectl": {"apply", "create", "delete", "events", "get"},
@@ -57,9 +83,11 @@ VERBS = {
 }
 # Modules that a page writes itself, and those of installed packages.
 ELSEWHERE = {
-    "my_flux.tiny_model": "examples/own-family/my_flux/tiny_model.py", "pytest": "", "suite": "tests/suite/__main__.py",
+    "my_flux.tiny_model": "examples/own-family/my_flux/tiny_model.py",
+    "pytest": "",
+    "suite": "tests/suite/__main__.py",
     "venv": "",
-}  # fmt: skip
+}
 WRITTEN_BY_PAGES = {"reward_server.py"}
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 VARIABLES = set(re.findall(r"\$\((?:if )?\$?\(?([A-Z]+)\)", (ROOT / "Makefile").read_text(encoding="utf-8")))
@@ -87,7 +115,8 @@ def verb(command: Command) -> str:
 
 def problems(command: Command) -> list[str]:
     """What a command names and does not exist; empty for `drl`, whose commands another test parses."""
-    program, arguments = Path(command.words[0]).name, list(command.words[1:])
+    program = Path(command.words[0]).name
+    arguments = list(command.words[1:])
     verbs = VERBS.get(program)
     checks = {"make": _of_make, "helm": _of_helm, "python": _of_python, "python3": _of_python}
     found = [verb(command)] if verbs and arguments[0] not in verbs else []
@@ -229,19 +258,22 @@ def test_a_command_that_needs_nothing_succeeds(
     assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.parametrize(("line", "wrong"), [
-    ("make tset", ["tset"]),
-    ("make release VERSON=1.0.0", ["VERSON=1.0.0"]),
-    ("helm install omni charts/omni-operator --set jobs.imag=x", ["value jobs.imag=x"]),
-    ("helm remove omni", ["helm remove"]),
-    ("kubectl apply --filename examples/claims/run.yaml", ["examples/claims/run.yaml"]),
-    ("python -m e2e.images", [NOT_OF_VENV]),
-    (".venv/bin/python benchmarks/operator_scale.py --job 1", ["option --job"]),
-    (".venv/bin/python -m e2e.image", ["e2e.image: no such program"]),
-    (".venv/bin/python -m pytest e2e -m clusters", ["clusters"]),
-    ("docker build --file images/operators/Dockerfile .", ["images/operators/Dockerfile"]),
-    ("omni list", ["omni: not one of the known programs"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("make tset", ["tset"]),
+        ("make release VERSON=1.0.0", ["VERSON=1.0.0"]),
+        ("helm install omni charts/omni-operator --set jobs.imag=x", ["value jobs.imag=x"]),
+        ("helm remove omni", ["helm remove"]),
+        ("kubectl apply --filename examples/claims/run.yaml", ["examples/claims/run.yaml"]),
+        ("python -m e2e.images", [NOT_OF_VENV]),
+        (".venv/bin/python benchmarks/operator_scale.py --job 1", ["option --job"]),
+        (".venv/bin/python -m e2e.image", ["e2e.image: no such program"]),
+        (".venv/bin/python -m pytest e2e -m clusters", ["clusters"]),
+        ("docker build --file images/operators/Dockerfile .", ["images/operators/Dockerfile"]),
+        ("omni list", ["omni: not one of the known programs"]),
+    ],
+)
 def test_what_does_not_exist_is_found(line: str, wrong: list[str]) -> None:
     (command,) = split("README.md", line)
     assert problems(command) == wrong

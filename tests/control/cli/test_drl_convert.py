@@ -178,10 +178,14 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str | None, said: st
 @pytest.mark.parametrize(
     ("url", "is_local"),
     [
-        ("http://localhost:19082", True), ("http://127.0.0.1:8000/v1/score", True), ("http://localhost", True),
-        ("http://localhost.example.org/x", False), ("http://scores:19082", False), ("http://127.0.0.1.nip.io/", False),
+        ("http://localhost:19082", True),
+        ("http://127.0.0.1:8000/v1/score", True),
+        ("http://localhost", True),
+        ("http://localhost.example.org/x", False),
+        ("http://scores:19082", False),
+        ("http://127.0.0.1.nip.io/", False),
     ],
-)  # fmt: skip
+)
 def test_a_server_on_the_machine_of_the_script_is_named(url: str, is_local: bool) -> None:
     scorer = "reward.reward_functions.ocr={path: verl_omni/utils/reward_score/http_scorer_client.py, server_url: %s}"
     recipe = RECIPE.replace("reward.custom_reward_function.path=score.py", f'"{scorer % f"{url!r}"}"')

@@ -30,15 +30,23 @@ GIB = 1 << 30
 def estimate(**changes: Any) -> dict[str, Any]:
     """A small estimate, as the trainer's program prints it."""
     made = {
-        "architecture": "WanPipeline", "parameters": 2_000_000_000, "trained_parameters": 1_500_000,
+        "architecture": "WanPipeline",
+        "parameters": 2_000_000_000,
+        "trained_parameters": 1_500_000,
         "device": [
             {"name": "generation", "bytes": 3 * GIB, "parts": {"weights": GIB, "VAE": 2 * GIB}},
             {"name": "update", "bytes": 5 * GIB, "parts": {"weights": GIB, "activations": 4 * GIB}},
         ],
         "host": [{"name": "start", "bytes": 6 * GIB, "parts": {"processes": 6 * GIB}}],
-        "moved": {"samples to the trainers": 3 << 20}, "engine_batch": 8, "sample_bytes": 1, "capacity": 8 * GIB,
-        "reserve": 0.08, "peak": 5 * GIB, "fits": True, "advice": [],
-    }  # fmt: skip
+        "moved": {"samples to the trainers": 3 << 20},
+        "engine_batch": 8,
+        "sample_bytes": 1,
+        "capacity": 8 * GIB,
+        "reserve": 0.08,
+        "peak": 5 * GIB,
+        "fits": True,
+        "advice": [],
+    }
     return {**made, **changes}
 
 
@@ -119,8 +127,9 @@ def test_each_pool_has_its_own_device_and_the_layout_of_its_pods(job: Path, two_
     )
     found = json.loads(result.stdout)
     assert {name: pool["target"] for name, pool in found["pools"].items()} == {
-        "trainer": "h100-80g", "rollout": "l40s-48g"
-    }  # fmt: skip
+        "trainer": "h100-80g",
+        "rollout": "l40s-48g",
+    }
     assert (found["fits"], found["host_fits"]) == (True, None)
 
 
@@ -191,9 +200,7 @@ def test_the_text_has_a_verdict_for_each_pool_and_what_to_change_in_it(
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, document, ""))
     pods = ("--set", "spec.rollout.replicas=2", "--set", "spec.rollout.accelerator={vendor: NVIDIA, count: 4}")
     lines = drl_fit(job, "--device", "h100-80g", "--rollout-device", "l40s-48g", *SEPARATE, *pods).stdout.splitlines()
-    tables = (
-        "trainer: the accelerator", "trainer: host", "rollout: each of 8 accelerators", "rollout: host of the"
-    )  # fmt: skip
+    tables = ("trainer: the accelerator", "trainer: host", "rollout: each of 8 accelerators", "rollout: host of the")
     assert [name for name in tables if not any(line.startswith(name) for line in lines)] == ["rollout: host of the"]
     trainer = lines.index(
         "a-job: the trainer pool fits on h100-80g: 5.00 of 8.00 GiB at the peak, of which 8% should stay free"
@@ -214,8 +221,17 @@ def test_the_memory_limits_of_both_kinds_of_pods_are_checked(job: Path, two_pool
         "spec.rollout.resources.limits.memory"
     ) in result.stdout
     assert "the trainer host" not in result.stdout
-    larger = drl_fit(job, "--device", "h100-80g", *SEPARATE, "--set", "spec.rollout.sharedMemory.sizeLimit=4Gi",
-                     "--set", "spec.rollout.resources.limits={memory: 3Gi}", "--json")  # fmt: skip
+    larger = drl_fit(
+        job,
+        "--device",
+        "h100-80g",
+        *SEPARATE,
+        "--set",
+        "spec.rollout.sharedMemory.sizeLimit=4Gi",
+        "--set",
+        "spec.rollout.resources.limits={memory: 3Gi}",
+        "--json",
+    )
     found = json.loads(larger.stdout)["pools"]
     assert (found["rollout"]["host_capacity"], found["rollout"]["host_fits"]) == (7 * GIB, True)
     assert found["trainer"]["host_fits"] is None
@@ -325,7 +341,8 @@ def test_a_host_beyond_the_limit_of_its_pod_does_not_fit(job: Path, commands: li
 def test_the_text_has_every_part_of_every_phase_and_the_verdict() -> None:
     found = {**estimate(), "job": "a-job", "target": "x", "host_capacity": None, "host_fits": None}
     found["not_estimated"] = ["spec.reward.model"]
-    two_of_four, one = fit_text.Pods(hosts=2, devices=4), fit_text.Pods(hosts=1, devices=1)
+    two_of_four = fit_text.Pods(hosts=2, devices=4)
+    one = fit_text.Pods(hosts=1, devices=1)
     lines = fit_text.render(found, two_of_four, one).splitlines()
     assert any(line.startswith("each of 8 accelerators") for line in lines)
     pooled = {**found, "pools": dict.fromkeys(("trainer", "rollout"), found)}

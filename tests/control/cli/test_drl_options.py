@@ -88,9 +88,12 @@ def test_the_version_is_that_of_the_distribution() -> None:
 @pytest.mark.parametrize(("words", "said"), [("drl ", "validate"), ("drl model ", "tiny"), ("drl run --f", "--fresh")])
 def test_completion_suggests_commands_and_options(words: str, said: str) -> None:
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT / "operator"), "_DRL_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "operator"),
+        "_DRL_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }  # fmt: skip
+    }
     code = "from omni_operator.cli.main import app; app(prog_name='drl')"
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
@@ -148,7 +151,9 @@ def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch:
     for name in ("runs/a", "other/b"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").touch()
-    runs, other, out = tmp_path / "runs", tmp_path / "other" / "b", tmp_path / "out.html"
+    runs = tmp_path / "runs"
+    other = tmp_path / "other" / "b"
+    out = tmp_path / "out.html"
     assert drl("report", "a", other, "--runs", runs, "--out", out).exit_code == 0
     assert called == [[str(runs / "a"), str(other), "--out", str(out)]]
     for arguments, said in (
@@ -165,12 +170,21 @@ def test_report_compares_several_runs_into_one_file(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("validate", "none.yaml"), ("render", "none.yaml"), ("run", "none.yaml"), ("validate", "."),
-        ("render", CPU_JOB, "--cluster", "--settings", "none.yaml"), ("report", "none"), ("bogus",), ("run", "--bogus"),
-        ("model", "tiny", "sd4", "m"), ("model", "tiny", "sd3", CPU_JOB), ("render", CPU_JOB, "--set", "spec.x=1"),
-        ("run", EXAMPLE, "--runs", CPU_JOB), (),
+        ("validate", "none.yaml"),
+        ("render", "none.yaml"),
+        ("run", "none.yaml"),
+        ("validate", "."),
+        ("render", CPU_JOB, "--cluster", "--settings", "none.yaml"),
+        ("report", "none"),
+        ("bogus",),
+        ("run", "--bogus"),
+        ("model", "tiny", "sd4", "m"),
+        ("model", "tiny", "sd3", CPU_JOB),
+        ("render", CPU_JOB, "--set", "spec.x=1"),
+        ("run", EXAMPLE, "--runs", CPU_JOB),
+        (),
     ],
-)  # fmt: skip
+)
 def test_configuration_errors_exit_with_code_2_and_a_message(arguments: tuple[str | Path, ...]) -> None:
     result = drl(*arguments)
     assert result.exit_code == 2
@@ -261,8 +275,10 @@ def test_render_prints_json(write_job: WriteJob) -> None:
     objects = json.loads(drl("render", "--json", "--cluster", "--image", "i", CPU_JOB).stdout)
     printed = drl("render", "--cluster", "--image", "i", CPU_JOB).stdout
     assert objects == {
-        "apiVersion": "v1", "kind": "List", "items": list(YAML(typ="safe", pure=True).load_all(printed)),
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": list(YAML(typ="safe", pure=True).load_all(printed)),
+    }
 
 
 def test_doctor_prints_json() -> None:
@@ -316,8 +332,9 @@ def test_model_commands_do_not_overwrite_files(tmp_path: Path) -> None:
     for arguments in (("tiny", "sd3"), ("shapes",)):
         result = drl("model", *arguments, tmp_path)
         assert (result.exit_code, result.stderr) == (
-            2, f"{tmp_path} is not empty; give a new folder, or delete it first\n",
-        )  # fmt: skip
+            2,
+            f"{tmp_path} is not empty; give a new folder, or delete it first\n",
+        )
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     (tmp_path / "shapes_train.jsonl").touch()
     assert "already contains shapes_train.jsonl" in drl("model", "prompts", tmp_path).stderr
@@ -349,9 +366,12 @@ def test_no_color_disables_colors_on_a_terminal(write_job: WriteJob, variables: 
     environment = {**inherited, "PYTHONPATH": str(ROOT / "operator"), "TERM": "xterm-256color", **variables}
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "omni_operator.cli", "run", str(job)], stdout=theirs, stderr=theirs, cwd=job.parent,
+        [sys.executable, "-m", "omni_operator.cli", "run", str(job)],
+        stdout=theirs,
+        stderr=theirs,
+        cwd=job.parent,
         env=environment,
-    )  # fmt: skip
+    )
     os.close(theirs)
     seen = b""
     while True:
@@ -392,8 +412,9 @@ def test_a_comparison_into_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
     refused = drl("report", tmp_path)
     assert (refused.exit_code, refused.stderr) == (
-        2, f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl\n",
-    )  # fmt: skip
+        2,
+        f"{tmp_path} is not the folder of a run that has begun to train: it has no metrics.jsonl\n",
+    )
 
 
 @pytest.mark.parametrize("options", [(), ("--cluster", "--image", "i")])

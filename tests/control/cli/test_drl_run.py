@@ -99,9 +99,13 @@ def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
     start("run", write_job()).communicate()
     given = json.loads((tmp_path / "runs" / "a-job" / "environment.json").read_text())
     wanted = {
-        "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "0",
-    }  # fmt: skip
+        "VERL_PLATFORM": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "RAY_worker_niceness": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
     assert {name: given[name] for name in wanted} == wanted
 
 
@@ -110,8 +114,9 @@ def test_a_finished_run_resumes_only_with_more_steps(write_job: WriteJob, drl: D
     drl("run", job)
     code, said = drl("run", job)
     assert (code, said.splitlines()[0]) == (
-        0, "a-job is already finished; to run it again, add --fresh; to continue it, raise totalSteps",
-    )  # fmt: skip
+        0,
+        "a-job is already finished; to run it again, add --fresh; to continue it, raise totalSteps",
+    )
     code, said = drl("run", job, "--set", "spec.trainer.totalSteps=5")
     assert code == 0
     assert "resuming from the checkpoint of step 3 of 5" in said
@@ -245,8 +250,9 @@ def test_a_failure_without_an_error_event_shows_the_traceback_of_the_log(
     assert "  |     raise RuntimeError(" in said
     assert "INFO" not in said
     assert said.splitlines()[-2:] == [
-        "log: runs/a-job/train.log", "failed: RuntimeError: the reward server is away",
-    ]  # fmt: skip
+        "log: runs/a-job/train.log",
+        "failed: RuntimeError: the reward server is away",
+    ]
 
 
 def test_a_reported_error_is_the_last_line_and_hides_the_log(write_job: WriteJob, drl: Drl) -> None:
@@ -271,8 +277,9 @@ def test_a_trainer_that_refuses_its_settings_is_a_configuration_error(write_job:
     code, said = drl("run", write_job("refuse"))
     assert code == 2
     assert said.splitlines()[-2:] == [
-        "log: runs/a-job/train.log", "failed: reward.reward_functions.sky.clouds: unknown setting",
-    ]  # fmt: skip
+        "log: runs/a-job/train.log",
+        "failed: reward.reward_functions.sky.clouds: unknown setting",
+    ]
 
 
 def test_a_killed_trainer_is_reported_as_killed(write_job: WriteJob, drl: Drl) -> None:
@@ -336,9 +343,13 @@ def test_ctrl_c_ends_a_program_of_the_training_stack_without_a_traceback(tmp_pat
     )
     operator = Path(__file__).parents[3] / "operator"
     process = subprocess.Popen(
-        [sys.executable, "-c", call], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        [sys.executable, "-c", call],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{operator}:{tmp_path}"},
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready --out\n"
     process.send_signal(signal.SIGINT)

@@ -28,7 +28,8 @@ JUDGED = JOB.replace("scorers: [{name: jpeg}]", f"scorers: [{{name: genrm_ocr}}]
 
 @pytest.mark.parametrize(("text", "needed"), [(JOB, 8), (JUDGED, 10)])
 def test_a_machine_needs_the_accelerators_of_all_pools(text: str, needed: int) -> None:
-    job, document = read_job(text, "job.yaml").job, Document.parse(text, "job.yaml")
+    job = read_job(text, "job.yaml").job
+    document = Document.parse(text, "job.yaml")
     found = []
     for count in (needed - 1, needed):
         here = (Accelerators("NVIDIA", count, ("H100",) * count),)
@@ -40,7 +41,8 @@ def test_a_local_run_has_accelerators_of_one_vendor() -> None:
     text = JUDGED.replace("vendor: NVIDIA", "vendor: Ascend").replace(
         "vendor: Ascend, count: 2", "vendor: NVIDIA, count: 2"
     )
-    job, document = read_job(text, "job.yaml").job, Document.parse(text, "job.yaml")
+    job = read_job(text, "job.yaml").job
+    document = Document.parse(text, "job.yaml")
     here = (Accelerators("NVIDIA", 10, ("H100",) * 10),)
     found = {problem.field: problem.text for problem in machine_problems(job, document, here, ())}
     said = "is Ascend: a local run uses accelerators of one vendor, and the trainer's are NVIDIA"
@@ -48,7 +50,8 @@ def test_a_local_run_has_accelerators_of_one_vendor() -> None:
 
 
 def test_a_shell_that_is_offline_cannot_send_results_to_the_hub() -> None:
-    job, document = read_job(JOB, "job.yaml").job, Document.parse(JOB, "job.yaml")
+    job = read_job(JOB, "job.yaml").job
+    document = Document.parse(JOB, "job.yaml")
     assert list(variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})) == []
     job = read_job(JOB, "job.yaml", ["spec.output={url: hf://owner/name}"]).job
     (found,) = variable_problems(job, document, {"HF_HUB_OFFLINE": "1"})

@@ -95,8 +95,11 @@ def test_a_full_disk_is_one_line(command: tuple[str | Path, ...], expected: str,
         result = subprocess.run(
             [sys.executable, "-m", "omni_operator.cli", *map(str, command)],
             env={**os.environ, "PYTHONPATH": str(ROOT / "operator"), "PYTHONUNBUFFERED": unbuffered},
-            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     said = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
     assert (result.returncode, said) == (1, [expected])
 

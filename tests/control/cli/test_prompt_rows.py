@@ -51,7 +51,7 @@ def test_usable_files_are_accepted(tmp_path: Path, name: str, content: bytes) ->
         ("p.parquet", b"PAR1PAR1", "is not a Parquet file, or only a part of one"),
         ("p.parquet", PARQUET[:-1], "is not a Parquet file, or only a part of one"),
     ],
-)  # fmt: skip
+)
 def test_the_first_row_that_cannot_be_used_is_named(
     tmp_path: Path, name: str, content: bytes, said: str | None
 ) -> None:

@@ -32,12 +32,22 @@ from omni_operator.cli.machine.doctor import diagnose
 from omni_operator.cli.machine.machine_facts import Accelerators, Machine, inspect_machine, within_limit
 from omni_operator.cli.machine.training_stack import STACK
 
-MIB, GIB = 1024**2, 1024**3
+MIB = 1024**2
+GIB = 1024**3
 GOOD = Machine(
-    python=(3, 11), cpus=2, memory=8 * GIB, memory_free=6 * GIB, shared_memory=4 * GIB, shared_memory_free=4 * GIB,
-    disk_free=50 * GIB, compiler="/usr/bin/cc", accelerators=(), installed=dict.fromkeys(STACK, "1.0"), pinned={},
+    python=(3, 11),
+    cpus=2,
+    memory=8 * GIB,
+    memory_free=6 * GIB,
+    shared_memory=4 * GIB,
+    shared_memory_free=4 * GIB,
+    disk_free=50 * GIB,
+    compiler="/usr/bin/cc",
+    accelerators=(),
+    installed=dict.fromkeys(STACK, "1.0"),
+    pinned={},
     reference=None,
-)  # fmt: skip
+)
 JOB = """
 apiVersion: diffusionrl.io/v1alpha1
 kind: DiffusionRLJob
@@ -117,11 +127,16 @@ def test_a_step_on_pairs_of_a_data_set_has_loss_and_accuracy(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("mean", "deviation", "shown"),
     [
-        (0.305, 0.00312, "0.305 ± 0.003"), (12.34, 3.456, "12.3 ± 3.5"), (-1.5, 0.25, "-1.50 ± 0.25"),
-        (1234.5, 200.4, "1234 ± 200"), (0.305, 0.00001, "0.305 ± 1.00e-05"), (0.5, 0.0, "0.500 ± 0.000"),
-        (1e-6, 2e-7, "1.00e-06 ± 2.00e-07"), (0.5, None, "0.500"),
+        (0.305, 0.00312, "0.305 ± 0.003"),
+        (12.34, 3.456, "12.3 ± 3.5"),
+        (-1.5, 0.25, "-1.50 ± 0.25"),
+        (1234.5, 200.4, "1234 ± 200"),
+        (0.305, 0.00001, "0.305 ± 1.00e-05"),
+        (0.5, 0.0, "0.500 ± 0.000"),
+        (1e-6, 2e-7, "1.00e-06 ± 2.00e-07"),
+        (0.5, None, "0.500"),
     ],
-)  # fmt: skip
+)
 def test_mean_and_deviation_have_the_same_decimals(mean: float, deviation: float | None, shown: str) -> None:
     assert run_text.spread(mean, deviation) == shown
 
@@ -134,7 +149,9 @@ def test_durations_and_numbers_are_short(value: float) -> None:
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=6), st.floats(0, 20))
 def test_stop_requests_escalate_and_kill_once(gaps: list[float], patience: float) -> None:
-    escalation, now, sent = StopEscalation(patience), 0.0, []
+    escalation = StopEscalation(patience)
+    now = 0.0
+    sent = []
     for gap in gaps:
         now += gap
         sent.append(escalation.request(now))
@@ -165,21 +182,41 @@ def test_a_failure_is_distinguished_from_a_stop(code: int, asked: int, stopped: 
 @pytest.mark.parametrize(
     ("code", "reported", "log", "out_of_memory", "said"),
     [
-        (1, "StaleSample: 3 of 4", ["Traceback (most recent call last):", "ValueError: x"], False,
-         ["failed: StaleSample: 3 of 4"]),
+        (
+            1,
+            "StaleSample: 3 of 4",
+            ["Traceback (most recent call last):", "ValueError: x"],
+            False,
+            ["failed: StaleSample: 3 of 4"],
+        ),
         (1, "KeyError: a\nmore\nlines", [], False, ["  | more", "  | lines", "failed: KeyError: a"]),
-        (1, None, ["Traceback (most recent call last):", "ValueError: x", "after"], False,
-         ["  | Traceback (most recent call last):", "failed: ValueError: x"]),
+        (
+            1,
+            None,
+            ["Traceback (most recent call last):", "ValueError: x", "after"],
+            False,
+            ["  | Traceback (most recent call last):", "failed: ValueError: x"],
+        ),
         (1, None, ["Killed"], False, ["  | Killed", "failed: the trainer exited with code 1; the log has no error"]),
-        (2, None, ["INFO", "a.b: unknown setting", "a.c: must be given"], False,
-         ["  | a.b: unknown setting", "failed: a.c: must be given"]),
+        (
+            2,
+            None,
+            ["INFO", "a.b: unknown setting", "a.c: must be given"],
+            False,
+            ["  | a.b: unknown setting", "failed: a.c: must be given"],
+        ),
         (2, None, [], False, ["failed: the trainer exited with code 2; the log has no error"]),
         (-11, None, [], False, ["failed: the trainer was ended by SIGSEGV"]),
         (-9, None, [], True, ["failed: out of memory: the kernel killed a process of the run"]),
-        (1, "a worker died", [], True,
-         ["failed: out of memory: the kernel killed a process of the run; a worker died"]),
+        (
+            1,
+            "a worker died",
+            [],
+            True,
+            ["failed: out of memory: the kernel killed a process of the run; a worker died"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_last_line_of_a_failure_is_its_cause(
     code: int, reported: str | None, log: list[str], out_of_memory: bool, said: list[str]
 ) -> None:
@@ -212,15 +249,24 @@ def test_a_failed_run_looks_at_the_disk_of_its_folder(
 
 def test_a_log_excerpt_is_the_last_traceback() -> None:
     log = [
-        "INFO starting", "Traceback (most recent call last):", "  old", "ValueError: old",
+        "INFO starting",
+        "Traceback (most recent call last):",
+        "  old",
+        "ValueError: old",
         "\x1b[36m(WorkerDict pid=12)\x1b[0m Traceback (most recent call last):",
-        "\x1b[36m(WorkerDict pid=12)\x1b[0m   File \"a.py\", line 1, in f", "    g()", "    ^^^",
-        "verl_omni.errors.StaleSample: 3 of 4", "INFO shutting down", "",
-    ]  # fmt: skip
-    assert failure.log_excerpt(log) == [
-        "Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()",
+        '\x1b[36m(WorkerDict pid=12)\x1b[0m   File "a.py", line 1, in f',
+        "    g()",
+        "    ^^^",
         "verl_omni.errors.StaleSample: 3 of 4",
-    ]  # fmt: skip
+        "INFO shutting down",
+        "",
+    ]
+    assert failure.log_excerpt(log) == [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "    g()",
+        "verl_omni.errors.StaleSample: 3 of 4",
+    ]
 
 
 @given(st.lists(st.text(max_size=30)), st.integers(3, 20))
@@ -291,9 +337,15 @@ def test_each_finding_has_its_remedy(change: dict[str, object], level: str, said
 
 @pytest.mark.parametrize(
     ("limit", "used", "memory"),
-    [("max", "5", (100, 60)), ("", "", (100, 60)), ("200", "5", (100, 60)), ("50", "20", (50, 30)),
-     ("50", "80", (50, 0)), ("90", "5", (90, 60))],
-)  # fmt: skip
+    [
+        ("max", "5", (100, 60)),
+        ("", "", (100, 60)),
+        ("200", "5", (100, 60)),
+        ("50", "20", (50, 30)),
+        ("50", "80", (50, 0)),
+        ("90", "5", (90, 60)),
+    ],
+)
 def test_memory_is_limited_by_the_container(limit: str, used: str, memory: tuple[int, int]) -> None:
     assert within_limit(100, 60, limit, used) == memory
 
@@ -308,11 +360,21 @@ def test_this_machine_has_memory_cores_and_disk(tmp_path: Path) -> None:
 
 def test_remedies_name_only_commands_that_exist() -> None:
     nothing = replace(
-        GOOD, python=(3, 9), memory_free=0, shared_memory=0, disk_free=0, compiler=None, reference="1",
+        GOOD,
+        python=(3, 9),
+        memory_free=0,
+        shared_memory=0,
+        disk_free=0,
+        compiler=None,
+        reference="1",
         installed=dict.fromkeys(STACK),
-    )  # fmt: skip
-    remedies = [finding.remedy for machine in (nothing, replace(GOOD, shared_memory_free=0)) for finding in
-                diagnose(machine) if finding.remedy]  # fmt: skip
+    )
+    remedies = [
+        finding.remedy
+        for machine in (nothing, replace(GOOD, shared_memory_free=0))
+        for finding in diagnose(machine)
+        if finding.remedy
+    ]
     assert len(remedies) >= 7 + len(STACK)
     makefile = (Path(__file__).parents[3] / "Makefile").read_text(encoding="utf-8")
     for target in {found for remedy in remedies for found in re.findall(r"\bmake ([a-z-]+)", remedy)}:

@@ -27,11 +27,13 @@ def server() -> Iterator[FakeServer]:
 @pytest.fixture
 def kubeconfig(server: FakeServer, tmp_path: Path) -> Path:
     config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "main",
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "main",
         "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
-    }  # fmt: skip
+    }
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
     return path
@@ -42,11 +44,17 @@ def run_folder(tmp_path: Path) -> Path:
     """A run folder as a trainer leaves it."""
     root = tmp_path / "claim" / "blue"
     files = [
-        "report.html", "train.log", "samples/step_000001/0.png", "tensorboard/events",
-        *(f"checkpoints/{step}/{name}" for step in ("step_000001", "step_000002") for name in
-          ("manifest.json", "lora/adapter.safetensors", "state/shard_0")),
+        "report.html",
+        "train.log",
+        "samples/step_000001/0.png",
+        "tensorboard/events",
+        *(
+            f"checkpoints/{step}/{name}"
+            for step in ("step_000001", "step_000002")
+            for name in ("manifest.json", "lora/adapter.safetensors", "state/shard_0")
+        ),
         "checkpoints/step_000003/lora/adapter.safetensors",
-    ]  # fmt: skip
+    ]
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)

@@ -24,9 +24,12 @@ CLUSTER = "uid-cluster"  # uid of the RayCluster of each job
 def make_job(name: str) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "False", "reason": "ClaimNotFound", "message": "no claim runs"}]
     status = {
-        "state": "Starting", "reason": "ClaimNotFound", "conditions": conditions,
-        "progress": {"summary": "3/10", "rewardSummary": "0.5"}, "children": {"rayClusterUID": CLUSTER},
-    }  # fmt: skip
+        "state": "Starting",
+        "reason": "ClaimNotFound",
+        "conditions": conditions,
+        "progress": {"summary": "3/10", "rewardSummary": "0.5"},
+        "children": {"rayClusterUID": CLUSTER},
+    }
     return {
         "metadata": {"name": name, "uid": f"uid-{name}"},
         "spec": {"suspend": False, "rollout": {"replicas": 2}, "checkpoint": {"claimName": "runs"}},

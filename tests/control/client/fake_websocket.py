@@ -50,6 +50,7 @@ class FakeWebSocket:
             (length,) = struct.unpack("!H", self._in.read(2))
         elif length == 127:
             (length,) = struct.unpack("!Q", self._in.read(8))
-        mask, data = self._in.read(4), self._in.read(length)
+        mask = self._in.read(4)
+        data = self._in.read(length)
         plain = bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
         return plain[0], plain[1:]

@@ -30,8 +30,10 @@ from omni_operator.staged_files import PREFIX
 
 def with_headers(headers: dict[str, str]) -> bytes:
     """An archive with a file that has extended headers of the PAX format."""
-    file, info = io.BytesIO(), tarfile.TarInfo("a")
-    info.size, info.pax_headers = 1, headers
+    file = io.BytesIO()
+    info = tarfile.TarInfo("a")
+    info.size = 1
+    info.pax_headers = headers
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as made:
         made.addfile(info, io.BytesIO(b"x"))
     return file.getvalue()
@@ -39,7 +41,8 @@ def with_headers(headers: dict[str, str]) -> bytes:
 
 def special(kind: bytes, target: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo()
-    info.type, info.linkname = kind, target
+    info.type = kind
+    info.linkname = target
     return info
 
 
@@ -108,18 +111,22 @@ class Endless:
     """The begin of an archive, and then the same bytes for ever."""
 
     def __init__(self, begin: bytes, rest: bytes) -> None:
-        self.begin, self.rest, self.sent = begin, rest, 0
+        self.begin = begin
+        self.rest = rest
+        self.sent = 0
 
     def read(self, size: int) -> bytes:
         self.sent += size
         assert self.sent < 16 * HEADER_LIMIT, "a header without an end is read into memory"
-        data, self.begin = self.begin[:size], self.begin[size:]
+        data = self.begin[:size]
+        self.begin = self.begin[size:]
         return data + self.rest * ((size - len(data)) // len(self.rest))
 
 
 def header(kind: bytes, size: int) -> bytes:
     info = tarfile.TarInfo("a")
-    info.type, info.size = kind, size
+    info.type = kind
+    info.size = size
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
@@ -132,9 +139,11 @@ MAP = with_headers(SPARSE)[: 3 * tarfile.BLOCKSIZE] + b"999999999\n1\n2\n3\n"
 @pytest.mark.parametrize("first", [b"", LARGE])
 @pytest.mark.parametrize(
     ("begin", "rest"),
-    [*((header(kind, 2**32), b"a") for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)),
-     (MAP, b"1\n")],
-)  # fmt: skip
+    [
+        *((header(kind, 2**32), b"a") for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)),
+        (MAP, b"1\n"),
+    ],
+)
 def test_a_header_without_an_end_is_refused(first: bytes, begin: bytes, rest: bytes, tmp_path: Path) -> None:
     """A pod that is not trusted would fill the memory of who fetches from it."""
     with pytest.raises(UnsafeArchive, match="a header has more than 1048576 bytes"):
@@ -189,7 +198,8 @@ def test_a_command_that_fails_after_a_whole_archive_leaves_nothing(
 
 def test_permissions_of_the_archive_are_not_kept(tmp_path: Path) -> None:
     info = tarfile.TarInfo("a")
-    info.mode, info.uid = 0o6777, 0
+    info.mode = 0o6777
+    info.uid = 0
     assert unpack(io.BytesIO(archive(("a", info))), tmp_path) == ["a"]
     assert (tmp_path / "a").stat().st_mode & 0o7022 == 0
     with pytest.raises(BrokenArchive):
@@ -200,7 +210,8 @@ def test_permissions_of_the_archive_are_not_kept(tmp_path: Path) -> None:
 
 def test_files_are_written_aside_in_their_folder_which_an_error_leaves_as_it_was(tmp_path: Path) -> None:
     """The folder may be a mount, whose parent is on another file system, or where the user may write nothing."""
-    owner, folder = {"job": "blue"}, tmp_path / "a" / "results"
+    owner = {"job": "blue"}
+    folder = tmp_path / "a" / "results"
     for existed in (False, True):
         with contextlib.suppress(ZeroDivisionError), staging(folder, owner) as made:
             assert made.parent == folder
@@ -210,8 +221,9 @@ def test_files_are_written_aside_in_their_folder_which_an_error_leaves_as_it_was
         with staging(folder, owner) as made:
             (made / "file").write_text("whole")
         assert {path.name: path.read_text() for path in folder.iterdir()} == {
-            "file": "whole", MARKER: json.dumps(owner)
-        }  # fmt: skip
+            "file": "whole",
+            MARKER: json.dumps(owner),
+        }
 
 
 def test_what_a_killed_process_has_left_does_not_take_a_folder(tmp_path: Path) -> None:

@@ -27,9 +27,11 @@ def test_jobs_are_what_the_cluster_has(kubeconfig: Path) -> None:
 def test_suspend_and_resume_change_a_job_once(server: FakeServer, kubeconfig: Path) -> None:
     said = [drl(kubeconfig, command, "blue").stdout for command in ("suspend", "suspend", "resume", "resume")]
     assert said == [
-        "blue: suspension requested\n", "blue: spec.suspend is already true\n",
-        "blue: resumed\n", "blue: not suspended\n",
-    ]  # fmt: skip
+        "blue: suspension requested\n",
+        "blue: spec.suspend is already true\n",
+        "blue: resumed\n",
+        "blue: not suspended\n",
+    ]
     sent = "application/merge-patch+json"
     assert server.patches == [(f"{PATH}/blue", sent, {"spec": {"suspend": value}}) for value in (True, False)]
 
@@ -40,8 +42,9 @@ def test_a_job_that_has_ended_is_not_changed(
     state: str, command: tuple[str, ...], server: FakeServer, kubeconfig: Path
 ) -> None:
     server.jobs["blue"]["status"] = {
-        "state": state, "conditions": [{"type": state, "status": "True", "reason": "R"}],
-    }  # fmt: skip
+        "state": state,
+        "conditions": [{"type": state, "status": "True", "reason": "R"}],
+    }
     server.jobs["blue"]["spec"]["suspend"] = command[0] == "resume"
     said = drl(kubeconfig, *command, "blue")
     assert (said.exit_code, said.stderr) == (2, f"blue is {state}: nothing to {command[0]}\n")
@@ -100,8 +103,9 @@ def test_commands_about_one_job_print_json(kubeconfig: Path) -> None:
 def test_errors_say_what_is_wrong(server: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
     missing = drl(kubeconfig, "why", "red-grp")
     assert (missing.exit_code, missing.stderr) == (
-        2, "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n",
-    )  # fmt: skip
+        2,
+        "no job 'red-grp' in namespace team; did you mean 'red-grpo'?\n",
+    )
     server.objects[PATH] = 403, {"message": "User u cannot list"}
     missing = drl(kubeconfig, "why", "red-grp")
     assert (missing.exit_code, missing.stderr) == (2, "no job 'red-grp' in namespace team\n"), "may get, not list"
@@ -186,8 +190,15 @@ NO_NAMES = (
     "a" * 254,
 )
 ONE_JOB: tuple[tuple[str, ...], ...] = (
-    ("why",), ("suspend",), ("resume",), ("scale", "--replicas=2"), ("watch",), ("logs",), ("fetch",), ("open",),
-)  # fmt: skip
+    ("why",),
+    ("suspend",),
+    ("resume",),
+    ("scale", "--replicas=2"),
+    ("watch",),
+    ("logs",),
+    ("fetch",),
+    ("open",),
+)
 
 
 @pytest.mark.parametrize("command", ONE_JOB, ids=lambda words: words[0])
@@ -212,10 +223,14 @@ def test_a_namespace_that_is_none_gets_no_job(server: FakeServer, kubeconfig: Pa
 def test_every_method_refuses_what_is_no_name(server: FakeServer, kubeconfig: Path) -> None:
     client = Client.from_kubeconfig(str(kubeconfig))
     methods: list[Any] = [
-        client.get, client.suspend, client.cancel, lambda name: client.scale(name, 2),
-        lambda name: next(client.follow(name)), lambda name: client.wait(name, "Running", 0.0),
+        client.get,
+        client.suspend,
+        client.cancel,
+        lambda name: client.scale(name, 2),
+        lambda name: next(client.follow(name)),
+        lambda name: client.wait(name, "Running", 0.0),
         lambda name: client.submit({"metadata": {"name": name}}),
-    ]  # fmt: skip
+    ]
     for method in methods:
         for name in NO_NAMES:
             with pytest.raises(InvalidName):
@@ -235,7 +250,7 @@ def test_an_answer_that_is_not_of_kubernetes_is_an_error_in_words(
         ("<html>Please log in</html>", "'<html>Please log in</html>"),
         ('["a"]', "the answer is not one of Kubernetes: GET "),
         ('{"error": "login"}', "is not a job: it has the field"),
-    ):  # fmt: skip
+    ):
         server.texts[f"{PATH}/blue"] = [[text]]
         refused = drl(kubeconfig, *command)
         assert (refused.exit_code, said in refused.stderr) == (1, True), refused

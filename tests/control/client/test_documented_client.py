@@ -14,9 +14,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_example_of_the_docs_runs(
-    server: FakeServer, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer,
+    kubeconfig: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     code = code.replace('"examples/', f'"{ROOT}/examples/').replace('"runs/', f'"{tmp_path}/runs/')
@@ -30,7 +33,8 @@ def test_the_example_of_the_docs_runs(
     def ended(target: str) -> tuple[int, dict[str, object]]:
         found = server.jobs.get("red-grpo-cluster")
         if found is not None:
-            found["metadata"]["uid"], found["status"] = "u", {**DONE, "children": {"rayClusterUID": CLUSTER}}
+            found["metadata"]["uid"] = "u"
+            found["status"] = {**DONE, "children": {"rayClusterUID": CLUSTER}}
         return reply(target)
 
     monkeypatch.setattr(server, "reply", ended)

@@ -19,8 +19,12 @@ from omni_operator.client.fetch_pod import render_fetch_pod
 from omni_operator.client.pods import run_place
 
 RESULTS = {
-    MARKER, "report.html", "train.log", "samples/step_000001/0.png", "checkpoints/step_000002/lora/adapter.safetensors",
-}  # fmt: skip
+    MARKER,
+    "report.html",
+    "train.log",
+    "samples/step_000001/0.png",
+    "checkpoints/step_000002/lora/adapter.safetensors",
+}
 
 
 def test_results_come_from_a_running_pod(running: FakeServer, kubeconfig: Path, tmp_path: Path) -> None:
@@ -202,7 +206,8 @@ def test_the_pod_that_reads_a_claim_is_restricted() -> None:
     place = run_place(body)
     assert place is not None
     made: dict[str, Any] = render_fetch_pod(body, place, "rollout:1")
-    spec, container = made["spec"], made["spec"]["containers"][0]
+    spec = made["spec"]
+    container = made["spec"]["containers"][0]
     assert container["volumeMounts"] == [{"name": "runs", "mountPath": "/runs", "readOnly": True}]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -145,7 +145,8 @@ def test_a_server_that_never_answers_is_asked_once(kubeconfig: Path, monkeypatch
 @pytest.fixture
 def pod_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A small API server with TLS, as a pod finds it, in which `tmp_path` has the files of the service account."""
-    authority, server = pki.Authority(tmp_path / "pki"), FakeServer()
+    authority = pki.Authority(tmp_path / "pki")
+    server = FakeServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue(pki.api_server(["127.0.0.1"])))
     server.socket = context.wrap_socket(server.socket, server_side=True)

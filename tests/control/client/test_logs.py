@@ -42,8 +42,9 @@ def test_the_output_of_all_trainer_pods_is_printed_with_their_names(pods: FakeSe
     assert drl(kubeconfig, "logs", "blue", "--pod=head").stdout == "I am -h\n"
     assert drl(kubeconfig, "logs", "blue", "--pod=rollout").stdout == "I am r0\n"
     assert [json.loads(line) for line in drl(kubeconfig, "logs", "blue", "--json").stdout.splitlines()] == [
-        {"pod": "blue-a01-w0", "text": "I am w0"}, {"pod": "blue-a01-w1", "text": "I am w1"},
-    ]  # fmt: skip
+        {"pod": "blue-a01-w0", "text": "I am w0"},
+        {"pod": "blue-a01-w1", "text": "I am w1"},
+    ]
     unknown = drl(kubeconfig, "logs", "blue", "--pod=blue-a01-w2")
     assert (unknown.exit_code, "did you mean 'blue-a01-w" in unknown.stderr) == (2, True)
 
@@ -93,9 +94,10 @@ def test_after_the_pods_are_gone_the_output_comes_from_the_claim(
     (tmp_path / "train.log").unlink()
     absent = drl(kubeconfig, "logs", "blue", "--image=rollout:1")
     assert (absent.exit_code, absent.stderr.splitlines()[-1]) == (
-        1, "/runs/blue has no train.log; the trainer's output is in /runs/blue/train.log on the claim runs; "
+        1,
+        "/runs/blue has no train.log; the trainer's output is in /runs/blue/train.log on the claim runs; "
         "drl fetch copies it",
-    )  # fmt: skip
+    )
     server.deletions.clear()
     server.objects[PODS] = 403, {"message": "User u cannot list pods"}
     assert drl(kubeconfig, "logs", "blue").exit_code == 1
@@ -123,8 +125,9 @@ def test_following_continues_after_a_broken_connection_without_repeating_lines(
     path = f"{PODS}/blue-a01-w0/log"
     pods.texts[path] = [
         [f"{first} one", f"{same} two", f"{last} three", None],
-        [f"{same} two", f"{last} three", "2026-01-01T00:00:00.000000003Z four", None], [],
-    ]  # fmt: skip
+        [f"{same} two", f"{last} three", "2026-01-01T00:00:00.000000003Z four", None],
+        [],
+    ]
     pods.objects[PODS] = 200, {"items": [pod("blue-a01-w0")]}
 
     class Ends(list[Any]):
@@ -149,7 +152,8 @@ def test_following_survives_a_look_at_the_pods_that_is_not_answered(
 ) -> None:
     pods.objects[PODS] = 200, {"items": [pod("blue-a01-w0")]}
     pods.texts[f"{PODS}/blue-a01-w0/log"] = [["2026-01-01T00:00:00.000000001Z one"]]
-    answer, looks = pods.reply, iter(range(100))
+    answer = pods.reply
+    looks = iter(range(100))
 
     def reply(target: str) -> tuple[int, dict[str, Any]]:
         if target.partition("?")[0] == PODS and (look := next(looks)):

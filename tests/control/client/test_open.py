@@ -30,7 +30,7 @@ def head(*env: dict[str, Any], ready: str = "True", cluster: str = CLUSTER) -> d
         "metadata": {"name": "blue-a01-h", "labels": labels, "ownerReferences": owners(cluster)},
         "spec": {"containers": [{"name": "ray", "env": list(env)}]},
         "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
-    }  # fmt: skip
+    }
 
 
 def serve_page(web: FakeWebSocket, _: list[str]) -> None:

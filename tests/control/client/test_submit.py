@@ -43,7 +43,8 @@ def test_a_job_is_created_as_it_is_written(server: FakeServer, kubeconfig: Path)
 
 
 def test_a_job_of_another_namespace_or_without_a_name_is_refused(server: FakeServer, kubeconfig: Path) -> None:
-    client, body = Client.from_kubeconfig(str(kubeconfig)), document()
+    client = Client.from_kubeconfig(str(kubeconfig))
+    body = document()
     with pytest.raises(ClusterError, match=r"of red-grpo-cluster is prod, and this client is for team: nothing was"):
         client.submit({**body, "metadata": {**body["metadata"], "namespace": "prod"}})
     for metadata in ({}, {"generateName": "red-"}):
@@ -74,8 +75,9 @@ def test_a_user_who_may_only_create_learns_that_the_name_is_taken(server: FakeSe
     server.objects[f"{PATH}/red-grpo-cluster"] = 403, {"message": "User u cannot get resource"}
     said = drl(kubeconfig, "submit", str(EXAMPLE))
     assert (said.exit_code, "namespace team has a job red-grpo-cluster, and you may not read it" in said.stderr) == (
-        2, True,
-    )  # fmt: skip
+        2,
+        True,
+    )
 
 
 def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kubeconfig: Path) -> None:
@@ -83,8 +85,9 @@ def test_a_job_that_is_being_deleted_is_not_the_same_job(server: FakeServer, kub
     server.jobs["red-grpo-cluster"] = {**document(), "metadata": {"name": "red-grpo-cluster", "deletionTimestamp": at}}
     said = drl(kubeconfig, "submit", str(EXAMPLE))
     assert (said.exit_code, said.stderr.splitlines()[-1]) == (
-        2, f"red-grpo-cluster is being deleted since {at}; submit it again when it is gone",
-    )  # fmt: skip
+        2,
+        f"red-grpo-cluster is being deleted since {at}; submit it again when it is gone",
+    )
 
 
 def test_the_policy_of_the_operator_refuses_before_the_job_is_sent(server: FakeServer, kubeconfig: Path) -> None:

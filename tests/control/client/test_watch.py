@@ -23,9 +23,14 @@ from omni_operator.client.jobs import _job
 def event(uid: str, reason: str, count: int = 1) -> dict[str, Any]:
     about = {"kind": "DiffusionRLJob", "name": "blue"}
     return {
-        "metadata": {"uid": uid}, "type": "Warning", "reason": reason, "message": "a\n b", "count": count,
-        "lastTimestamp": "2026-01-01T00:00:00Z", "involvedObject": about,
-    }  # fmt: skip
+        "metadata": {"uid": uid},
+        "type": "Warning",
+        "reason": reason,
+        "message": "a\n b",
+        "count": count,
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+        "involvedObject": about,
+    }
 
 
 def status(state: str, step: int | None = None, attempts: int = 1) -> dict[str, Any]:
@@ -42,7 +47,8 @@ class Story:
 
     def __init__(self, server: FakeServer, *answers: dict[str, Any] | int) -> None:
         self._answers: Iterator[dict[str, Any] | int] = iter(answers)
-        self._server, self._reply = server, server.reply
+        self._server = server
+        self._reply = server.reply
 
     def reply(self, target: str) -> tuple[int, dict[str, Any]]:
         if target == f"{PATH}/blue":
@@ -52,8 +58,10 @@ class Story:
             if answer is not None:
                 uid = answer.get("uid", "uid-blue")
                 self._server.jobs["blue"] = {
-                    **make_job("blue"), "status": answer, "metadata": {"name": "blue", "uid": uid},
-                }  # fmt: skip
+                    **make_job("blue"),
+                    "status": answer,
+                    "metadata": {"name": "blue", "uid": uid},
+                }
         return self._reply(target)
 
 
@@ -70,7 +78,8 @@ def test_a_job_is_followed_by_lines_to_its_end(
     server: FakeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.objects[EVENTS] = 200, {"items": [event("u", "Unschedulable"), event("v", "Retried")]}
-    running, retrying = status("Running", 1), status("Retrying", 1, attempts=2)
+    running = status("Running", 1)
+    retrying = status("Retrying", 1, attempts=2)
     tell(
         server,
         monkeypatch,

@@ -40,17 +40,22 @@ def unscheduled(name: str) -> dict[str, Any]:
 def event(reason: str, kind: str, name: str, message: str) -> dict[str, Any]:
     about = {"kind": kind, "name": name}
     return {
-        "metadata": {"uid": reason}, "type": "Warning", "reason": reason, "message": message, "lastTimestamp": AT,
+        "metadata": {"uid": reason},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": AT,
         "involvedObject": about,
-    }  # fmt: skip
+    }
 
 
 def workload(owner: str, *conditions: tuple[str, str, str]) -> dict[str, Any]:
     made = [{"type": kind, "status": value, "reason": why, "message": "no quota"} for kind, value, why in conditions]
     return {
-        "metadata": {"name": "w", "ownerReferences": [{"name": owner}]}, "spec": {"queueName": "team-queue"},
+        "metadata": {"name": "w", "ownerReferences": [{"name": owner}]},
+        "spec": {"queueName": "team-queue"},
         "status": {"conditions": made},
-    }  # fmt: skip
+    }
 
 
 def test_pods_with_the_same_trouble_are_told_once() -> None:
@@ -59,8 +64,9 @@ def test_pods_with_the_same_trouble_are_told_once() -> None:
     bodies += [ended("s", 0)]
     found = find_pod_troubles(tuple(map(parse_pod, bodies)))
     assert [(trouble.reason, trouble.text, len(trouble.pods)) for trouble in found] == [
-        ("ImagePullBackOff", "no image", 1), ("Unschedulable", NO_NODE, 5),
-    ]  # fmt: skip
+        ("ImagePullBackOff", "no image", 1),
+        ("Unschedulable", NO_NODE, 5),
+    ]
     said = explain("red", Status(state="Running"), AT, around=Surroundings(tuple(map(parse_pod, bodies))))
     assert f"Pods p0, p1, p2 and 2 more (created {AT}): Unschedulable: {NO_NODE}" in said
     assert "What to do: check the name of the image" in said
@@ -70,9 +76,10 @@ def test_pods_with_the_same_trouble_are_told_once() -> None:
 
 def test_a_message_of_the_condition_is_not_repeated() -> None:
     held = Condition(type="Ready", status="False", reason="Unschedulable", message=NO_NODE)
-    around = Surroundings((parse_pod(unscheduled("p")),), warnings=select_warnings(
-        [event("FailedScheduling", "Pod", "red-a01-x", NO_NODE)], "red", "red-a01"
-    ))  # fmt: skip
+    around = Surroundings(
+        (parse_pod(unscheduled("p")),),
+        warnings=select_warnings([event("FailedScheduling", "Pod", "red-a01-x", NO_NODE)], "red", "red-a01"),
+    )
     said = explain("red", Status(state="Pending", conditions=(held,)), AT, around=around)
     assert said.count("0/3 nodes") == 1
     assert "What to do: ask for less, correct the selectors, or add nodes that have the resource." in said
@@ -111,10 +118,13 @@ def test_a_running_job_whose_rollout_pods_were_not_updated_says_why() -> None:
 
 def test_warnings_are_those_of_the_job_and_of_its_attempt() -> None:
     bodies = [
-        event("A", "DiffusionRLJob", "red", "a"), event("B", "Pod", "red-a01-x-head", "b"),
-        event("C", "Pod", "red", "c"), event("D", "RayJob", "red-a01", "d"),
-        event("E", "Pod", "red-a010-x", "e"), event("F", "Pod", "red-b", "f"),
-    ]  # fmt: skip
+        event("A", "DiffusionRLJob", "red", "a"),
+        event("B", "Pod", "red-a01-x-head", "b"),
+        event("C", "Pod", "red", "c"),
+        event("D", "RayJob", "red-a01", "d"),
+        event("E", "Pod", "red-a010-x", "e"),
+        event("F", "Pod", "red-b", "f"),
+    ]
     assert [found.reason for found in select_warnings(bodies, "red", "red-a01")] == ["A", "B", "D"]
 
 

@@ -76,7 +76,9 @@ class RotatingCredentials(Credentials):
     """Credentials whose next tokens are known; loading them when there is none left fails."""
 
     def __init__(self, server: RecordingServer, *tokens: str) -> None:
-        self._server, self._tokens, self._lock = server, list(tokens), asyncio.Lock()
+        self._server = server
+        self._tokens = list(tokens)
+        self._lock = asyncio.Lock()
         self.loads = 0
         self.loaded = server.loaded(self._tokens.pop(0))
 
@@ -144,12 +146,14 @@ async def test_a_replica_that_does_not_lead_sends_no_write(server: RecordingServ
     credentials = RotatingCredentials(server, "t")
     async with ApiServer(credentials, server.meter, version="1", fence=fence.require) as cluster:
         writes = (
-            lambda: cluster.apply(body), lambda: cluster.create(body), lambda: cluster.patch(JOBS, body, {}),
+            lambda: cluster.apply(body),
+            lambda: cluster.create(body),
+            lambda: cluster.patch(JOBS, body, {}),
             lambda: cluster.apply_status(JOBS, body, {}),
             lambda: cluster.apply_condition(JOBS, "ns", "red", "u", None),
             lambda: cluster.delete(JOBS, "ns", "red", "u"),
             lambda: cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", SCALED),
-        )  # fmt: skip
+        )
         for write in writes:
             with pytest.raises(NotLeader, match="not sent, because this replica does not hold the leader's Lease"):
                 await write()
@@ -223,7 +227,8 @@ async def test_the_number_of_pods_of_a_group_is_changed_only_where_it_is_the_exp
     ]
     assert server.requests[0] == ("PATCH", path, {**MINE, "fieldManager": "diffusionrl-operator-scale"}, patch)
     assert server.headers[0]["Content-Type"] == "application/json-patch+json"
-    server.answer, server.requests[:] = status(200), []
+    server.answer = status(200)
+    server.requests[:] = []
     async with client(server) as cluster:
         await cluster.scale_group(RAYCLUSTERS, "ns", "red-a01-x1", "u", replace(SCALED, old=0))
     assert server.requests[0][3] == [*patch[:2], patch[3]], "0 stands for a negative number too"
@@ -272,14 +277,20 @@ async def test_a_listing_is_paged_and_asks_for_metadata_alone(server: RecordingS
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (status(404, name="red"), NotFound), (status(404), KindAbsent), (status(409), Conflict),
-        (status(403), Forbidden), (status(403, "exceeded quota: q"), QuotaExceeded),
+        (status(404, name="red"), NotFound),
+        (status(404), KindAbsent),
+        (status(409), Conflict),
+        (status(403), Forbidden),
+        (status(403, "exceeded quota: q"), QuotaExceeded),
         (status(403, "status unknown for quota: q, resources: count/rayjobs.ray.io"), QuotaExceeded),
         (status(403, causes=[{"reason": "NamespaceTerminating"}]), NamespaceTerminating),
-        (status(422), Refused), (status(500), ServerError), (status(503), Unavailable), (status(429), Unavailable),
+        (status(422), Refused),
+        (status(500), ServerError),
+        (status(503), Unavailable),
+        (status(429), Unavailable),
         (lambda _: web.Response(text="404 page not found", status=404), KindAbsent),
     ],
-)  # fmt: skip
+)
 async def test_an_error_has_the_kind_that_the_answer_means(
     server: RecordingServer, answer: Callable[[web.Request], web.Response], error: type[ClusterError]
 ) -> None:

@@ -86,7 +86,8 @@ async def test_paths_in_a_kubeconfig_are_relative_to_it(tmp_path: Path) -> None:
 
 
 async def test_several_kubeconfigs_are_merged(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", write_kubeconfig(tmp_path / "second", {"token": "t"})
+    first = tmp_path / "first"
+    second = write_kubeconfig(tmp_path / "second", {"token": "t"})
     first.write_text(json.dumps({"current-context": "here", "contexts": [], "clusters": [], "users": []}))
     credentials = await load_credentials({"KUBECONFIG": f"{first}:{second}"}, Path("/nonexistent"))
     assert await header(credentials) == "Bearer t"
@@ -166,14 +167,21 @@ def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        None, "", "[]", "a: [", "text", "\x00", "{}", '{"current-context": "x"}',
+        None,
+        "",
+        "[]",
+        "a: [",
+        "text",
+        "\x00",
+        "{}",
+        '{"current-context": "x"}',
         '{"current-context": "x", "contexts": [], "clusters": [], "users": []}',
         '{"current-context": "x", "contexts": [{"name": "x"}]}',
         '{"current-context": "x", "contexts": [{"name": "x", "context": "y"}], "clusters": [], "users": []}',
         '{"current-context": "x", "contexts": [{"name": "x", "context": {"cluster": "y"}}], "clusters": [{}]}',
         '{"current-context": "x", "contexts": 3, "clusters": {}, "users": null}',
     ],
-)  # fmt: skip
+)
 async def test_an_unusable_kubeconfig_is_named(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "config"
     if content is not None:

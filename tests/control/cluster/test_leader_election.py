@@ -43,9 +43,17 @@ class Replica:
         self.finishes = True
         self.fence = WriteFence(clock)
         self.election = Candidate(
-            cluster, self.fence, TIMES, "system", "omni", name, f"http://{name}:8090",
-            lambda: self.log.append("begun"), self._ended, lambda: NOW + timedelta(seconds=clock()),
-        )  # fmt: skip
+            cluster,
+            self.fence,
+            TIMES,
+            "system",
+            "omni",
+            name,
+            f"http://{name}:8090",
+            lambda: self.log.append("begun"),
+            self._ended,
+            lambda: NOW + timedelta(seconds=clock()),
+        )
 
     async def _ended(self, seconds: float) -> bool:
         self.log.append(f"ended within {seconds:g}, may write: {self.writes}")
@@ -252,9 +260,13 @@ async def test_a_lease_that_is_older_than_before_ends_all_that_rests_on_what_was
     world = World("a")
     (a,) = world.replicas
     a.election.restored = lambda: a.log.append("restored")
-    world.cluster.make({
-        "apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": "other", "namespace": "system"},
-    })  # fmt: skip
+    world.cluster.make(
+        {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {"name": "other", "namespace": "system"},
+        }
+    )
     saved = world.cluster.save()
     running = asyncio.create_task(a.election.run())
     while not a.election.leads:
@@ -283,7 +295,8 @@ async def test_an_answer_that_the_watch_has_overtaken_is_no_older_state(monkeypa
     world = World("a", "b")
     a, b = world.replicas
     await b.step()
-    read, world.at = world.cluster.read, TIMES.renewal
+    read = world.cluster.read
+    world.at = TIMES.renewal
 
     async def overtaken(kind: Kind, namespace: str, name: str) -> Body | None:
         answer = await read(kind, namespace, name)

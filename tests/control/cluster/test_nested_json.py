@@ -15,21 +15,26 @@ from omni_operator.cluster.nested_json import DEPTH, load_json
 TEXTS = st.text(alphabet='a"\\[]{}:,é\n', max_size=8)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=12,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=12,
+)
 LEVELS = 3000
 
 
 @given(before=VALUES, after=VALUES, name=TEXTS, pretty=st.sampled_from([None, 1]))
 def test_the_values_around_a_deep_one_are_read(before: Any, after: Any, name: str, pretty: int | None) -> None:
-    key, first, last = json.dumps(name), json.dumps(before, indent=pretty), json.dumps(after, indent=pretty)
+    key = json.dumps(name)
+    first = json.dumps(before, indent=pretty)
+    last = json.dumps(after, indent=pretty)
     deep = f"[{{{key}:" * DEPTH + '[{"b":' * LEVELS + "1" + "}]" * (DEPTH + LEVELS)
     text = f'{{"items": [{first}, {deep}, {last}], "after": {last}}}'
     found = load_json(text.encode())
     assert (found["items"][0], found["items"][2], found["after"]) == (before, after, after)
-    levels, inner = 2, found["items"][1]
+    levels = 2
+    inner = found["items"][1]
     while not isinstance(inner, str):
-        inner, levels = inner[0] if isinstance(inner, list) else inner[name], levels + 1
+        inner = inner[0] if isinstance(inner, list) else inner[name]
+        levels = levels + 1
     assert (levels, inner) == (DEPTH, "(nested too deeply)")
 
 

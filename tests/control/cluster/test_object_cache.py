@@ -24,7 +24,8 @@ from omni_operator.cluster.kinds import (
 from omni_operator.cluster.watch.watch_liveness import MAX_EARLY, WatchLiveness
 
 KEY = ("ns", "red")
-EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+EARLY = "2026-01-01T00:00:00Z"
+LATE = "2026-01-02T00:00:00Z"
 
 
 def job(uid: str = "j1", version: int = 1, created: str = EARLY, **status: Any) -> dict[str, Any]:
@@ -39,9 +40,14 @@ def child(kind: Kind, name: str, version: int = 2, uid: str = "", owner: str = "
     """A child of attempt 1 of job j1, or of another owner."""
     labels = {"diffusionrl.io/job": "red", "diffusionrl.io/attempt": "1"}
     meta = {
-        "namespace": "ns", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version),
-        "creationTimestamp": EARLY, "labels": labels, "managedFields": [{"manager": "x" * 5000}],
-    }  # fmt: skip
+        "namespace": "ns",
+        "name": name,
+        "uid": uid or f"uid-{name}",
+        "resourceVersion": str(version),
+        "creationTimestamp": EARLY,
+        "labels": labels,
+        "managedFields": [{"manager": "x" * 5000}],
+    }
     if kind in PARENTS:
         parent, named, of = PARENTS[kind]
         reference = {"kind": parent.kind, "name": named, "uid": owner or of or f"uid-{named}", "controller": True}
@@ -126,9 +132,10 @@ def test_owners_count_in_any_version_of_their_api() -> None:
     cache = ObjectCache()
     cache.put(JOBS, job())
     for kind, name, version in (
-        (RAYJOBS, "red-a01", "diffusionrl.io/v1"), (RAYCLUSTERS, "red-a01-x", "ray.io/v1alpha1"),
+        (RAYJOBS, "red-a01", "diffusionrl.io/v1"),
+        (RAYCLUSTERS, "red-a01-x", "ray.io/v1alpha1"),
         (PODS, "red-a01-x-head", "ray.io/v2"),
-    ):  # fmt: skip
+    ):
         body = child(kind, name)
         body["metadata"]["ownerReferences"][0]["apiVersion"] = version
         cache.put(kind, body)
@@ -249,13 +256,40 @@ def test_objects_of_no_job_are_not_cached() -> None:
         kind_of({"apiVersion": "v1", "kind": "Secret"})
 
 
-@given(st.dictionaries(st.sampled_from(["status", "spec", "extra"]), st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["conditions", "type", "status", "reason", "state", "waiting", "containerStatuses", "endTime",
-                         "startTime", "rayJobInfo", "terminated", "exitCode", "name", "suspend"]), inner, max_size=4),
-    max_leaves=12,
-)))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.sampled_from(["status", "spec", "extra"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(
+                        [
+                            "conditions",
+                            "type",
+                            "status",
+                            "reason",
+                            "state",
+                            "waiting",
+                            "containerStatuses",
+                            "endTime",
+                            "startTime",
+                            "rayJobInfo",
+                            "terminated",
+                            "exitCode",
+                            "name",
+                            "suspend",
+                        ]
+                    ),
+                    inner,
+                    max_size=4,
+                )
+            ),
+            max_leaves=12,
+        ),
+    )
+)
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_no_content_of_an_object_breaks_the_cache(parts: dict[str, Any]) -> None:
     cache = ObjectCache()

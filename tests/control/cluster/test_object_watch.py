@@ -81,7 +81,8 @@ class Seen:
 
 async def watch(*streams: list[Any], lists: list[list[Any]] | None = None) -> tuple[ScriptedSource, Seen]:
     """Run a watch to the end of its scripts."""
-    source, seen = ScriptedSource(list(streams), lists or []), Seen()
+    source = ScriptedSource(list(streams), lists or [])
+    seen = Seen()
     made = ObjectWatch(source, JOBS, None, "", seen.handle, seen.listed, seen.sync, sleep=seen.sleep)
     task = asyncio.create_task(made.run())
     async with asyncio.timeout(10):

@@ -26,10 +26,13 @@ async def server() -> AsyncIterator[RecordingServer]:
 async def test_an_answer_that_is_no_object_is_that_of_a_proxy(server: RecordingServer, body: dict[str, Any]) -> None:
     server.answer = lambda _: web.json_response(body)
     requests: list[Callable[[ApiServer], Awaitable[object]]] = [
-        lambda cluster: cluster.apply(JOB), lambda cluster: cluster.read(JOBS, "ns", "red"),
-        lambda cluster: cluster.list_metadata(JOBS, None, ""), lambda cluster: cluster.read_schema(JOBS),
-        lambda cluster: cluster.review_token("secret", "mine"), lambda cluster: cluster.serves(JOBS),
-    ]  # fmt: skip
+        lambda cluster: cluster.apply(JOB),
+        lambda cluster: cluster.read(JOBS, "ns", "red"),
+        lambda cluster: cluster.list_metadata(JOBS, None, ""),
+        lambda cluster: cluster.read_schema(JOBS),
+        lambda cluster: cluster.review_token("secret", "mine"),
+        lambda cluster: cluster.serves(JOBS),
+    ]
     async with client(server) as cluster:
         for request in requests:
             with pytest.raises(Unavailable, match="not an answer of the API server"):

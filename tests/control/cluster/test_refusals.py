@@ -23,7 +23,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def pauses(error: ClusterError, times: int) -> list[int]:
-    made, found = Refusals(), []
+    made = Refusals()
+    found = []
     for _ in range(times):
         made = made.add(error, 1, NOW)
         assert made.until is not None
@@ -47,7 +48,8 @@ def test_a_refusal_stands_during_its_pause_for_its_generation_only() -> None:
 
 
 def test_answers_with_500_are_a_refusal_the_third_time_for_one_request_and_generation() -> None:
-    found, made = [], ServerErrors()
+    found = []
+    made = ServerErrors()
     for request, generation in (("a", 1), ("a", 1), ("a", 2), ("b", 2), ("b", 2), ("b", 2), ("b", 2), ("b", 3)):
         made = made.add(ServerError("no", None, request), generation)
         found.append(made.is_refusal)
@@ -58,11 +60,15 @@ def test_answers_with_500_are_a_refusal_the_third_time_for_one_request_and_gener
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (KindAbsent("x"), "KubeRayNotInstalled"), (NameTaken("x"), "NameTaken"), (QuotaExceeded("x"), "QuotaExceeded"),
-        (NamespaceTerminating("x"), "NamespaceTerminating"), (Forbidden("x"), "Forbidden"),
-        (ServerFailed("x"), "ServerFailed"), (Refused("x"), "ChildRefused"),
+        (KindAbsent("x"), "KubeRayNotInstalled"),
+        (NameTaken("x"), "NameTaken"),
+        (QuotaExceeded("x"), "QuotaExceeded"),
+        (NamespaceTerminating("x"), "NamespaceTerminating"),
+        (Forbidden("x"), "Forbidden"),
+        (ServerFailed("x"), "ServerFailed"),
+        (Refused("x"), "ChildRefused"),
     ],
-)  # fmt: skip
+)
 def test_each_error_has_a_reason_and_keeps_the_words_of_the_server(error: ClusterError, kind: str) -> None:
     made = describe(error)
     assert made.kind == kind

@@ -92,7 +92,8 @@ async def watch(credentials: Credentials) -> tuple[WatchClient, Callable[[], Awa
 async def test_another_certificate_authority_of_the_cluster_is_trusted_when_its_file_is_there(
     tmp_path: Path, make: Callable[[Credentials], Awaitable[tuple[ApiServer, Callable[[], Awaitable[None]]]]]
 ) -> None:
-    before, after = Authority(tmp_path / "before"), Authority(tmp_path / "after")
+    before = Authority(tmp_path / "before")
+    after = Authority(tmp_path / "after")
     async with serving(before) as port:
         mount_account(tmp_path / "account", before)
         client, send = await make(await load_account(tmp_path / "account", port))
@@ -112,7 +113,8 @@ async def test_another_certificate_authority_of_the_cluster_is_trusted_when_its_
 async def test_a_client_certificate_that_was_renewed_in_place_is_used_after_the_old_one_is_rejected(
     tmp_path: Path,
 ) -> None:
-    authority, accepted = Authority(tmp_path / "authority"), [b""]
+    authority = Authority(tmp_path / "authority")
+    accepted = [b""]
 
     async def handle(request: web.Request) -> web.Response:
         shown = (

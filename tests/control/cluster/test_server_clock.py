@@ -26,7 +26,8 @@ class Machine:
     """A machine with a wall clock that differs from the API server's, and a clock that cannot be set."""
 
     def __init__(self, skew: timedelta = MINUTES) -> None:
-        self.seconds, self.skew = 100.0, skew
+        self.seconds = 100.0
+        self.skew = skew
         self.clock = ServerClock(lambda: self.server + self.skew, lambda: self.seconds)
 
     @property
@@ -91,7 +92,8 @@ def test_an_answer_without_a_date_says_nothing(date: str | None) -> None:
 
 
 async def test_answers_of_the_api_server_set_the_clock_of_the_client_and_pages_of_a_proxy_do_not() -> None:
-    server, pages = datetime(2030, 5, 6, 7, 8, 9, tzinfo=UTC), ["<html>bad gateway</html>", '{"kind": "Status"}']
+    server = datetime(2030, 5, 6, 7, 8, 9, tzinfo=UTC)
+    pages = ["<html>bad gateway</html>", '{"kind": "Status"}']
 
     async def handle(request: web.Request) -> web.Response:
         date = format_datetime(server, usegmt=True)

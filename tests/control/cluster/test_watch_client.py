@@ -78,9 +78,16 @@ def streams(*events: Body, cut: bool = False) -> Answer:
 
 # What a proxy may answer instead of the API server.
 NO_EVENTS = (
-    "<html>sign in</html>", "null", "[]", "7", "{}", '{"type": "ADDED"}', '{"type": "ADDED", "object": null}',
-    '{"type": "ADDED", "object": {"metadata": 1}}', '{"object": {}}',
-)  # fmt: skip
+    "<html>sign in</html>",
+    "null",
+    "[]",
+    "7",
+    "{}",
+    '{"type": "ADDED"}',
+    '{"type": "ADDED", "object": null}',
+    '{"type": "ADDED", "object": {"metadata": 1}}',
+    '{"object": {}}',
+)
 
 
 def page(text: str) -> Answer:
@@ -198,8 +205,9 @@ async def test_a_failed_page_is_requested_again_and_not_the_list(server: Server)
 
     server.answers = [page("a", "first"), says(500), says(503), page("b", "second"), says(500), page("c")]
     async with server.client() as client:
-        found = [(body["metadata"]["name"], version) async for page, version in client.pages(PODS, "ns", "")
-                 for body in page]  # fmt: skip
+        found = [
+            (body["metadata"]["name"], version) async for page, version in client.pages(PODS, "ns", "") for body in page
+        ]
     assert found == [("a", "9"), ("b", "9"), ("c", "9")]
     tokens = [request.query.get("continue") for request in server.requests]
     assert tokens == [None, "first", "first", "first", "second", "second"]
@@ -227,8 +235,10 @@ async def test_a_page_of_large_objects_is_requested_with_fewer_of_them(
     async def answer(request: web.Request) -> web.StreamResponse:
         begin = int(request.query.get("continue", 0))
         end = min(len(names), begin + int(request.query["limit"]))
-        items = [{"metadata": {"name": name}, "text": "x" * 5000 * (number in large)}
-                 for number, name in enumerate(names[begin:end], begin)]  # fmt: skip
+        items = [
+            {"metadata": {"name": name}, "text": "x" * 5000 * (number in large)}
+            for number, name in enumerate(names[begin:end], begin)
+        ]
         rest = str(end) if end < len(names) else ""
         return web.json_response({"metadata": {"resourceVersion": "9", "continue": rest}, "items": items})
 
@@ -243,7 +253,8 @@ async def test_a_page_of_large_objects_is_requested_with_fewer_of_them(
 
 async def test_every_watch_has_a_connection_whatever_limits_other_requests(server: Server) -> None:
     """Eight kinds in each of several namespaces need more connections than requests may use."""
-    watches, done = CONNECTIONS + 8, asyncio.Event()
+    watches = CONNECTIONS + 8
+    done = asyncio.Event()
 
     async def hold(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -25,13 +25,16 @@ def names(nav: Any) -> list[str]:
     return [name for each in inner for name in names(each)]
 
 
-@pytest.mark.parametrize(("source", "line", "expected"), [
-    ("docs/a.md", "[b](b.md#c) [d](#d) [e](https://e.org)", "[b](b.md#c) [d](#d) [e](https://e.org)"),
-    ("docs/a.md", "[start](../README.md)", "[start](quick-start.md)"),
-    ("docs/a.md", "see [the job](../examples/red-grpo.yaml)", "see the job (`examples/red-grpo.yaml`)"),
-    ("README.md", "![x](docs/report.png) [y](docs/cli.md)", "![x](report.png) [y](cli.md)"),
-    ("docs/adr/0001-a.md", "[o](../operator.md) [c](../../crds/x.yaml)", "[o](../operator.md) c (`crds/x.yaml`)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "line", "expected"),
+    [
+        ("docs/a.md", "[b](b.md#c) [d](#d) [e](https://e.org)", "[b](b.md#c) [d](#d) [e](https://e.org)"),
+        ("docs/a.md", "[start](../README.md)", "[start](quick-start.md)"),
+        ("docs/a.md", "see [the job](../examples/red-grpo.yaml)", "see the job (`examples/red-grpo.yaml`)"),
+        ("README.md", "![x](docs/report.png) [y](docs/cli.md)", "![x](report.png) [y](cli.md)"),
+        ("docs/adr/0001-a.md", "[o](../operator.md) [c](../../crds/x.yaml)", "[o](../operator.md) c (`crds/x.yaml`)"),
+    ],
+)
 def test_links_lead_to_pages_of_the_site(source: str, line: str, expected: str) -> None:
     page = source.removeprefix("docs/") if source.startswith("docs/") else "quick-start.md"
     assert rewrite(line, source, page) == f"{expected}\n"

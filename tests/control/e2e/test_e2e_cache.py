@@ -27,9 +27,10 @@ def test_files_that_two_folders_share_are_counted_once(tmp_path: Path) -> None:
     assert [round(size / 1e6) for size in found.values()] == [4, 0, 2]
     lines = cache.report(tmp_path / "cache", tmp_path / "no-venv").splitlines()
     assert [line.split("(")[-1] for line in lines[:3]] == [
-        "images as they were built)", "images as nodes take them; shares its files with the built ones)",
+        "images as they were built)",
+        "images as nodes take them; shares its files with the built ones)",
         "programs of clusters, of one set of versions)",
-    ]  # fmt: skip
+    ]
     assert lines[-1].split() == ["0.0", "GB", "in", "all"]
 
 

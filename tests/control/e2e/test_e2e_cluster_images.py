@@ -83,7 +83,8 @@ def test_only_new_and_changed_archives_are_unpacked(tmp_path: Path) -> None:
 def test_an_image_replaced_by_another_archive_is_unpacked_again(tmp_path: Path) -> None:
     """Two checkouts with different versions build different images of one name."""
     image = StaticImage("localhost/same:1", "p", "/p")
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     write_archive(image, b"program", one)
     write_archive(image, b"another program", other)
     known = {"localhost/same:1": fingerprint(one)}
@@ -117,7 +118,8 @@ def test_names_are_read_from_archives_of_both_kinds(tmp_path: Path) -> None:
 
 
 def test_a_node_does_not_take_an_archive_that_it_has(tmp_path: Path) -> None:
-    archive, known = tmp_path / "a.tar", Known(tmp_path / "known.json")
+    archive = tmp_path / "a.tar"
+    known = Known(tmp_path / "known.json")
     write_archive(StaticImage("localhost/a:1", "p", "/p"), b"program", archive)
     known.add(archive)
     assert known.read() == {"localhost/a:1": fingerprint(archive)}

@@ -35,7 +35,8 @@ numbers = st.integers(1, 200)
 
 @given(instances, instances)
 def test_clusters_side_by_side_share_no_address_and_no_name(one: int, other: int) -> None:
-    first, second = Network(one), Network(other)
+    first = Network(one)
+    second = Network(other)
     shared = any(IPv4Network(a).overlaps(IPv4Network(b)) for a in first.ranges for b in second.ranges)
     assert shared is (one == other)
     assert (first.bridge == second.bridge) is (one == other)
@@ -99,8 +100,12 @@ def node(folder: Path = Path("/f"), number: int = 2) -> configuration.Node:
 def test_settings_of_a_node_are_valid_for_its_programs() -> None:
     files = configuration.files(node())
     assert {path.name for path in files} == {
-        "containerd.toml", "10-e2e.conflist", "kubelet.yaml", "proxy.yaml", "resolv.conf",
-    }  # fmt: skip
+        "containerd.toml",
+        "10-e2e.conflist",
+        "kubelet.yaml",
+        "proxy.yaml",
+        "resolv.conf",
+    }
     settings = tomllib.loads(files[Path("/f/containerd.toml")])
     assert settings["grpc"]["address"] == "/f/containerd.sock"
     runtime = settings["plugins"]["io.containerd.grpc.v1.cri"]
@@ -160,7 +165,9 @@ def test_a_node_has_the_cpu_weight_of_its_cpus(tmp_path: Path, version: int, fil
 
 
 def test_folders_that_existed_before_or_are_in_use_stay(tmp_path: Path) -> None:
-    empty, used, absent = tmp_path / "empty", tmp_path / "used", tmp_path / "absent"
+    empty = tmp_path / "empty"
+    used = tmp_path / "used"
+    absent = tmp_path / "absent"
     empty.mkdir()
     (used / "inside").mkdir(parents=True)
     record = tmp_path / "folders.json"
@@ -173,7 +180,8 @@ def test_folders_that_existed_before_or_are_in_use_stay(tmp_path: Path) -> None:
 def test_another_cluster_inherits_the_folders_to_remove(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
-    own, heir = tmp_path / "own.json", tmp_path / "heir.json"
+    own = tmp_path / "own.json"
+    heir = tmp_path / "heir.json"
     own.write_text(json.dumps([str(folder)]))
     heir.write_text(json.dumps([str(tmp_path / "absent")]))
     machine.give_back_folders(own, [heir])

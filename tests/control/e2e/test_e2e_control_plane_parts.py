@@ -37,10 +37,14 @@ def layout(folder: Path, **changes: Any) -> commands.Layout:
 
 def event(audit_id: str, **changes: Any) -> str:
     written = {
-        "auditID": audit_id, "verb": "get", "user": {"username": "admin"}, "userAgent": "kopf/1",
-        "requestURI": "/api/v1/namespaces/a/pods/b?x=y", "responseStatus": {"code": 200},
+        "auditID": audit_id,
+        "verb": "get",
+        "user": {"username": "admin"},
+        "userAgent": "kopf/1",
+        "requestURI": "/api/v1/namespaces/a/pods/b?x=y",
+        "responseStatus": {"code": 200},
         "objectRef": {"resource": "pods", "namespace": "a", "name": "b"},
-    }  # fmt: skip
+    }
     return json.dumps(written | changes)
 
 
@@ -101,8 +105,11 @@ def test_the_cache_is_in_the_xdg_cache_folder() -> None:
 def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Path) -> None:
     spec = layout(tmp_path)
     lines = [
-        commands.etcd(spec), commands.api_server(spec), commands.controller_manager(spec), commands.scheduler(spec)
-    ]  # fmt: skip
+        commands.etcd(spec),
+        commands.api_server(spec),
+        commands.controller_manager(spec),
+        commands.scheduler(spec),
+    ]
     text = " ".join(word for line in lines for word in line)
     for port in (spec.api_port, spec.etcd_port, spec.etcd_peer_port, spec.manager_port, spec.scheduler_port):
         assert str(port) in text
@@ -137,9 +144,13 @@ def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
         event("5", userAgent="kubectl/1"),
     ]
     calls = list(parse(lines).values())
-    assert count(calls, user_agent="kopf/") == Counter({
-        ("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1,
-    })  # fmt: skip
+    assert count(calls, user_agent="kopf/") == Counter(
+        {
+            ("watch", "pods"): 1,
+            ("get", "pods/status"): 1,
+            ("get", "/api/v1/namespaces/a/pods/b"): 1,
+        }
+    )
     assert count(calls, user="admin").total() == 4
     assert count(calls, user="another-user").total() == 0
 
@@ -299,7 +310,8 @@ def test_a_process_has_ended_when_its_last_thread_has() -> None:
 
 def test_a_wait_follows_the_progress_of_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "PAUSE", 0.0)
-    steps, probes = itertools.count(), itertools.count()
+    steps = itertools.count()
+    probes = itertools.count()
     assert deadlines.wait_for_progress("it", 100, lambda: next(steps), lambda: next(probes) == 50 or None)
     with pytest.raises(DeadlinePassed, match="waited 3 steps for it"):
         deadlines.wait_for_progress("it", 3, lambda: next(steps), lambda: None)

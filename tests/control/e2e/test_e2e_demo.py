@@ -53,7 +53,8 @@ def test_the_status_is_shown_in_one_line(status: dict[str, Any], shown: View) ->
 
 
 def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
-    on_cluster, here = load_job(ROOT / EXAMPLE).job, load_job(ROOT / "examples" / "red-grpo.yaml").job
+    on_cluster = load_job(ROOT / EXAMPLE).job
+    here = load_job(ROOT / "examples" / "red-grpo.yaml").job
     assert on_cluster.metadata.name == JOB
     device = on_cluster.spec.trainer.accelerator
     assert (device.vendor, device.resource_name) == ("Mock", "nvidia.com/gpu")
@@ -66,7 +67,8 @@ def test_the_example_is_the_main_job_with_a_device_and_a_claim() -> None:
 
 
 def test_results_replace_those_of_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:
-    fetched, made = tmp_path / "runs" / JOB / "report.html", tmp_path / "claim" / JOB / "report.html"
+    fetched = tmp_path / "runs" / JOB / "report.html"
+    made = tmp_path / "claim" / JOB / "report.html"
     for file in (fetched, made):
         file.parent.mkdir(parents=True)
         file.write_text(str(file))

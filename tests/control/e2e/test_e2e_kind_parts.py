@@ -101,15 +101,23 @@ def test_command_lines_of_kind() -> None:
     program = tools.program("kind")
     command = settings.create_command(tools, "some", Path("/k"))
     assert command == [
-        program, "create", "cluster", "--name=some", "--config=-", "--kubeconfig=/k", "--wait=240s", "--retain",
-    ]  # fmt: skip
+        program,
+        "create",
+        "cluster",
+        "--name=some",
+        "--config=-",
+        "--kubeconfig=/k",
+        "--wait=240s",
+        "--retain",
+    ]
     assert settings.create_command(tools, "some", Path("/k"), "image:1") == [*command, "--image=image:1"]
     loaded = settings.load_command(tools, "some", [Path("/a.tar"), Path("/b.tar")])
     assert loaded == [program, "load", "image-archive", "/a.tar", "/b.tar", "--name=some"]
 
 
 def test_cutting_a_node_of_kind_is_undone_by_its_mirror() -> None:
-    cut, restored = settings.cut_commands(cut=True), settings.cut_commands(cut=False)
+    cut = settings.cut_commands(cut=True)
+    restored = settings.cut_commands(cut=False)
     assert [[word.replace("--insert", "--delete") for word in line] for line in cut] == restored
     assert all(line[0] == "iptables" for line in cut)
 

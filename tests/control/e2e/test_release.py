@@ -115,8 +115,11 @@ def test_a_release_without_changes_is_refused(tree: Path) -> None:
 def test_every_fragment_is_in_a_section_of_the_changelog() -> None:
     drafted = subprocess.run(
         [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "7.8.9", "--date", "2026-01-02"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     fragments = sorted((ROOT / "changelog.d").glob("*.md"))
     words = " ".join(drafted.split())
     missing = [path.name for path in fragments if " ".join(path.read_text().split())[:60] not in words]
@@ -276,17 +279,24 @@ def test_a_pod_of_another_image_than_the_releases_fails_the_check(
 @pytest.mark.slow
 def test_a_release_without_images_installs(tree: Path, tmp_path: Path) -> None:
     try:
-        program, skopeo = tool.helm(), local.skopeo()
+        program = tool.helm()
+        skopeo = local.skopeo()
     except ToolMissing as error:
         leave_out(error)
     out = tmp_path / "out" / "7.8.9"
     release.release("7.8.9", tree, out, (), DAY, program)
-    wheel, chart = out / "omni_operator-7.8.9-py3-none-any.whl", out / "omni-operator-7.8.9.tgz"
+    wheel = out / "omni_operator-7.8.9-py3-none-any.whl"
+    chart = out / "omni-operator-7.8.9.tgz"
     assert {path.name for path in out.iterdir()} == {
-        wheel.name, chart.name, release.CHECKSUMS, release.DIGESTS, "omni-operator-chart-7.8.9.tar",
-        "omni-operator-7.8.9.cdx.json", "omni-rollout-7.8.9.cdx.json",
+        wheel.name,
+        chart.name,
+        release.CHECKSUMS,
+        release.DIGESTS,
+        "omni-operator-chart-7.8.9.tar",
+        "omni-operator-7.8.9.cdx.json",
+        "omni-rollout-7.8.9.cdx.json",
         *(path.name for path in (ROOT / "crds").glob("*.yaml")),
-    }  # fmt: skip
+    }
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
         assert {"omni_operator/main.py", "verl_omni/trainer/main_diffusion.py"} <= set(names)

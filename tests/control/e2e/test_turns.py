@@ -15,7 +15,8 @@ from e2e.turns import COMMITTED, MARGIN, UNKNOWN_SECONDS, Candidate, Passed, cho
 from suite.timings import elsewhere, failed_of, on_clusters, passed_of
 
 ROOT = Path(__file__).resolve().parents[3]
-LONG_AGO, LATELY = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+LONG_AGO = "2026-01-01T00:00:00+00:00"
+LATELY = "2026-02-01T00:00:00+00:00"
 
 
 def passed(at: str, seconds: float = 100, digest: str = "same") -> Passed:
@@ -64,7 +65,8 @@ def test_within_a_budget_that_is_kept_every_test_has_its_turn(seconds: list[floa
 
 
 def test_a_digest_changes_with_the_content_and_the_name_of_a_file_and_with_nothing_else(tmp_path: Path) -> None:
-    folder, file = tmp_path / "folder", tmp_path / "folder" / "file"
+    folder = tmp_path / "folder"
+    file = tmp_path / "folder" / "file"
     folder.mkdir()
     file.write_text("one")
     before = digest([folder], tmp_path)
@@ -84,15 +86,20 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_of_two_records_the_later_one_counts() -> None:
-    one, other = {"a": passed(LATELY), "b": passed(LONG_AGO)}, {"a": passed(LONG_AGO), "c": passed(LONG_AGO)}
+    one = {"a": passed(LATELY), "b": passed(LONG_AGO)}
+    other = {"a": passed(LONG_AGO), "c": passed(LONG_AGO)}
     assert (
         newest(one, other) == newest(other, one) == {"a": passed(LATELY), "b": passed(LONG_AGO), "c": passed(LONG_AGO)}
     )
 
 
 def test_the_records_are_of_tests_that_exist() -> None:
-    gone = [name for name in read(COMMITTED) if f"def {name.partition('::')[2].partition('[')[0]}(" not in
-            (ROOT / name.partition("::")[0]).read_text(encoding="utf-8")]  # fmt: skip
+    gone = [
+        name
+        for name in read(COMMITTED)
+        if f"def {name.partition('::')[2].partition('[')[0]}("
+        not in (ROOT / name.partition("::")[0]).read_text(encoding="utf-8")
+    ]
     assert not gone, "remove them from e2e/turns.json"
 
 

@@ -38,7 +38,9 @@ class ReportServer:
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
-        self.cluster, self.cache, self.reports = FakeCluster(lambda: self.now), ObjectCache(), ReportStore()
+        self.cluster = FakeCluster(lambda: self.now)
+        self.cache = ObjectCache()
+        self.reports = ReportStore()
         self.woken: list[Key] = []
         self.counted: list[str] = []
         self.port = self.versions = 0
@@ -74,9 +76,15 @@ class ReportServer:
     def endpoint(self, body_seconds: float = 60.0, relay: ReportRelay | None = None) -> ReportEndpoint:
         authorizer = ReportAuthorizer(self.cluster, self.cache, lambda: self.now)
         return ReportEndpoint(
-            self.reports, authorizer, self.cache, lambda: self.now, self.woken.append, self.counted.append,
-            body_seconds=body_seconds, relay=relay,
-        )  # fmt: skip
+            self.reports,
+            authorizer,
+            self.cache,
+            lambda: self.now,
+            self.woken.append,
+            self.counted.append,
+            body_seconds=body_seconds,
+            relay=relay,
+        )
 
     async def post(
         self, bearer: str | None, body: Any, source: str = "127.0.0.1", **headers: str

@@ -101,7 +101,8 @@ def test_one_network_of_ipv6_is_one_sender() -> None:
         """A connection from an address."""
 
         def __init__(self, address: str) -> None:
-            self.address, self.transport = address, self
+            self.address = address
+            self.transport = self
 
         def is_closing(self) -> bool:
             return False

@@ -27,7 +27,8 @@ from omni_operator.status.observed.trainer_report import parse_event
 
 pytestmark = pytest.mark.slow  # passes over hundreds of jobs
 
-JOBS_DELETED, SETTLED = 500, 120.0
+JOBS_DELETED = 500
+SETTLED = 120.0
 NAMESPACE = "team-a"
 USER = f"system:serviceaccount:{NAMESPACE}:default"
 SPEC = {
@@ -42,7 +43,9 @@ OUTSIDE = (type, ModuleType, FunctionType, BuiltinFunctionType, FakeCluster, asy
 
 def names_reachable(*roots: object) -> set[str]:
     """Names of jobs in all texts that these objects refer to, at any depth."""
-    seen, waiting, names = set[int](), list(roots), set[str]()
+    seen = set[int]()
+    waiting = list(roots)
+    names = set[str]()
     while waiting:
         found = waiting.pop()
         if id(found) in seen or isinstance(found, OUTSIDE):
@@ -58,16 +61,28 @@ class Operator:
     """All stores of the operator's process, on an API server in memory."""
 
     def __init__(self) -> None:
-        self.now, self._seen = datetime(2026, 1, 1, tzinfo=UTC), 0
-        self.cluster, self.cache, self.reports = FakeCluster(lambda: self.now), ObjectCache(), ReportStore()
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self._seen = 0
+        self.cluster = FakeCluster(lambda: self.now)
+        self.cache = ObjectCache()
+        self.reports = ReportStore()
         self.reconciler = Reconciler(
-            cluster=self.cluster, cache=self.cache, reports=self.reports, clock=lambda: self.now, instance="test",
+            cluster=self.cluster,
+            cache=self.cache,
+            reports=self.reports,
+            clock=lambda: self.now,
+            instance="test",
             settings=ClusterSettings(image="rollout:1"),
-        )  # fmt: skip
+        )
         self.workers = JobWorkers(
-            self.reconciler.reconcile, rank=lambda key: 1, revision=self.cache.summary, resync=lambda: 3600.0,
-            measured=lambda result, seconds: None, clock=lambda: self.now, passes=16,
-        )  # fmt: skip
+            self.reconciler.reconcile,
+            rank=lambda key: 1,
+            revision=self.cache.summary,
+            resync=lambda: 3600.0,
+            measured=lambda result, seconds: None,
+            clock=lambda: self.now,
+            passes=16,
+        )
         wake = self.workers.wake
         # It keeps the last events of a bounded number of objects (test_object_cache.py).
         liveness = WatchLiveness(60.0)
@@ -86,7 +101,8 @@ class Operator:
 
     async def _settle(self) -> None:
         while self._seen < len(self.cluster.events) or self.workers.depth or self.workers.tasks:
-            pending, self._seen = self.cluster.events[self._seen :], len(self.cluster.events)
+            pending = self.cluster.events[self._seen :]
+            self._seen = len(self.cluster.events)
             for change, kind, body in pending:
                 if kind.plural != "events":
                     self.watches.handle(kind, change, body)
@@ -108,7 +124,8 @@ class Operator:
 
     async def report(self, key: Key, uid: str, pod: tuple[str, str]) -> None:
         """The trainer reports, and is asked for a checkpoint."""
-        audience, token = report_audience(*key), f"token of {pod[1]}"
+        audience = report_audience(*key)
+        token = f"token of {pod[1]}"
         self.cluster.tokens[token, audience] = Identity(USER, *pod)
         attempt = await self.endpoint.authorizer.authorize(token, Claims(key, pod), uid, "10.0.0.1")
         self.endpoint._posts.count(key)
@@ -137,7 +154,8 @@ class Operator:
 
 
 async def test_nothing_refers_to_a_deleted_job() -> None:
-    operator, keys = Operator(), list[Key]((NAMESPACE, f"job-{number}") for number in range(JOBS_DELETED))
+    operator = Operator()
+    keys = list[Key]((NAMESPACE, f"job-{number}") for number in range(JOBS_DELETED))
 
     async def run(keys: list[Key]) -> None:
         uids = {key: operator.submit(key) for key in keys}

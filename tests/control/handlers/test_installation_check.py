@@ -45,7 +45,9 @@ async def test_another_server_does_not_pass() -> None:
 
 async def test_it_tries_until_the_deadline_and_then_fails(capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1, random.Random())
-    url, paused, now = f"http://127.0.0.1:{port}", [], iter([0.0, 1.0, 2.0])
+    url = f"http://127.0.0.1:{port}"
+    paused = []
+    now = iter([0.0, 1.0, 2.0])
     problems = installation_check.check(url, 2.0, lambda: next(now), paused.append)
     assert len(problems) == len(installation_check.EXPECTED)
     assert all("no answer" in problem for problem in problems)

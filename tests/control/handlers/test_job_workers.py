@@ -14,7 +14,10 @@ from omni_operator.handlers import job_workers as module
 from omni_operator.handlers.job_workers import JobWorkers
 from omni_operator.reconcile.reconciler import ReconcileResult
 
-A, B, C, D = ("ns", "a"), ("ns", "b"), ("ns", "c"), ("ns", "d")
+A = ("ns", "a")
+B = ("ns", "b")
+C = ("ns", "c")
+D = ("ns", "d")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -50,11 +53,15 @@ def new_workers(
     passes: Passes, ranks: Mapping[Key, int] | None = None, places: int = 4, started: bool = True
 ) -> JobWorkers:
     return JobWorkers(
-        passes.reconcile, rank=lambda key: (ranks or {}).get(key, 1), revision=passes.revisions.get,
+        passes.reconcile,
+        rank=lambda key: (ranks or {}).get(key, 1),
+        revision=passes.revisions.get,
         resync=lambda: 3600.0,
-        measured=lambda result, seconds: passes.results.append(result), clock=lambda: NOW, passes=places,
+        measured=lambda result, seconds: passes.results.append(result),
+        clock=lambda: NOW,
+        passes=places,
         started=started,
-    )  # fmt: skip
+    )
 
 
 async def test_a_pass_that_asks_for_another_one_is_followed_by_it_before_new_jobs() -> None:
@@ -105,7 +112,8 @@ async def test_jobs_of_a_smaller_rank_go_first() -> None:
 
 
 async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task() -> None:
-    passes, turns = Passes(), 0
+    passes = Passes()
+    turns = 0
     workers = new_workers(passes, {A: 0}, places=16)
     for number in range(1000):
         workers.wake(("ns", f"job-{number}"))
@@ -122,7 +130,8 @@ async def test_a_thousand_passes_let_others_run_between_them_and_leave_no_task()
 
 
 async def test_namespaces_take_turns_however_many_jobs_one_of_them_has() -> None:
-    passes, others = Passes(), [("other", "a"), ("third", "a")]
+    passes = Passes()
+    others = [("other", "a"), ("third", "a")]
     workers = new_workers(passes, dict.fromkeys(others, 2), places=16)
     for number in range(800):
         passes.answers["ns", f"job-{number}"] = [ReconcileResult(wake=NOW)] * 3
@@ -144,7 +153,8 @@ async def test_namespaces_take_turns_however_many_jobs_one_of_them_has() -> None
 
 
 async def test_passes_that_wait_for_an_answer_leave_places_to_other_namespaces() -> None:
-    passes, other = Passes(), ("other", "a")
+    passes = Passes()
+    other = ("other", "a")
     slow = [("ns", f"job-{number}") for number in range(50)]
     passes.barriers = {key: asyncio.Event() for key in slow}
     workers = new_workers(passes, places=16)
@@ -187,7 +197,8 @@ async def test_a_job_that_is_woken_often_takes_no_memory() -> None:
 
 
 async def test_deleted_jobs_leave_nothing() -> None:
-    passes, keys = Passes(), [("ns", f"job-{number}") for number in range(1000)]
+    passes = Passes()
+    keys = [("ns", f"job-{number}") for number in range(1000)]
     passes.answers = {key: [ReconcileResult(), ReconcileResult(gone=True)] for key in keys}
     workers = new_workers(passes)
     for place in (1, 2):

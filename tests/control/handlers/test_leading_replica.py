@@ -15,7 +15,8 @@ from omni_operator.reports.endpoint import ReportStore
 from omni_operator.settings import Settings
 from omni_operator.status.observed.trainer_report import parse_event
 
-KEY, NOW = ("team-a", "red"), datetime(2026, 1, 1, tzinfo=UTC)
+KEY = ("team-a", "red")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = {
     "model": {"base": "/models/m"},
     "data": {"train": ["/data/t.jsonl"]},
@@ -25,16 +26,22 @@ SPEC = {
 
 
 async def test_passes_are_made_only_while_it_leads_and_start_with_nothing_remembered() -> None:
-    cluster, cache, reports = FakeCluster(lambda: NOW), ObjectCache(), ReportStore()
+    cluster = FakeCluster(lambda: NOW)
+    cache = ObjectCache()
+    reports = ReportStore()
     made: list[Reconciler] = []
 
     def new_reconciler() -> Reconciler:
         made.append(
             Reconciler(
-                cluster=cluster, cache=cache, reports=reports, settings=ClusterSettings(image="rollout:1"),
-                clock=lambda: NOW, instance="test",
+                cluster=cluster,
+                cache=cache,
+                reports=reports,
+                settings=ClusterSettings(image="rollout:1"),
+                clock=lambda: NOW,
+                instance="test",
             )
-        )  # fmt: skip
+        )
         return made[-1]
 
     replica = LeadingReplica(cache, reports, Settings(), lambda result, seconds: None, new_reconciler, lambda: NOW)

@@ -93,7 +93,8 @@ async def test_a_failed_discovery_is_not_a_new_kind(cluster: FakeCluster) -> Non
 
 async def test_failed_requests_at_the_start_are_repeated_and_make_no_kind_absent(cluster: FakeCluster) -> None:
     cluster.absent = {POD_MONITORS}
-    answered, failures = cluster.serves, dict.fromkeys((JOBS, RAYJOBS, RAYCLUSTERS), 2)
+    answered = cluster.serves
+    failures = dict.fromkeys((JOBS, RAYJOBS, RAYCLUSTERS), 2)
 
     async def fails_twice(kind: Kind) -> bool:
         if failures.get(kind):

@@ -26,11 +26,16 @@ from omni_operator.status.reasons.table import reasons_shown
 def test_settings_come_from_the_environment() -> None:
     made = from_environ(
         {
-            "OMNI_OPERATOR_NAMESPACES": "a, b", "OMNI_OPERATOR_IMAGE": "x:1", "OMNI_OPERATOR_STALL_SECONDS": "30",
-            "OMNI_OPERATOR_RESOURCE_NAMES": "Ascend=huawei.com/npu", "HOSTNAME": "pod-1", "PATH": "/bin",
+            "OMNI_OPERATOR_NAMESPACES": "a, b",
+            "OMNI_OPERATOR_IMAGE": "x:1",
+            "OMNI_OPERATOR_STALL_SECONDS": "30",
+            "OMNI_OPERATOR_RESOURCE_NAMES": "Ascend=huawei.com/npu",
+            "HOSTNAME": "pod-1",
+            "PATH": "/bin",
         },
-        "system", 7,
-    )  # fmt: skip
+        "system",
+        7,
+    )
     assert (made.namespaces, made.cluster.image, made.instance) == (("a", "b"), "x:1", "pod-1_7")
     assert made.timeouts.stall == timedelta(seconds=30)
     assert made.cluster.resource_names == {"NVIDIA": "nvidia.com/gpu", "Ascend": "huawei.com/npu"}
@@ -46,12 +51,20 @@ def test_other_replicas_reach_the_reports_of_a_replica_at_its_address(address: s
 
 def test_all_invalid_variables_are_named_in_one_error() -> None:
     wrong = {
-        "OMNI_OPERATOR_HTTP_PORT": "eighty", "OMNI_OPERATOR_RESYNC_SECONDS": "0", "OMNI_OPERATOR_IMAGES": "x",
-        "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA", "OMNI_OPERATOR_VERBOSE": "maybe", "OMNI_OPERATOR_LOG_FORMAT": "xml",
-        "OMNI_OPERATOR_LEASE_SECONDS": "2", "OMNI_OPERATOR_LEASE": "My Lease", "OMNI_OPERATOR_ADDRESS": "pod-1",
-        "OMNI_OPERATOR_POD_POLICY": '{"privilege": true, "volumeTypes": ["secret"]}', "OMNI_OPERATOR_PASSES": "0",
-        "OMNI_OPERATOR_STALL_SECONDS": "9" * 20, "OMNI_OPERATOR_REPORTS_PORT": "65536",
-    }  # fmt: skip
+        "OMNI_OPERATOR_HTTP_PORT": "eighty",
+        "OMNI_OPERATOR_RESYNC_SECONDS": "0",
+        "OMNI_OPERATOR_IMAGES": "x",
+        "OMNI_OPERATOR_RESOURCE_NAMES": "NVIDIA",
+        "OMNI_OPERATOR_VERBOSE": "maybe",
+        "OMNI_OPERATOR_LOG_FORMAT": "xml",
+        "OMNI_OPERATOR_LEASE_SECONDS": "2",
+        "OMNI_OPERATOR_LEASE": "My Lease",
+        "OMNI_OPERATOR_ADDRESS": "pod-1",
+        "OMNI_OPERATOR_POD_POLICY": '{"privilege": true, "volumeTypes": ["secret"]}',
+        "OMNI_OPERATOR_PASSES": "0",
+        "OMNI_OPERATOR_STALL_SECONDS": "9" * 20,
+        "OMNI_OPERATOR_REPORTS_PORT": "65536",
+    }
     with pytest.raises(SettingsError) as caught:
         from_environ(wrong, "system")
     for name in wrong:
@@ -80,10 +93,12 @@ def page_of(cache: ObjectCache, shown: int) -> tuple[str, dict[str, list[Any]]]:
 def test_series_of_a_job_disappear_when_it_is_deleted() -> None:
     cache = ObjectCache()
     status = {
-        "conditions": [{"type": "Ready", "status": "True", "reason": "x"}], "state": "Running",
-        "progress": {"globalStep": 4, "reward": 0.5}, "weights": {"trainerVersion": 4, "lag": 0},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "x"}],
+        "state": "Running",
+        "progress": {"globalStep": 4, "reward": 0.5},
+        "weights": {"trainerVersion": 4, "lag": 0},
         "usage": {"acceleratorSeconds": 12.0, "samples": 32},
-    }  # fmt: skip
+    }
     cache.put(JOBS, job(1, **status))
     _, families = page_of(cache, 10)
     ready = [s for s in families["diffusionrl_job_condition"] if s.labels["type"] == "Ready" and s.value]
@@ -122,14 +137,16 @@ def test_beyond_the_limit_the_newest_failures_are_shown_before_any_success() -> 
         _, families = page_of(cache, limit)
         (new,) = {sample.labels["name"] for sample in families["diffusionrl_job_info"]} - set(shown)
         shown.append(new)
-    failed, succeeded = ["job-5", "job-7", "job-4", "job-6", "job-8"], ["job-2", "job-1", "job-3", "job-0"]
+    failed = ["job-5", "job-7", "job-4", "job-6", "job-8"]
+    succeeded = ["job-2", "job-1", "job-3", "job-0"]
     ends = {number: (number * 3) % 8 for number in range(8)}
     assert [ends[int(name[-1])] for name in failed[:4]] == [7, 5, 4, 2]
     assert shown == ["job-9", "job-91", *failed, *succeeded]
 
 
 async def test_only_the_replica_that_leads_has_metrics_of_jobs() -> None:
-    cache, leads = ObjectCache(), [False]
+    cache = ObjectCache()
+    leads = [False]
     cache.put(JOBS, job(1))
     metrics = OperatorMetrics(JobMetrics(cache, 5))
     metrics.follow(lambda: 0, lambda: 0, lambda: leads[0])
@@ -143,7 +160,8 @@ async def test_only_the_replica_that_leads_has_metrics_of_jobs() -> None:
 
 
 async def test_the_event_loop_parses_no_status_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, threads = ObjectCache(), []
+    cache = ObjectCache()
+    threads = []
     for number in range(30):
         cache.put(JOBS, job(number, state="Running"))
 
@@ -190,7 +208,8 @@ def test_metric_names_follow_prometheus_conventions() -> None:
 
 async def test_every_reason_has_a_series_before_the_first_failure() -> None:
     """Prometheus' `increase` of a series that begins with its first failure is 0."""
-    metrics, name = OperatorMetrics(), "diffusionrl_operator_attempts_failed_total"
+    metrics = OperatorMetrics()
+    name = "diffusionrl_operator_attempts_failed_total"
 
     async def failures() -> dict[str, float]:
         page = text_string_to_metric_families((await metrics.page()).decode())
@@ -203,7 +222,8 @@ async def test_every_reason_has_a_series_before_the_first_failure() -> None:
 
 
 async def test_probes_reflect_the_liveness_of_the_watch() -> None:
-    liveness, at = WatchLiveness(60.0), [0.0]
+    liveness = WatchLiveness(60.0)
+    at = [0.0]
     async with (
         serve(probe_routes(liveness, OperatorMetrics(), lambda: at[0]), 0, host="127.0.0.1") as port,
         aiohttp.ClientSession() as session,

@@ -20,12 +20,19 @@ from omni_operator.reports.authorizer import source_of as source
 @pytest.mark.parametrize(
     ("bearer", "code"),
     [
-        (None, 401), ("", 401), ("nonsense", 401), ("a.b.c", 401), (token("https://kubernetes.default.svc"), 401),
-        (token(AUDIENCE, word="forged"), 403), (token(report_audience("team-a", "blue")), 404),
-        (token(AUDIENCE, pod=None), 403), (token(AUDIENCE, pod={"name": POD["name"], "uid": "p2"}), 403),
-        (token(AUDIENCE, pod={"name": "other", "uid": "p1"}), 403), (token(AUDIENCE, pod="p1"), 403),
+        (None, 401),
+        ("", 401),
+        ("nonsense", 401),
+        ("a.b.c", 401),
+        (token("https://kubernetes.default.svc"), 401),
+        (token(AUDIENCE, word="forged"), 403),
+        (token(report_audience("team-a", "blue")), 404),
+        (token(AUDIENCE, pod=None), 403),
+        (token(AUDIENCE, pod={"name": POD["name"], "uid": "p2"}), 403),
+        (token(AUDIENCE, pod={"name": "other", "uid": "p1"}), 403),
+        (token(AUDIENCE, pod="p1"), 403),
     ],
-)  # fmt: skip
+)
 async def test_other_tokens_are_rejected(server: ReportServer, bearer: str | None, code: int) -> None:
     assert (await server.post(bearer, STEP))[0] == code
     assert server.reports.newest(KEY, "u") is None
@@ -44,10 +51,13 @@ async def test_only_a_token_that_names_a_pod_of_the_job_is_reviewed(server: Repo
     [
         Identity("system:serviceaccount:team-b:default", pod=POD["name"], pod_uid=POD["uid"]),
         Identity("system:serviceaccount:team-a-b:default", POD["name"], POD["uid"]),
-        Identity("jane", POD["name"], POD["uid"]), Identity(USER), Identity(USER, POD["name"]),
-        Identity(USER, POD["name"], "p2"), Identity(USER, "other", POD["uid"]),
+        Identity("jane", POD["name"], POD["uid"]),
+        Identity(USER),
+        Identity(USER, POD["name"]),
+        Identity(USER, POD["name"], "p2"),
+        Identity(USER, "other", POD["uid"]),
     ],
-)  # fmt: skip
+)
 async def test_other_identities_are_rejected(server: ReportServer, identity: Identity) -> None:
     server.cluster.tokens[GOOD, AUDIENCE] = identity
     assert (await server.post(GOOD, STEP))[0] == 403

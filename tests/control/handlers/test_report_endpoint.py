@@ -42,7 +42,8 @@ class Replicas:
     """Two replicas of the endpoint with one API server; `leader` and `url` are what the second one believes."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.first, self.second = ReportServer(), ReportServer()
+        self.first = ReportServer()
+        self.second = ReportServer()
         self.second.cluster = self.first.cluster
         self.first_leads = True
         self.url: str | None = None
@@ -60,12 +61,15 @@ async def replicas() -> AsyncIterator[Replicas]:
             serve(made.first.endpoint(relay=made.relays[0]).routes(), 0, BODY_LIMIT, "127.0.0.1") as first,
             serve(made.second.endpoint(relay=made.relays[1]).routes(), 0, BODY_LIMIT, "127.0.0.1") as second,
         ):
-            made.first.port, made.second.port, made.url = first, second, f"http://127.0.0.1:{first}"
+            made.first.port = first
+            made.second.port = second
+            made.url = f"http://127.0.0.1:{first}"
             yield made
 
 
 async def test_a_replica_that_does_not_lead_passes_reports_on(replicas: Replicas) -> None:
-    leader, other = replicas.first, replicas.second
+    leader = replicas.first
+    other = replicas.second
     leader.reports.ask_checkpoint(KEY, leader.now)
     assert await other.post(GOOD, STEP) == (200, {"checkpoint": True}), "the leader's answer"
     report = leader.reports.newest(KEY, "u")
@@ -146,10 +150,13 @@ async def test_invalid_bodies_are_rejected(server: ReportServer, body: Any) -> N
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Content-Type": "application/json; charset=klingon"}, {"Content-Type": "application/json; charset=utf-16"},
-        {"Content-Type": "text/plain; charset=\"x y\""}, {"Content-Encoding": "gzip"}, {"Content-Encoding": "klingon"},
+        {"Content-Type": "application/json; charset=klingon"},
+        {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": 'text/plain; charset="x y"'},
+        {"Content-Encoding": "gzip"},
+        {"Content-Encoding": "klingon"},
     ],
-)  # fmt: skip
+)
 async def test_unknown_encodings_are_rejected(server: ReportServer, headers: dict[str, str]) -> None:
     assert (await server.post(GOOD, STEP, **headers))[0] == 400
 
@@ -179,12 +186,15 @@ HEAD = f"POST /v1/reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {GOOD}\r\
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
-        ("", ""), ("POST /v1/rep", ""), (HEAD, ""), (f"{HEAD}Content-Length: 90\r\n\r\n{{", "408"),
+        ("", ""),
+        ("POST /v1/rep", ""),
+        (HEAD, ""),
+        (f"{HEAD}Content-Length: 90\r\n\r\n{{", "408"),
         (f"{HEAD}Content-Length: 16\r\n\r\n{json.dumps(STEP)[:1]}", "408"),
         ("POST /v1/reports HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{", "401"),
         ("GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n", "404"),
     ],
-)  # fmt: skip
+)
 async def test_a_connection_that_sends_no_request_is_closed(
     impatient_server: ReportServer, sent: str, answer: str
 ) -> None:

@@ -28,7 +28,8 @@ async def credentials() -> AsyncIterator[Credentials]:
 
 
 async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credentials) -> None:
-    signal, released = asyncio.Event(), asyncio.Event()
+    signal = asyncio.Event()
+    released = asyncio.Event()
 
     async def release() -> None:
         released.set()

@@ -36,7 +36,8 @@ class Gates:
     """
 
     def __init__(self, objects: dict[Kind, list[Body]]) -> None:
-        self.objects, self.requests = objects, list[tuple[Kind, str | None]]()
+        self.objects = objects
+        self.requests = list[tuple[Kind, str | None]]()
         self.denied: set[tuple[Kind, str | None]] = set()
         self.gates = {kind: asyncio.Event() for kind in (*CHILDREN, JOBS, LEASES)}
         self.later = {kind: asyncio.Queue[tuple[str, Body]]() for kind in self.gates}
@@ -68,7 +69,9 @@ async def quiet() -> None:
 async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_too() -> None:
     old = body_of(JOBS, "red", 1, spec={}, status={"attempts": 1})
     source = Gates({JOBS: [old, body_of(JOBS, "blue", 2, spec={})], RAYJOBS: [body_of(RAYJOBS, "red-a01", 3)]})
-    cache, liveness, woken = ObjectCache(), WatchLiveness(60.0), list[Key]()
+    cache = ObjectCache()
+    liveness = WatchLiveness(60.0)
+    woken = list[Key]()
     watches = Watches(source, (), cache, liveness, woken.append, lambda resource: None, "system")
     tasks = [asyncio.create_task(run) for run in watches.runs()]
     await quiet()
@@ -93,7 +96,8 @@ async def test_new_jobs_wait_for_their_children_and_others_for_the_list_of_jobs_
 
 @pytest.mark.parametrize("last", [JOBS, LEASES], ids=lambda kind: kind.plural)
 async def test_readiness_needs_all_lists_and_the_operators_own_write(last: Kind) -> None:
-    source, liveness = Gates({}), WatchLiveness(60.0)
+    source = Gates({})
+    liveness = WatchLiveness(60.0)
     watches = Watches(source, (), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system")
     tasks = [asyncio.create_task(run) for run in watches.runs()]
     write = "MODIFIED", body_of(LEASES, "canary", 12)
@@ -122,7 +126,9 @@ async def test_a_namespace_that_may_not_be_listed_waits_alone(monkeypatch: pytes
     monkeypatch.setattr(object_watch, "PAUSE_MOST", 0.0)
     jobs = [body_of(JOBS, "red", 1, spec={}), body_of(JOBS, "blue", 2, spec={})]
     jobs[1]["metadata"]["namespace"] = "shut"
-    source, liveness, woken = Gates({JOBS: jobs}), WatchLiveness(60.0), list[Key]()
+    source = Gates({JOBS: jobs})
+    liveness = WatchLiveness(60.0)
+    woken = list[Key]()
     source.denied = {(kind, "shut")}
     watches = Watches(source, ("ns", "shut"), ObjectCache(), liveness, woken.append, lambda resource: None, "system")
     for gate in source.gates.values():
@@ -140,7 +146,8 @@ async def test_a_namespace_that_may_not_be_listed_waits_alone(monkeypatch: pytes
 
 
 async def test_an_operator_that_may_list_no_namespace_is_not_ready() -> None:
-    source, liveness = Gates({}), WatchLiveness(60.0)
+    source = Gates({})
+    liveness = WatchLiveness(60.0)
     source.denied = {(PODS, "ns"), (PODS, "shut")}
     watches = Watches(
         source, ("ns", "shut"), ObjectCache(), liveness, lambda key: None, lambda resource: None, "system"
@@ -162,7 +169,8 @@ async def _until(there: Callable[[], bool]) -> None:
 
 
 async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_no_watch() -> None:
-    cache, woken = ObjectCache(), list[Key]()
+    cache = ObjectCache()
+    woken = list[Key]()
     watches = Watches(Gates({}), (), cache, WatchLiveness(60.0), woken.append, lambda resource: None, "system")
     watches.children_listed.set()
     watches.handle(JOBS, "ADDED", body_of(JOBS, "red", 1))
@@ -179,16 +187,23 @@ async def test_a_list_without_an_object_removes_it_and_an_invalid_object_stops_n
 
 
 @pytest.mark.parametrize(
-    ("version", "listed", "told"), [(7, 20, False), (8, 20, False), (6, 20, True), (6, 6, False)],
+    ("version", "listed", "told"),
+    [(7, 20, False), (8, 20, False), (6, 20, True), (6, 6, False)],
     ids=["the same", "newer", "older", "a list from before the last write"],
-)  # fmt: skip
+)
 async def test_a_list_with_an_older_object_than_before_is_reported(version: int, listed: int, told: bool) -> None:
     """etcd was restored; objects that are newer than the list are what the operator has written meanwhile."""
     restored: list[str] = []
     watches = Watches(
-        Gates({}), (), ObjectCache(), WatchLiveness(60.0), lambda key: None, lambda resource: None, "system",
+        Gates({}),
+        (),
+        ObjectCache(),
+        WatchLiveness(60.0),
+        lambda key: None,
+        lambda resource: None,
+        "system",
         restored=lambda: restored.append("restored"),
-    )  # fmt: skip
+    )
     body = body_of(RAYJOBS, "red-a01", 7)
     watches.handle(RAYJOBS, "ADDED", body)
     watches.compare(RAYJOBS, None, {body["metadata"]["uid"]: version}, listed)

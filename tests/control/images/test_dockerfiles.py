@@ -85,9 +85,7 @@ def test_copied_files_are_those_of_the_ignore_file(image: Image) -> None:
     copied = {
         source for argument in of(image, "COPY") if "--from" not in argument for source in shlex.split(argument)[:-1]
     }
-    allowed = {
-        line[1:] for line in (ROOT / image.ignore).read_text().splitlines() if line.startswith("!")
-    }  # fmt: skip
+    allowed = {line[1:] for line in (ROOT / image.ignore).read_text().splitlines() if line.startswith("!")}
     assert copied == allowed
 
 

@@ -29,8 +29,11 @@ def tree(tmp_path: Path) -> Path:
     files = {
         "images/small/Dockerfile": "ARG BASE=python:3.12-slim\nFROM ${BASE}\nCOPY code /code\n",
         "images/small/Dockerfile.dockerignore": "# why\n*\n!code\n!one.txt\n**/__pycache__\n",
-        "code/a.py": "a", "code/__pycache__/a.pyc": "x", "one.txt": "1", "two.txt": "2",
-    }  # fmt: skip
+        "code/a.py": "a",
+        "code/__pycache__/a.pyc": "x",
+        "one.txt": "1",
+        "two.txt": "2",
+    }
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +96,11 @@ def test_an_image_is_built_once(tree: Path, tmp_path: Path) -> None:
     builder = RecordingBuilder()
     name = made(tree, tmp_path, builder)
     assert builder.calls == [
-        "clean", f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}", "deliver",
-    ]  # fmt: skip
+        "clean",
+        f"build {name} on python:3.12-slim",
+        f"forget all of localhost/small but {name}",
+        "deliver",
+    ]
     assert builder.staged == ["code/a.py", "images/small/Dockerfile", "one.txt"]
     again = RecordingBuilder()
     assert made(tree, tmp_path, again) == name
@@ -157,7 +163,8 @@ def test_when_the_disk_fills_up_earlier_builds_are_removed_and_the_build_succeed
     (tree / "code/a.py").write_text("new")
     builder = FillingDisk()
     name = made(tree, tmp_path, builder)
-    building, forgetting = f"build {name} on python:3.12-slim", f"forget all of localhost/small but {name}"
+    building = f"build {name} on python:3.12-slim"
+    forgetting = f"forget all of localhost/small but {name}"
     assert name != earlier and builder.calls == ["clean", building, forgetting, building, forgetting, "deliver"]
 
 
@@ -174,7 +181,8 @@ def test_a_full_disk_is_reported_before_the_build(free: int, room: int) -> None:
 def test_the_archive_to_be_replaced_counts_as_free_space(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, kept = Image("small", "localhost/small", 100, 0, ""), tmp_path / "kept"
+    image = Image("small", "localhost/small", 100, 0, "")
+    kept = tmp_path / "kept"
     kept.mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=60))
     builder = RecordingBuilder()
@@ -188,7 +196,8 @@ def test_the_archive_to_be_replaced_counts_as_free_space(
 
 
 def test_staged_files_have_no_time(tree: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()
         stage(SMALL, folder, tree)
@@ -249,7 +258,9 @@ def test_a_build_reports_beforehand_how_much_disk_it_takes_and_where(tree: Path,
 def test_a_first_build_takes_more_room(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: tuple[str, ...], peak: int
 ) -> None:
-    image, builder, said = Image("small", "localhost/small", 24 * GB, 0, "", 44 * GB), RecordingBuilder(), [""]
+    image = Image("small", "localhost/small", 24 * GB, 0, "", 44 * GB)
+    builder = RecordingBuilder()
+    said = [""]
     builder.earlier = earlier
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=peak * GB))
     build(image, builder, tmp_path / "kept", said.append, None, tree)

@@ -53,7 +53,8 @@ class Simulation:
     """
 
     def __init__(self) -> None:
-        self.now, self.skew = START, timedelta()
+        self.now = START
+        self.skew = timedelta()
         self.cluster = FakeCluster(lambda: self.now)
         self.passes = 0
         self.foreign_reasons: set[str] = set()
@@ -67,12 +68,18 @@ class Simulation:
 
     def start_operator(self) -> None:
         """Start a new operator process with a cache from the first lists."""
-        self.cache, self.reports = ObjectCache(), ReportStore()
+        self.cache = ObjectCache()
+        self.reports = ReportStore()
         self.requests = FaultyCluster(self.cluster, fault=self._fault)
         self.reconciler = Reconciler(
-            cluster=self.requests, cache=self.cache, reports=self.reports, settings=ClusterSettings(image="rollout:1"),
-            clock=lambda: self.now + self.skew, instance="test", timeouts=Timeouts(),
-        )  # fmt: skip
+            cluster=self.requests,
+            cache=self.cache,
+            reports=self.reports,
+            settings=ClusterSettings(image="rollout:1"),
+            clock=lambda: self.now + self.skew,
+            instance="test",
+            timeouts=Timeouts(),
+        )
         self.wakes: dict[Key, datetime] = {}
         self.frozen: set[Kind] = set()
         self._unanswered = 0
@@ -83,16 +90,19 @@ class Simulation:
                     self._shown.add(str(body["metadata"]["uid"]))
                     if key := self.cache.put(kind, body):
                         self.wakes[key] = self.now
-        self._seen, self._held = len(self.cluster.events), []
+        self._seen = len(self.cluster.events)
+        self._held = []
 
     def watch(self) -> None:
         """Deliver pending watch events."""
         pending: list[tuple[str, Kind, Body]] = [*self._held, *self.cluster.events[self._seen :]]
-        self._seen, self._held = len(self.cluster.events), [event for event in pending if event[1] in self.frozen]
+        self._seen = len(self.cluster.events)
+        self._held = [event for event in pending if event[1] in self.frozen]
         for kind_of_event, kind, body in pending:
             if kind in self.frozen:
                 continue
-            selected, uid = is_selected(kind, body), str(body["metadata"].get("uid"))
+            selected = is_selected(kind, body)
+            uid = str(body["metadata"].get("uid"))
             if selected and kind_of_event != "DELETED":
                 self._shown.add(uid)
                 key = self.cache.put(kind, body)
@@ -134,7 +144,8 @@ class Simulation:
                 has, which other passes and threads read.
         """
         self.wakes.pop(key, None)
-        now, before = self.reconciler.clock(), self.cluster.get(JOBS, *key)
+        now = self.reconciler.clock()
+        before = self.cluster.get(JOBS, *key)
         cached = self._cached_bodies(key)
         unchanged = copy.deepcopy(cached)
         result = await self.reconciler.reconcile(key)
@@ -183,18 +194,24 @@ class Simulation:
         )
         if self.cluster.get(RAYCLUSTERS, key[0], cluster):
             return
-        made = self.cluster.make({
-            "apiVersion": "ray.io/v1", "kind": "RayCluster",
-            "metadata": {**meta, "name": cluster, "ownerReferences": [owner]},
-        })  # fmt: skip
+        made = self.cluster.make(
+            {
+                "apiVersion": "ray.io/v1",
+                "kind": "RayCluster",
+                "metadata": {**meta, "name": cluster, "ownerReferences": [owner]},
+            }
+        )
         owner = {"kind": "RayCluster", "name": cluster, "uid": made["metadata"]["uid"], "controller": True}
         for role in ("head", "worker"):
             labelled = {**meta["labels"], "ray.io/node-type": role, "ray.io/group": role}
-            self.cluster.make({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": {**meta, "name": f"{cluster}-{role}", "labels": labelled, "ownerReferences": [owner]},
-                "status": {"phase": "Pending"},
-            })  # fmt: skip
+            self.cluster.make(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {**meta, "name": f"{cluster}-{role}", "labels": labelled, "ownerReferences": [owner]},
+                    "status": {"phase": "Pending"},
+                }
+            )
 
     def run(self, attempt: int, key: Key = KEY) -> None:
         """Pods are ready and Ray runs the job."""
@@ -208,9 +225,11 @@ class Simulation:
             self.pod(attempt, role, {"phase": "Running"}, key)
         started = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
         self.cluster.change(
-            RAYJOBS, key[0], name,
+            RAYJOBS,
+            key[0],
+            name,
             status={"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": started},
-        )  # fmt: skip
+        )
 
     async def submit_running(self, **spec: Any) -> None:
         """A new job whose first attempt runs."""
@@ -245,12 +264,17 @@ class Simulation:
         deployment = "Complete" if job in ("SUCCEEDED", "STOPPED") else "Failed"
         at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
         self.cluster.change(
-            RAYJOBS, key[0], name,
+            RAYJOBS,
+            key[0],
+            name,
             status={
-                "jobDeploymentStatus": deployment, "jobStatus": job, "reason": reason, "message": message,
+                "jobDeploymentStatus": deployment,
+                "jobStatus": job,
+                "reason": reason,
+                "message": message,
                 "endTime": at,
             },
-        )  # fmt: skip
+        )
         self.cluster.remove(RAYCLUSTERS, key[0], f"{name}-x1")
 
     # The trainer.

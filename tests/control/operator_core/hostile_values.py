@@ -6,10 +6,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-TIMES = st.sampled_from([
-    "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "1970-01-01T00:00:00Z", "2026-01-01T00:00:10Z",
-    "2026-01-01T00:00:10.123456789+02:00", "2999-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00",
-])  # fmt: skip
+TIMES = st.sampled_from(
+    [
+        "0001-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+14:00",
+        "1970-01-01T00:00:00Z",
+        "2026-01-01T00:00:10Z",
+        "2026-01-01T00:00:10.123456789+02:00",
+        "2999-01-01T00:00:00Z",
+        "9999-12-31T23:59:59Z",
+        "9999-12-31T23:59:59-14:00",
+    ]
+)
 TEXTS = st.one_of(
     st.sampled_from(
         ["", "x" * 900, "y" * 100_000, "\x00\x1b[31m\u2028\u202e", "exceeded quota", "OOMKilled", "é" * 600]
@@ -32,19 +40,39 @@ def conditions(*kinds: str) -> st.SearchStrategy[list[dict[str, Any]]]:
 
 
 RAYJOB = optional(
-    jobDeploymentStatus=st.sampled_from([
-        "", "Initializing", "Running", "Complete", "Failed", "Suspending", "Suspended", "Retrying", "Waiting",
-        "ValidationFailed", "Scheduled", "x" * 900,
-    ]),
+    jobDeploymentStatus=st.sampled_from(
+        [
+            "",
+            "Initializing",
+            "Running",
+            "Complete",
+            "Failed",
+            "Suspending",
+            "Suspended",
+            "Retrying",
+            "Waiting",
+            "ValidationFailed",
+            "Scheduled",
+            "x" * 900,
+        ]
+    ),
     jobStatus=st.sampled_from(["", "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED", "x" * 900]),
     reason=st.one_of(TEXTS, st.sampled_from(["DeadlineExceeded", "AppFailed", "JobStatusCheckTimeoutExceeded"])),
-    message=TEXTS, rayClusterName=TEXTS, dashboardURL=TEXTS, startTime=TIMES, endTime=TIMES,
-    rayJobInfo=optional(startTime=TIMES, endTime=TIMES), failed=COUNTS, succeeded=COUNTS,
-)  # fmt: skip
+    message=TEXTS,
+    rayClusterName=TEXTS,
+    dashboardURL=TEXTS,
+    startTime=TIMES,
+    endTime=TIMES,
+    rayJobInfo=optional(startTime=TIMES, endTime=TIMES),
+    failed=COUNTS,
+    succeeded=COUNTS,
+)
 RAYCLUSTER = optional(
-    state=TEXTS, desiredWorkerReplicas=COUNTS, readyWorkerReplicas=COUNTS,
+    state=TEXTS,
+    desiredWorkerReplicas=COUNTS,
+    readyWorkerReplicas=COUNTS,
     conditions=conditions("HeadPodReady", "RayClusterProvisioned", "ReplicaFailure"),
-)  # fmt: skip
+)
 STATE = optional(
     waiting=optional(reason=st.one_of(TEXTS, st.sampled_from(["ImagePullBackOff", "CrashLoopBackOff"])), message=TEXTS),
     terminated=optional(reason=TEXTS, exitCode=COUNTS, message=TEXTS),
@@ -55,5 +83,6 @@ CONTAINER = st.fixed_dictionaries(
 POD = optional(
     phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
     conditions=conditions("PodScheduled", "Ready", "DisruptionTarget"),
-    containerStatuses=st.lists(CONTAINER, max_size=2), initContainerStatuses=st.lists(CONTAINER, max_size=1),
-)  # fmt: skip
+    containerStatuses=st.lists(CONTAINER, max_size=2),
+    initContainerStatuses=st.lists(CONTAINER, max_size=1),
+)

@@ -6,7 +6,8 @@ from typing import Any
 
 from omni_operator.cluster.kinds import RAYCLUSTERS, RAYJOBS
 
-KEY, CLUSTER = ("team-a", "red"), "red-a01-x1"
+KEY = ("team-a", "red")
+CLUSTER = "red-a01-x1"
 ROLLOUT = {"placement": "Separate", "replicas": 3, "minReplicas": 2}
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
@@ -15,7 +16,8 @@ class Pools:
     """KubeRay and kubelets for the two groups of a job with rollout pods."""
 
     def __init__(self, simulation: Any) -> None:
-        self.simulation, self.made = simulation, 0
+        self.simulation = simulation
+        self.made = 0
 
     async def run(self, **job: Any) -> None:
         """A job whose first attempt runs, all pods ready."""

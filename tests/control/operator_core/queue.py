@@ -6,7 +6,8 @@ from typing import Any
 
 from omni_operator.cluster.kinds import JOBS, RAYCLUSTERS, RAYJOBS, WORKLOADS
 
-KEY, RAYJOB = ("team-a", "red"), "red-a01"
+KEY = ("team-a", "red")
+RAYJOB = "red-a01"
 NO_ROOM = "couldn't assign flavors to pod set rollout: insufficient unused quota"
 ROLLOUT = {"placement": "Separate", "replicas": 4, "minReplicas": 2}
 
@@ -32,9 +33,14 @@ class Queue:
         """Kueue makes the Workload of the RayJob."""
         uid = self.rayjob()["metadata"]["uid"]
         meta = {"namespace": KEY[0], "name": f"rayjob-{RAYJOB}", "labels": {"kueue.x-k8s.io/job-uid": uid}}
-        self.simulation.cluster.make({
-            "apiVersion": WORKLOADS.api_version, "kind": WORKLOADS.kind, "metadata": meta, "spec": {},
-        })  # fmt: skip
+        self.simulation.cluster.make(
+            {
+                "apiVersion": WORKLOADS.api_version,
+                "kind": WORKLOADS.kind,
+                "metadata": meta,
+                "spec": {},
+            }
+        )
 
     def wait(self, reserved: str = "False", reason: str = "Pending", message: str = NO_ROOM) -> None:
         """KubeRay has deleted the pods, and Kueue's Workload has this condition."""

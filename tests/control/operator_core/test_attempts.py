@@ -9,9 +9,21 @@ from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, RAYJOBS, Kind
 
 KEY = ("team-a", "red")
 CONDITIONS = [
-    "Admitted", "Ready", "WeightsInSync", "Updated", "ProgressStalled", "Suspended", "Succeeded", "Failed", "Stalled",
-    "ResultsKept", "OutputSent", "AcceleratorChosen", "RolloutsScaled", "RewardsScaled",
-]  # fmt: skip
+    "Admitted",
+    "Ready",
+    "WeightsInSync",
+    "Updated",
+    "ProgressStalled",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+    "Stalled",
+    "ResultsKept",
+    "OutputSent",
+    "AcceleratorChosen",
+    "RolloutsScaled",
+    "RewardsScaled",
+]
 
 
 async def test_a_job_runs_to_success(simulation: Any) -> None:
@@ -97,12 +109,14 @@ async def test_risky_settings_of_a_job_are_a_condition_and_an_event(simulation: 
     simulation.submit(checkpoint={}, trainer={"totalSteps": 10}, rollout={})
     await simulation.settle()
     assert (simulation.condition("ResultsKept").status, simulation.condition("ResultsKept").reason) == (
-        "False", "ResultsOnEmptyDir",
-    )  # fmt: skip
+        "False",
+        "ResultsOnEmptyDir",
+    )
     assert "spec.checkpoint.claimName is not given" in simulation.condition("ResultsKept").message
     assert (simulation.condition("AcceleratorChosen").status, simulation.condition("AcceleratorChosen").reason) == (
-        "False", "NoVendor",
-    )  # fmt: skip
+        "False",
+        "NoVendor",
+    )
     assert sorted(simulation.event_reasons()) == ["NoVendor", "ResultsOnEmptyDir"]
     simulation.run(1)
     await simulation.settle()
@@ -124,13 +138,17 @@ async def test_creation_takes_few_requests_and_idle_passes_none(simulation: Any)
     await simulation.settle()
     counts = simulation.cluster.counts()
     assert counts == {
-        ("create", "networkpolicies"): 1, ("create", "rayjobs"): 1, ("apply_status", "diffusionrljobs"): 1,
-    }  # fmt: skip
+        ("create", "networkpolicies"): 1,
+        ("create", "rayjobs"): 1,
+        ("apply_status", "diffusionrljobs"): 1,
+    }
     simulation.run(1)
     await simulation.settle()
     assert simulation.cluster.counts() == {
-        ("create", "poddisruptionbudgets"): 1, ("apply_status", "diffusionrljobs"): 1, ("create", "events"): 1,
-    }  # fmt: skip
+        ("create", "poddisruptionbudgets"): 1,
+        ("apply_status", "diffusionrljobs"): 1,
+        ("create", "events"): 1,
+    }
     for _ in range(5):
         await simulation.reconcile()
         await simulation.after(600)

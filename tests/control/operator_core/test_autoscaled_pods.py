@@ -71,14 +71,22 @@ class Scaled:
 
 KINDS = (
     Kind(
-        group="rollout", index=1, accelerators=(2, 2 + 3), condition="RolloutsScaled",
-        field="spec.rollout.autoscaling", queue="rollout/queued_samples",
+        group="rollout",
+        index=1,
+        accelerators=(2, 2 + 3),
+        condition="RolloutsScaled",
+        field="spec.rollout.autoscaling",
+        queue="rollout/queued_samples",
     ),
     Kind(
-        group="reward", index=2, accelerators=(1, 2 + 6), condition="RewardsScaled",
-        field="spec.reward.model.autoscaling", queue="reward/queued_requests",
+        group="reward",
+        index=2,
+        accelerators=(1, 2 + 6),
+        condition="RewardsScaled",
+        field="spec.reward.model.autoscaling",
+        queue="reward/queued_requests",
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.group)

@@ -181,7 +181,7 @@ async def test_who_changes_objects_back_all_the_time_is_named_and_answered_less_
         (1, {"minReplicas": 0, "maxReplicas": 9}, 0),
         (1, {"minReplicas": 3, "maxReplicas": 3}, 0),
     ],
-)  # fmt: skip
+)
 async def test_limits_of_a_group_are_put_right_where_they_do_not_allow_its_number_of_pods(
     simulation: Any, pools: Pools, place: int, changed: dict[str, int], patches: int
 ) -> None:
@@ -292,7 +292,8 @@ async def test_numbers_that_autoscaling_asks_for_in_turn_are_no_corrections(simu
 
 @given(st.lists(st.floats(min_value=0, max_value=2000), max_size=40))
 def test_a_pause_is_never_longer_than_its_limit_and_ends(gaps: list[float]) -> None:
-    now, row = datetime(2026, 1, 1, tzinfo=UTC), Corrections()
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    row = Corrections()
     for gap in gaps:
         now += timedelta(seconds=gap)
         row = row.add(now, 1)

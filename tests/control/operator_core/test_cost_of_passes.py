@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 KEY = ("team-a", "red")
 SPEC: dict[str, Any] = {
-    "model": {"base": "shapes-sd3"}, "data": {"train": ["prompts.jsonl"]}, "reward": {"scorers": [{"name": "color"}]},
+    "model": {"base": "shapes-sd3"},
+    "data": {"train": ["prompts.jsonl"]},
+    "reward": {"scorers": [{"name": "color"}]},
     "trainer": {"totalSteps": 10},
-}  # fmt: skip
+}
 TEMPLATE = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "b"}]}]}}
 DERIVED = ("describe_refusals", "render_job_objects", "render_attempt", "digest_attempt", "digest_spec")
 
@@ -109,7 +111,8 @@ async def test_the_specification_of_a_deleted_job_is_dropped(
 
 
 def test_few_specifications_stay_and_each_change_of_a_job_counts(derived: Counter[str]) -> None:
-    cache, settings = SpecCache(), ClusterSettings(image="rollout:1")
+    cache = SpecCache()
+    settings = ClusterSettings(image="rollout:1")
 
     def body(number: int = 0, **meta: Any) -> dict[str, Any]:
         made = {"namespace": KEY[0], "name": f"job-{number}", "uid": f"u{number}", "generation": 1, **meta}
@@ -138,7 +141,9 @@ def test_a_job_that_is_too_large_for_its_pods_is_not_even_parsed(
     derived: Counter[str], new_valid_specs: Callable[[], int], part: str
 ) -> None:
     """64 jobs of the 1.5 MB that etcd takes would be 800 MB of parsed specifications."""
-    cache, settings, objects = SpecCache(), ClusterSettings(image="rollout:1"), ObjectCache()
+    cache = SpecCache()
+    settings = ClusterSettings(image="rollout:1")
+    objects = ObjectCache()
     tolerations = [{} for _ in range(ANNOTATIONS_BYTES // 3)]
     template = {"spec": {"tolerations": tolerations}} if part == "spec" else TEMPLATE
     labels = {f"label-{place}": "" for place in range(ANNOTATIONS_BYTES // 10)} if part == "labels" else {}

@@ -32,10 +32,13 @@ async def end_by_disruption(simulation: Any, attempt: int) -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager", "DeletionByPodGC",
+        "EvictionByEvictionAPI",
+        "PreemptionByScheduler",
+        "DeletionByTaintManager",
+        "DeletionByPodGC",
         "TerminationByKubelet",
     ],
-)  # fmt: skip
+)
 async def test_a_disruption_does_not_count_against_the_limit_of_failures(simulation: Any, reason: str) -> None:
     await simulation.submit_running(backoffLimit=0)
     disrupt(simulation, 1, reason)
@@ -62,9 +65,12 @@ async def test_a_limit_of_its_own_ends_a_job_that_is_disrupted_without_end(simul
 
 @pytest.mark.parametrize(
     ("action", "failed", "said"),
-    [("Fail", "True", "spec.failurePolicy says Fail"), ("Retry", "True", "spec.backoffLimit is 0"),
-     ("RetryIgnoreLimit", "False", "")],
-)  # fmt: skip
+    [
+        ("Fail", "True", "spec.failurePolicy says Fail"),
+        ("Retry", "True", "spec.backoffLimit is 0"),
+        ("RetryIgnoreLimit", "False", ""),
+    ],
+)
 async def test_a_rule_decides_what_a_disruption_is(simulation: Any, action: str, failed: str, said: str) -> None:
     rules = {"rules": [{"onReasons": ["Preempted"], "action": action}]}
     simulation.submit(backoffLimit=0, failurePolicy=rules)

@@ -73,9 +73,11 @@ async def test_a_head_that_was_never_ready_is_not_lost(simulation: Any) -> None:
     await simulation.settle()
     simulation.start(1)
     simulation.cluster.change(
-        RAYCLUSTERS, KEY[0], "red-a01-x1",
+        RAYCLUSTERS,
+        KEY[0],
+        "red-a01-x1",
         status={"conditions": [{"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"}]},
-    )  # fmt: skip
+    )
     await simulation.after(3600)
     assert not simulation.status().failures
 
@@ -150,17 +152,50 @@ async def test_an_image_that_cannot_be_pulled_is_named_within_two_minutes(simula
 @pytest.mark.parametrize(
     ("status", "reason", "said"),
     [
-        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                          "message": '0/3 nodes are available: persistentvolumeclaim "ckpt" not found.'}]},
-         "ClaimNotFound", 'persistentvolumeclaim "ckpt" not found; create it'),
-        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                          "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."}]},
-         "ClaimNotBound", "unbound immediate PersistentVolumeClaims.; kubectl get persistentvolumeclaims names"),
-        ({"containerStatuses": [{"name": "ray-worker", "state": {"waiting": {
-            "reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}]},
-         "CreateContainerConfigError", 'container ray-worker: secret "wandb" not found'),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": '0/3 nodes are available: persistentvolumeclaim "ckpt" not found.',
+                    }
+                ]
+            },
+            "ClaimNotFound",
+            'persistentvolumeclaim "ckpt" not found; create it',
+        ),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+                    }
+                ]
+            },
+            "ClaimNotBound",
+            "unbound immediate PersistentVolumeClaims.; kubectl get persistentvolumeclaims names",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "ray-worker",
+                        "state": {
+                            "waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}
+                        },
+                    }
+                ]
+            },
+            "CreateContainerConfigError",
+            'container ray-worker: secret "wandb" not found',
+        ),
     ],
-)  # fmt: skip
+)
 async def test_a_missing_claim_or_secret_is_named(
     simulation: Any, status: dict[str, Any], reason: str, said: str
 ) -> None:
@@ -191,8 +226,9 @@ async def test_a_trainer_warning_is_one_event_per_attempt_and_reason(simulation:
     assert "attempt 1: step 3: all samples of a prompt are alike" in notes
     assert "attempt 1: CheckpointsSetAside: the newest checkpoint is damaged" in notes
     assert [found.message for found in simulation.status().warnings] == [
-        "step 4: all samples of a prompt are alike", "the newest checkpoint is damaged",
-    ]  # fmt: skip
+        "step 4: all samples of a prompt are alike",
+        "the newest checkpoint is damaged",
+    ]
     simulation.end(1, "FAILED", "AppFailed", "boom")
     await simulation.after(120)
     assert simulation.status().warnings == ()

@@ -23,8 +23,10 @@ pytestmark = pytest.mark.cluster
 KEY = ("team-a", "red")
 Simulation = Any
 NO_NODE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "3 no GPU"}]
-IN_PROGRESS, FAILED = ("InProgress", "Progressing"), ("Failed", "Degraded")
-CURRENT, SUSPENDED = ("Current", "Healthy"), ("Current", "Suspended")
+IN_PROGRESS = ("InProgress", "Progressing")
+FAILED = ("Failed", "Degraded")
+CURRENT = ("Current", "Healthy")
+SUSPENDED = ("Current", "Suspended")
 
 
 async def not_seen(simulation: Simulation) -> None:
@@ -172,13 +174,30 @@ async def deleting(simulation: Simulation) -> None:
 
 
 EXPECTED: dict[Callable[[Simulation], Awaitable[None]], tuple[str, str]] = {
-    not_seen: IN_PROGRESS, without_kuberay: IN_PROGRESS, invalid: FAILED, queued: IN_PROGRESS, starting: IN_PROGRESS,
-    unschedulable: IN_PROGRESS, running: CURRENT, head_not_ready: IN_PROGRESS, edited: IN_PROGRESS,
-    waiting_for_the_next_attempt: CURRENT, edited_wrongly: CURRENT, without_a_report: CURRENT, suspending: IN_PROGRESS,
-    suspended: SUSPENDED, suspended_from_the_start: SUSPENDED, resumed: IN_PROGRESS, retrying: IN_PROGRESS,
-    succeeded: CURRENT, succeeded_while_the_spec_was_invalid: CURRENT, failed: FAILED,
-    succeeded_and_kept: ("InProgress", "Healthy"), failed_and_kept: FAILED, deleting: ("Terminating", "Progressing"),
-}  # fmt: skip
+    not_seen: IN_PROGRESS,
+    without_kuberay: IN_PROGRESS,
+    invalid: FAILED,
+    queued: IN_PROGRESS,
+    starting: IN_PROGRESS,
+    unschedulable: IN_PROGRESS,
+    running: CURRENT,
+    head_not_ready: IN_PROGRESS,
+    edited: IN_PROGRESS,
+    waiting_for_the_next_attempt: CURRENT,
+    edited_wrongly: CURRENT,
+    without_a_report: CURRENT,
+    suspending: IN_PROGRESS,
+    suspended: SUSPENDED,
+    suspended_from_the_start: SUSPENDED,
+    resumed: IN_PROGRESS,
+    retrying: IN_PROGRESS,
+    succeeded: CURRENT,
+    succeeded_while_the_spec_was_invalid: CURRENT,
+    failed: FAILED,
+    succeeded_and_kept: ("InProgress", "Healthy"),
+    failed_and_kept: FAILED,
+    deleting: ("Terminating", "Progressing"),
+}
 
 
 def health(bodies: list[dict[str, Any]]) -> list[Health]:
@@ -206,7 +225,8 @@ def test_every_state_has_the_health_that_the_documentation_says(new_simulation: 
 
 def expected_kstatus(body: dict[str, Any]) -> set[str]:
     """What kstatus may say of a job, by its state."""
-    status, meta = body["status"], body["metadata"]
+    status = body["status"]
+    meta = body["metadata"]
     if meta.get("deletionTimestamp"):
         return {"Terminating"}
     if status["observedGeneration"] != meta["generation"]:

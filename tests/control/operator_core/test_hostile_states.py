@@ -98,17 +98,23 @@ def test_no_status_of_a_child_stops_the_passes(new_simulation: Any, runs: bool, 
 
 
 WRITTEN = hostile.optional(
-    attempts=hostile.COUNTS, failuresCounted=hostile.COUNTS, disruptionsCounted=hostile.COUNTS,
+    attempts=hostile.COUNTS,
+    failuresCounted=hostile.COUNTS,
+    disruptionsCounted=hostile.COUNTS,
     observedGeneration=hostile.COUNTS,
-    startTime=hostile.TIMES, attemptStartTime=hostile.TIMES, runningTime=hostile.TIMES,
+    startTime=hostile.TIMES,
+    attemptStartTime=hostile.TIMES,
+    runningTime=hostile.TIMES,
     conditions=hostile.conditions("Suspended", "Admitted", "ProgressStalled", "Whatever", "ReconcileError"),
     failures=st.lists(hostile.optional(attempt=hostile.COUNTS, reason=hostile.TEXTS, at=hostile.TIMES), max_size=3),
     warnings=st.lists(hostile.optional(attempt=hostile.COUNTS, reason=hostile.TEXTS), max_size=3),
     progress=hostile.optional(heartbeatTime=hostile.TIMES, samples=hostile.COUNTS, globalStep=hostile.COUNTS),
     usage=hostile.optional(acceleratorSeconds=st.sampled_from([-1, 0, 1e14, 1e308]), samples=hostile.COUNTS),
     checkpoint=hostile.optional(last=hostile.TEXTS, step=hostile.COUNTS, time=hostile.TIMES),
-    children=hostile.optional(rayJob=hostile.TEXTS), state=hostile.TEXTS, reason=hostile.TEXTS,
-)  # fmt: skip
+    children=hostile.optional(rayJob=hostile.TEXTS),
+    state=hostile.TEXTS,
+    reason=hostile.TEXTS,
+)
 
 
 @pytest.mark.slow
@@ -140,9 +146,11 @@ async def test_the_clock_of_kuberay_does_not_delete_a_job(simulation: Any, ended
     simulation.run(1)
     await simulation.after(7200)
     simulation.cluster.change(
-        RAYJOBS, KEY[0], NAME,
+        RAYJOBS,
+        KEY[0],
+        NAME,
         status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "startTime": ended, "endTime": ended},
-    )  # fmt: skip
+    )
     await simulation.after(599)
     assert simulation.status().is_true("Succeeded")
     assert 0 <= simulation.status().usage.accelerator_seconds <= 2 * 7200
@@ -155,7 +163,8 @@ async def test_a_head_that_was_lost_in_the_future_is_lost_a_minute_after_the_ope
     await simulation.settle()
     simulation.run(1)
     await simulation.settle()
-    now, simulation.now = simulation.now, simulation.now + timedelta(days=300_000)
+    now = simulation.now
+    simulation.now = simulation.now + timedelta(days=300_000)
     simulation.head(1, False, "ContainersNotReady")
     simulation.now = now
     await simulation.after(61)
@@ -167,11 +176,14 @@ async def test_objects_with_impossible_attempts_are_no_attempt(simulation: Any, 
     simulation.submit()
     await simulation.settle()
     labels = {"app.kubernetes.io/managed-by": "omni-operator", "diffusionrl.io/job": "red"}
-    simulation.cluster.make({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"namespace": KEY[0], "name": "stray", "labels": {**labels, "diffusionrl.io/attempt": number}},
-        "status": {},
-    })  # fmt: skip
+    simulation.cluster.make(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"namespace": KEY[0], "name": "stray", "labels": {**labels, "diffusionrl.io/attempt": number}},
+            "status": {},
+        }
+    )
     await simulation.after(60)
     assert simulation.status().attempts == 1
     check_valid(simulation.cluster.get(JOBS, *KEY)["status"])

@@ -201,7 +201,8 @@ async def test_a_deletion_of_pods_that_is_refused_is_named_until_it_is_allowed(s
     simulation.cluster.failures = refused
     simulation.edit(suspend=True)
     await simulation.after(60)
-    ready, suspended = simulation.condition("Ready"), simulation.condition("Suspended")
+    ready = simulation.condition("Ready")
+    suspended = simulation.condition("Suspended")
     assert (ready.status, ready.reason, suspended.status) == ("False", "ChildRefused", "Unknown")
     assert "denied by a policy" in ready.message
     assert "ChildRefused" in simulation.event_reasons()

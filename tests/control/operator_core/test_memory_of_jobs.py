@@ -63,9 +63,14 @@ async def test_a_cached_job_takes_less_than_20_kib_and_a_deleted_one_nothing(sim
 
     cache = ObjectCache()
     workers = JobWorkers(
-        reconcile, rank=lambda key: 1, revision=lambda key: None, resync=lambda: 3600.0,
-        measured=lambda result, seconds: None, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC), passes=16,
-    )  # fmt: skip
+        reconcile,
+        rank=lambda key: 1,
+        revision=lambda key: None,
+        resync=lambda: 3600.0,
+        measured=lambda result, seconds: None,
+        clock=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+        passes=16,
+    )
     tracemalloc.start()
     try:
         empty = await passes()

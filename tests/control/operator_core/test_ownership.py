@@ -73,13 +73,17 @@ async def test_strays_with_the_labels_of_a_job_change_nothing(simulation: Any) -
     strays = [
         simulation.cluster.make(foreign(RAYJOBS, "red-a07", labels={**LABELS, "diffusionrl.io/attempt": "7"})),
         simulation.cluster.make(foreign(RAYCLUSTERS, "red-a07-x", labels={**LABELS, "diffusionrl.io/attempt": "7"})),
-        simulation.cluster.make({
-            **foreign(PODS, "red-stray", labels=LABELS),
-            "status": {"containerStatuses": [
-                {"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}},
-            ]},
-        }),
-    ]  # fmt: skip
+        simulation.cluster.make(
+            {
+                **foreign(PODS, "red-stray", labels=LABELS),
+                "status": {
+                    "containerStatuses": [
+                        {"name": "c", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}},
+                    ]
+                },
+            }
+        ),
+    ]
     simulation.submit(backoffLimit=1)
     await simulation.settle()
     simulation.run(1)
@@ -137,7 +141,9 @@ OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y"}
 async def test_a_rayjob_without_its_owner_stays_the_attempt_and_gets_it_back(simulation: Any, owners: Any) -> None:
     await simulation.submit_running()
     job = simulation.cluster.get(*simulation.job_place())["metadata"]["uid"]
-    collect, simulation.cluster.collect = simulation.cluster.collect, lambda: None  # the ConfigMap is not simulated
+    # the ConfigMap is not simulated
+    collect = simulation.cluster.collect
+    simulation.cluster.collect = lambda: None
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", metadata={"ownerReferences": owners})
     await simulation.after(60)
     assert (simulation.attempts(), simulation.status().attempts, simulation.status().failures) == (["red-a01"], 1, ())
@@ -245,10 +251,16 @@ async def test_a_rayjob_that_was_edited_is_named_with_who_did_it(simulation: Any
     await simulation.submit_running()
     fields = [
         {"manager": "kuberay", "operation": "Update", "time": "2026-02-01T00:00:00Z", "fieldsV1": {"f:spec": {}}},
-        {"manager": "kubectl-edit", "operation": "Update", "time": "2026-01-01T00:00:00Z", "fieldsV1": {
-            "f:spec": {"f:entrypoint": {}}, "f:metadata": {"f:annotations": {"f:diffusionrl.io/rendered": {}}},
-        }},
-    ]  # fmt: skip
+        {
+            "manager": "kubectl-edit",
+            "operation": "Update",
+            "time": "2026-01-01T00:00:00Z",
+            "fieldsV1": {
+                "f:spec": {"f:entrypoint": {}},
+                "f:metadata": {"f:annotations": {"f:diffusionrl.io/rendered": {}}},
+            },
+        },
+    ]
     metadata = {**change.get("metadata", {}), "managedFields": fields}
     simulation.cluster.change(RAYJOBS, KEY[0], "red-a01", **{**change, "metadata": metadata})
     await simulation.settle()
@@ -316,10 +328,11 @@ async def test_drift_of_a_selector_is_corrected_and_labels_of_others_stay(simula
     policy = simulation.cluster.get(NETWORK_POLICIES, *KEY)["spec"]
     wider = [*policy["ingress"], {}]
     simulation.cluster.change(
-        NETWORK_POLICIES, *KEY,
+        NETWORK_POLICIES,
+        *KEY,
         spec={"podSelector": {"matchLabels": {"tier": "x"}}, "ingress": wider, "defaulted": "by the API server"},
         metadata={"labels": {"team": "a"}, "annotations": {"note": "b"}},
-    )  # fmt: skip
+    )
     await simulation.settle()
     after = simulation.cluster.get(NETWORK_POLICIES, *KEY)
     assert after["spec"] == {**policy, "defaulted": "by the API server"}

@@ -52,7 +52,8 @@ async def test_the_trainer_and_the_status_have_the_number_that_was_admitted(queu
     files = "".join(trainer["template"]["metadata"]["annotations"].values())
     for text in (rayjob["spec"]["entrypoint"], files):
         assert text.count("actor_rollout_ref.rollout.nnodes=2") == 1 and "rollout.nnodes=4" not in text
-    status, admitted = queue.simulation.status(), queue.simulation.condition("Admitted")
+    status = queue.simulation.status()
+    admitted = queue.simulation.condition("Admitted")
     assert status.rollout.desired == 2 and queue.simulation.condition("Updated").reason == "AsRequested"
     assert (admitted.status, admitted.reason) == ("True", "PartiallyAdmitted")
     assert admitted.message.startswith("admitted with 2 of 4 rollout pods")
@@ -218,9 +219,11 @@ async def test_a_change_takes_two_reads_and_two_writes_and_a_long_wait_few(queue
     await queue.simulation.after(PAUSE)
     assert queue.asked() == 3
     assert dict(queue.simulation.cluster.counts()) == {
-        ("get", "rayjobs"): 1, ("list", "workloads"): 1, ("patch", "rayjobs"): 1,
+        ("get", "rayjobs"): 1,
+        ("list", "workloads"): 1,
+        ("patch", "rayjobs"): 1,
         ("apply_status", "diffusionrljobs"): 1,
-    }  # fmt: skip
+    }
     await queue.simulation.after(100 * PAUSE)
     queue.simulation.cluster.counts()
     await queue.simulation.after(80 * PAUSE)

@@ -184,9 +184,11 @@ async def test_a_container_that_keeps_restarting_ends_the_attempt(simulation: An
     await simulation.settle()
     simulation.run(1) if runs else simulation.start(1)
     state = {
-        "name": "ray-worker", "restartCount": 4, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "name": "ray-worker",
+        "restartCount": 4,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "No space left on device"}},
-    }  # fmt: skip
+    }
     simulation.pod(1, "worker", {"containerStatuses": [state]})
     await simulation.settle()
     assert simulation.condition("Failed").reason == reason

@@ -21,12 +21,48 @@ from omni_operator.cluster.kinds import JOBS, NETWORK_POLICIES, PODS, RAYCLUSTER
 
 KEY = ("team-a", "red")
 EVENTS = [
-    "start", "run", "succeed", "fail", "lose_head", "flap", "pod_gone", "rayjob_gone", "cluster_gone", "policy_gone",
-    "suspend", "resume", "report", "checkpoint", "crash", "relist", "wait", "long_wait", "stuck", "free",
-    "edit", "invalid", "valid", "queue", "unqueue", "delete", "reject", "outage", "recover", "thaw", "clock_right",
-    "save", "restore", "unlabel", "unlabel_cluster", "recreate", "hold_job", "release_job", "kuberay_gone",
-    "kuberay_back", "policy_changed",
-]  # fmt: skip
+    "start",
+    "run",
+    "succeed",
+    "fail",
+    "lose_head",
+    "flap",
+    "pod_gone",
+    "rayjob_gone",
+    "cluster_gone",
+    "policy_gone",
+    "suspend",
+    "resume",
+    "report",
+    "checkpoint",
+    "crash",
+    "relist",
+    "wait",
+    "long_wait",
+    "stuck",
+    "free",
+    "edit",
+    "invalid",
+    "valid",
+    "queue",
+    "unqueue",
+    "delete",
+    "reject",
+    "outage",
+    "recover",
+    "thaw",
+    "clock_right",
+    "save",
+    "restore",
+    "unlabel",
+    "unlabel_cluster",
+    "recreate",
+    "hold_job",
+    "release_job",
+    "kuberay_gone",
+    "kuberay_back",
+    "policy_changed",
+]
 # Frequent: what makes the life of a job, and the end of a fault, without which little happens.
 LIFE = [
     "run",
@@ -47,18 +83,25 @@ FAULTS = [(fault, after) for fault in Fault if fault is not Fault.REJECTED for a
 FROZEN = [JOBS, RAYJOBS, RAYCLUSTERS, PODS]
 SKEWS = [-400, -30, 30, 400]
 ACTIONS = st.sampled_from([*EVENTS, *LIFE * 4, *FAULTS, *FROZEN, *SKEWS])
-POLICIES = st.sampled_from([
-    {}, {"backoffLimit": 2}, {"activeDeadlineSeconds": 900}, {"cleanupPolicy": "Retain"},
-    {"backoffLimit": 1, "ttlSecondsAfterFinished": 50}, {"suspendPolicy": {"mode": "Immediate"}},
-    {"failurePolicy": {"rules": [{"onReasons": ["HeadLost"], "action": "RetryIgnoreLimit"}]}},
-])  # fmt: skip
+POLICIES = st.sampled_from(
+    [
+        {},
+        {"backoffLimit": 2},
+        {"activeDeadlineSeconds": 900},
+        {"cleanupPolicy": "Retain"},
+        {"backoffLimit": 1, "ttlSecondsAfterFinished": 50},
+        {"suspendPolicy": {"mode": "Immediate"}},
+        {"failurePolicy": {"rules": [{"onReasons": ["HeadLost"], "action": "RetryIgnoreLimit"}]}},
+    ]
+)
 
 
 class History:
     """Actions applied to a simulation, each if it is possible."""
 
     def __init__(self, simulation: Any, policy: dict[str, Any]) -> None:
-        self.simulation, self.limit = simulation, policy.get("backoffLimit", 0)
+        self.simulation = simulation
+        self.limit = policy.get("backoffLimit", 0)
         self._ends: dict[str, Status] = {}
         self._saved: dict[Any, Any] | None = None
         simulation.submit(**policy)
@@ -122,7 +165,8 @@ class History:
 
     def _of_kuberay(self, *, there: bool) -> None:
         """KubeRay is removed with its kinds and all of their objects, or installed: then the operator restarts."""
-        simulation, kinds = self.simulation, {RAYJOBS, RAYCLUSTERS}
+        simulation = self.simulation
+        kinds = {RAYJOBS, RAYCLUSTERS}
         if there and simulation.cluster.absent:
             simulation.cluster.absent = set()
             simulation.start_operator()
@@ -170,7 +214,8 @@ class History:
                 simulation.cluster.change(NETWORK_POLICIES, *KEY, spec={"ingress": []})
 
     def _of_attempt(self, what: str, attempt: int) -> None:
-        simulation, name = self.simulation, f"red-a{attempt:02d}"
+        simulation = self.simulation
+        name = f"red-a{attempt:02d}"
         there = simulation.cluster.get(RAYJOBS, KEY[0], name)
         ended = (there.get("status") or {}).get("jobDeploymentStatus") in ("Complete", "Failed")
         cluster = simulation.cluster.get(RAYCLUSTERS, KEY[0], f"{name}-x1")
@@ -239,13 +284,16 @@ class History:
             for kind in ("Succeeded", "Failed"):
                 assert status.condition(kind).status == end.condition(kind).status, "terminal stays terminal"
             assert (status.completion_time, status.attempts, status.failures) == (
-                end.completion_time, end.attempts, end.failures,
-            )  # fmt: skip
+                end.completion_time,
+                end.attempts,
+                end.failures,
+            )
 
     async def check_final_state(self) -> None:
         """Check the fixed point, after all faults have ended."""
         simulation = self.simulation
-        simulation.fault, simulation.skew = lambda write: None, timedelta()
+        simulation.fault = lambda write: None
+        simulation.skew = timedelta()
         simulation.frozen.clear()
         self._of_kuberay(there=True)
         if simulation.cluster.get(JOBS, *KEY) is not None:
@@ -290,9 +338,11 @@ HISTORIES = os.environ.get("HISTORIES")
 @pytest.mark.slow
 @given(POLICIES, st.lists(ACTIONS, min_size=15, max_size=60))
 @settings(
-    max_examples=int(HISTORIES or 100), derandomize=HISTORIES is None, deadline=None,
+    max_examples=int(HISTORIES or 100),
+    derandomize=HISTORIES is None,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 def test_every_history_converges(new_simulation: Any, policy: dict[str, Any], actions: list[Any]) -> None:
     async def run() -> None:
         history = History(new_simulation(), policy)

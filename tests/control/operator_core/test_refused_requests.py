@@ -43,7 +43,8 @@ async def test_a_deletion_at_ttl_that_is_refused_is_named_until_it_is_allowed(si
 
     simulation.edit(ttlSecondsAfterFinished=7200)  # nothing is refused any more
     await simulation.settle()
-    ready, ended = simulation.condition("Ready"), before.condition("Ready")
+    ready = simulation.condition("Ready")
+    ended = before.condition("Ready")
     assert (ready.status, ready.reason, ready.message) == (ended.status, ended.reason, ended.message)
     simulation.cluster.failures = allow
     simulation.edit(ttlSecondsAfterFinished=0)
@@ -89,9 +90,13 @@ async def test_conflicts_in_a_row_are_followed_by_pauses_that_grow(simulation: A
     owner = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "name": "red", "uid": "earlier", "controller": True}
     metadata = {"namespace": KEY[0], "name": "red", "ownerReferences": [owner]}
     simulation.cluster.collect = lambda: None
-    simulation.cluster.make({
-        "apiVersion": NETWORK_POLICIES.api_version, "kind": NETWORK_POLICIES.kind, "metadata": metadata,
-    })  # fmt: skip
+    simulation.cluster.make(
+        {
+            "apiVersion": NETWORK_POLICIES.api_version,
+            "kind": NETWORK_POLICIES.kind,
+            "metadata": metadata,
+        }
+    )
     simulation.submit()
     await simulation.after(3600)
     assert simulation.passes < 80

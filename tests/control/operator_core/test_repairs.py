@@ -101,11 +101,13 @@ async def test_an_attempt_that_does_not_run_is_replaced_when_the_job_is_edited(
 @pytest.mark.parametrize(
     "edit",
     [
-        {"backoffLimit": 3}, {"preRunningDeadlineSeconds": 7200}, {"ttlSecondsAfterFinished": 60},
+        {"backoffLimit": 3},
+        {"preRunningDeadlineSeconds": 7200},
+        {"ttlSecondsAfterFinished": 60},
         {"backoffLimit": -1},
     ],
     ids=["limit", "deadline", "ttl", "invalid"],
-)  # fmt: skip
+)
 async def test_an_edit_that_makes_no_other_attempt_replaces_none(simulation: Any, edit: dict[str, Any]) -> None:
     await stuck(simulation, "quota")
     simulation.edit(**edit)
@@ -174,7 +176,8 @@ async def test_it_waits_until_the_pods_of_the_attempt_before_are_gone_but_not_fo
 async def test_a_fault_at_any_write_of_a_replacement_makes_it_no_failure(new_simulation: Any, fault: Fault) -> None:
     """Killed, or without an answer: the status says that the attempt is replaced before it is deleted."""
     for number in range(12):
-        simulation, writes = new_simulation(), iter(range(100))
+        simulation = new_simulation()
+        writes = iter(range(100))
         await stuck(simulation, "policy")
         simulation.edit(**EDITS["label"])
         simulation.fault = lambda write, writes=writes, number=number: fault if next(writes) == number else None

@@ -151,12 +151,17 @@ def changed(**fields: Any) -> dict[str, Any]:
 async def report(simulation: Any) -> None:
     """The trainer reports all ready reward pods, and all rollout pods."""
     bodies = [body for body in simulation.cluster.all(PODS) if body["status"].get("conditions") == READY["conditions"]]
-    simulation.report("heartbeat", **{
-        f"{pool}/replica_versions": {
-            body["status"]["podIP"]: version for body in bodies if body["metadata"]["labels"]["ray.io/group"] == pool
-        }
-        for pool, version in (("rollout", 7), ("reward", 0))
-    })  # fmt: skip
+    simulation.report(
+        "heartbeat",
+        **{
+            f"{pool}/replica_versions": {
+                body["status"]["podIP"]: version
+                for body in bodies
+                if body["metadata"]["labels"]["ray.io/group"] == pool
+            }
+            for pool, version in (("rollout", 7), ("reward", 0))
+        },
+    )
     await simulation.settle()
 
 
@@ -178,11 +183,13 @@ def replace_named(simulation: Any, pools: Pools) -> list[str]:
 @pytest.mark.parametrize(
     "fields",
     [
-        IMAGE, {"resources": {"requests": {"cpu": "2"}}}, {"sharedMemory": {"sizeLimit": "3Gi"}},
+        IMAGE,
+        {"resources": {"requests": {"cpu": "2"}}},
+        {"sharedMemory": {"sizeLimit": "3Gi"}},
         {"scheduling": {"nodeSelector": {"zone": "a"}}},
     ],
     ids=lambda fields: next(iter(fields)),
-)  # fmt: skip
+)
 async def test_a_change_of_what_reward_pods_are_made_of_replaces_them_one_by_one_and_no_others(
     simulation: Any, pools: Pools, fields: dict[str, Any]
 ) -> None:

@@ -25,9 +25,10 @@ def rollout_pods(simulation: Any) -> dict[str, str]:
 async def report(simulation: Any, version: int = 1, **missing: int) -> None:
     """The trainer reports the version of all ready pods but those in `missing`, which have others."""
     found = {
-        body["status"]["podIP"]: version for body in simulation.cluster.all(PODS)
+        body["status"]["podIP"]: version
+        for body in simulation.cluster.all(PODS)
         if body["status"].get("conditions") == READY["conditions"]
-    }  # fmt: skip
+    }
     simulation.report("heartbeat", **{"rollout/replica_versions": {**found, **missing}})
     await simulation.settle()
 
@@ -94,11 +95,14 @@ async def test_a_change_of_the_image_replaces_pods_one_by_one_those_with_the_old
 @pytest.mark.parametrize(
     "changed",
     [
-        {"resources": {"requests": {"cpu": "2"}}}, {"sharedMemory": {"sizeLimit": "3Gi"}}, {"drainSeconds": 5},
-        {"scheduling": {"nodeSelector": {"zone": "a"}}}, {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
+        {"resources": {"requests": {"cpu": "2"}}},
+        {"sharedMemory": {"sizeLimit": "3Gi"}},
+        {"drainSeconds": 5},
+        {"scheduling": {"nodeSelector": {"zone": "a"}}},
+        {"podTemplate": {"metadata": {"labels": {"a": "b"}}}},
     ],
     ids=lambda changed: next(iter(changed)),
-)  # fmt: skip
+)
 async def test_fields_that_only_rollout_pods_read_replace_them(
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:
@@ -128,7 +132,7 @@ async def test_fields_that_only_rollout_pods_read_replace_them(
         {"rollout": {**ROLLOUT, "accelerator": {"vendor": "NVIDIA", "count": 1}}},
     ],
     ids=["image of all pods", "engine", "with others", "accelerators"],
-)  # fmt: skip
+)
 async def test_what_the_trainer_reads_too_is_for_the_next_attempt_and_replaces_no_pod(
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:

@@ -94,7 +94,8 @@ async def test_a_change_of_replicas_scales_the_running_attempt_with_one_request(
 async def test_a_scale_down_names_the_pods_that_leave(simulation: Any, pools: Pools) -> None:
     await pools.run()
     await simulation.after(5)
-    late, starting = pools.add("rollout"), pools.add("rollout", {"phase": "Pending"})
+    late = pools.add("rollout")
+    starting = pools.add("rollout", {"phase": "Pending"})
     simulation.edit(rollout={**ROLLOUT, "replicas": 5})
     await simulation.settle()
     simulation.edit(rollout={**ROLLOUT, "replicas": 3})
@@ -149,7 +150,8 @@ async def test_an_attempt_starts_without_rollout_pods_that_find_no_node_and_asks
     simulation.run(1)
     await simulation.settle()
     assert (pools.groups()[1], pools.patches()) == (("rollout", 3), 2)
-    ready, rollouts = simulation.condition("Ready"), simulation.status().rollout
+    ready = simulation.condition("Ready")
+    rollouts = simulation.status().rollout
     assert (ready.status, ready.reason, rollouts.summary) == ("True", "RolloutsMissing", "2/3")
     assert (simulation.attempts(), simulation.status().failures) == (["red-a01"], ())
 
@@ -180,10 +182,16 @@ async def test_an_attempt_waits_for_rollout_pods_that_it_needs(
 
 
 pods = st.builds(
-    ObservedPod, name=st.uuids().map(str), uid=st.just("u"), attempt=st.just(1), group=st.just("rollout"),
-    created=st.integers(0, 3).map(lambda hours: datetime(2026, 1, 1, hours, tzinfo=UTC)), ready=st.booleans(),
-    deleting=st.booleans(), unschedulable=st.sampled_from(["", "no node"]),
-)  # fmt: skip
+    ObservedPod,
+    name=st.uuids().map(str),
+    uid=st.just("u"),
+    attempt=st.just(1),
+    group=st.just("rollout"),
+    created=st.integers(0, 3).map(lambda hours: datetime(2026, 1, 1, hours, tzinfo=UTC)),
+    ready=st.booleans(),
+    deleting=st.booleans(),
+    unschedulable=st.sampled_from(["", "no node"]),
+)
 
 
 @given(st.lists(pods, max_size=6, unique_by=lambda pod: pod.name), st.integers(0, 7))

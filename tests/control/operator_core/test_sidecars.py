@@ -33,9 +33,11 @@ def not_ready(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = ()
     """Status of a pod that runs, of which the kubelet says that not all containers are ready."""
     condition = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
     return {
-        "phase": "Running", "conditions": [condition], "containerStatuses": [*containers],
+        "phase": "Running",
+        "conditions": [condition],
+        "containerStatuses": [*containers],
         "initContainerStatuses": [*init],
-    }  # fmt: skip
+    }
 
 
 CRASHING = container(restarts=9, last=end(1), **wait("CrashLoopBackOff"))

@@ -24,7 +24,9 @@ class Editor:
     """
 
     def __init__(self, simulation: Any, edits: int, status: dict[str, Any] | None = None) -> None:
-        self.simulation, self.edits, self.status = simulation, edits, status
+        self.simulation = simulation
+        self.edits = edits
+        self.status = status
 
     def __call__(self, verb: str, kind: Kind, name: str) -> None:
         if (verb, kind) == ("apply_status", JOBS) and self.edits > 0:

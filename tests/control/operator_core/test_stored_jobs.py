@@ -16,13 +16,14 @@ KEY = ("team-a", "red")
 BROKEN: dict[str, dict[str, Any]] = {
     "rule": {
         "rollout": {
-            "replicas": 2, "pipeline": {"steps": 10},
+            "replicas": 2,
+            "pipeline": {"steps": 10},
             "sampler": {"type": "cps", "noiseLevel": 0.8, "window": {"start": 5, "end": 10, "size": 2}},
         }
     },
     "field": {"seed": -1},
     "gone": {"formerField": {"a": [1]}},
-}  # fmt: skip
+}
 
 
 BRIGHTNESS = {"name": "brightness"}
@@ -131,7 +132,7 @@ async def test_its_pods_and_policy_stay_as_they_are(running: Any) -> None:
         ({"suspend": True, "model": 7}, False),
         ({"suspend": True, "data": {}}, False),
     ],
-)  # fmt: skip
+)
 def test_valid_fields_count_as_far_as_the_job_can_be_read_without_the_others(
     changes: dict[str, Any], left: bool
 ) -> None:

@@ -34,7 +34,7 @@ async def upgrade(simulation: Any, pools: Pools) -> None:
         {"ttlSecondsAfterFinished": 7},
         {"security": {"networkPolicy": "Disabled"}},
     ],
-)  # fmt: skip
+)
 async def test_an_edit_of_a_live_field_is_not_said_to_be_for_the_next_attempt(
     simulation: Any, pools: Pools, changed: dict[str, Any]
 ) -> None:

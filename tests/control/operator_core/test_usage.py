@@ -69,7 +69,8 @@ async def end(simulation: Any, how: str, attempt: int) -> Any:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_accelerator_seconds_are_exact(new_simulation: Any, attempts: list[Any]) -> None:
     async def run() -> None:
-        simulation, expected = new_simulation(), 0.0
+        simulation = new_simulation()
+        expected = 0.0
         simulation.submit(backoffLimit=9)
         for attempt, (actions, how) in enumerate(attempts, start=1):
             await simulation.after(1000.5)
@@ -181,7 +182,9 @@ def test_accelerator_seconds_are_exact_with_edits_of_the_next_attempt_and_scales
     new_simulation: Any, attempts: list[Any]
 ) -> None:
     async def run() -> None:
-        simulation, expected, rounded = new_simulation(), 0.0, 0
+        simulation = new_simulation()
+        expected = 0.0
+        rounded = 0
         asked = {"count": 2, "replicas": 3}
         simulation.submit(backoffLimit=9, **separate(**asked))
         await simulation.settle()

@@ -28,7 +28,8 @@ from omni_operator.plan.digest import compute_digest
 
 def test_kuberay_submits_an_attempt_once(make_job: MakeJob) -> None:
     body = ray_job(make_job())
-    spec, head = body["spec"], body["spec"]["rayClusterSpec"]["headGroupSpec"]
+    spec = body["spec"]
+    head = body["spec"]["rayClusterSpec"]["headGroupSpec"]
     assert (spec["submissionMode"], spec["backoffLimit"], spec["shutdownAfterJobFinishes"]) == ("HTTPMode", 0, True)
     assert body["metadata"]["annotations"]["ray.io/disable-provisioned-head-restart"] == "true"
     assert "suspend" not in spec
@@ -77,7 +78,8 @@ def test_trainer_pods_mount_their_annotations_as_job_file_and_overrides(make_job
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     """That of what the API server sends back differs from that of what was rendered."""
-    one, other = {"a": {"b": 1, "c": [2]}, "d": 3}, {"d": 3, "a": {"c": [2], "b": 1}}
+    one = {"a": {"b": 1, "c": [2]}, "d": 3}
+    other = {"d": 3, "a": {"c": [2], "b": 1}}
     assert compute_digest(one) == compute_digest(other) != compute_digest({**one, "d": 4})
 
 
@@ -97,15 +99,27 @@ def test_the_digest_is_that_of_the_pods_and_leaves_out_the_job_file(make_job: Ma
         ("{}", {}, ("GPU", "1"), "cpu"),
         ("{vendor: CPU, count: 2}", {}, ("GPU", "2"), "cpu"),
         ("{vendor: NVIDIA, count: 8}", {"nvidia.com/gpu": "8"}, ("GPU", "8"), "nvidia"),
-        ("{vendor: NVIDIA, resourceName: nvidia.com/mig-1g.5gb}", {"nvidia.com/mig-1g.5gb": "1"}, ("GPU", "1"),
-         "nvidia"),
+        (
+            "{vendor: NVIDIA, resourceName: nvidia.com/mig-1g.5gb}",
+            {"nvidia.com/mig-1g.5gb": "1"},
+            ("GPU", "1"),
+            "nvidia",
+        ),
         ("{vendor: Ascend, count: 8}", {"huawei.com/Ascend910": "8"}, ("NPU", "8"), "huawei"),
-        ("{vendor: Ascend, resourceName: huawei.com/ascend-1980}", {"huawei.com/ascend-1980": "1"}, ("NPU", "1"),
-         "huawei"),
-        ("{vendor: Mock, resourceName: example.com/card, rayResource: NPU}", {"example.com/card": "1"}, ("NPU", "1"),
-         "cpu"),
+        (
+            "{vendor: Ascend, resourceName: huawei.com/ascend-1980}",
+            {"huawei.com/ascend-1980": "1"},
+            ("NPU", "1"),
+            "huawei",
+        ),
+        (
+            "{vendor: Mock, resourceName: example.com/card, rayResource: NPU}",
+            {"example.com/card": "1"},
+            ("NPU", "1"),
+            "cpu",
+        ),
     ],
-)  # fmt: skip
+)
 def test_accelerators_are_requested_by_resource_name(
     make_job: MakeJob, accelerator: str, asked: dict[str, str], ray: tuple[str, str], platform: str
 ) -> None:
@@ -133,11 +147,12 @@ def test_ascend_pods_bind_to_the_pod_address_and_presets_can_be_overridden(make_
     assert group["template"]["metadata"]["labels"]["ring-controller.atlas"] == "ascend-910b"
     other = workers(
         make_job(
-            ascend, "spec.trainer.accelerator.runtimeClassName=mine",
+            ascend,
+            "spec.trainer.accelerator.runtimeClassName=mine",
             "spec.scheduling.nodeSelector={accelerator-type: module-a3-16}",
             "spec.trainer.podTemplate={spec: {containers: [{name: ray, env: [{name: HCCL_SOCKET_IFNAME, value: e}]}]}}",
         )
-    )  # fmt: skip
+    )
     assert pod(other)["runtimeClassName"] == "mine"
     assert pod(other)["nodeSelector"] == {"accelerator-type": "module-a3-16"}
     assert env(other)["HCCL_SOCKET_IFNAME"] == "e"
@@ -174,10 +189,16 @@ def test_ray_has_a_logical_cpu_for_every_actor(make_job: MakeJob) -> None:
 
 def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> None:
     labels = {
-        "kueue.x-k8s.io/queue-name": "team", "volcano.sh/queue-name": "q", "kai.scheduler/queue": "k",
-        "yunikorn.apache.org/queue": "y", "ray.io/scheduler-name": "volcano", "ray.io/gang-scheduling-enabled": "true",
-        "team": "mine", "ray.io/cluster": "forged", "diffusionrl.io/job": "forged",
-    }  # fmt: skip
+        "kueue.x-k8s.io/queue-name": "team",
+        "volcano.sh/queue-name": "q",
+        "kai.scheduler/queue": "k",
+        "yunikorn.apache.org/queue": "y",
+        "ray.io/scheduler-name": "volcano",
+        "ray.io/gang-scheduling-enabled": "true",
+        "team": "mine",
+        "ray.io/cluster": "forged",
+        "diffusionrl.io/job": "forged",
+    }
     annotations = {"kueue.x-k8s.io/elastic-job": "true", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
     job = make_job(f"metadata.labels={json.dumps(labels)}", f"metadata.annotations={json.dumps(annotations)}")
     found = ray_job(job)["metadata"]
@@ -188,9 +209,13 @@ def test_only_scheduler_labels_are_copied_to_the_rayjob(make_job: MakeJob) -> No
     }
     assert found["labels"] == {**dict(list(labels.items())[:6]), **own}
     assert set(found["annotations"]) == {
-        "kueue.x-k8s.io/elastic-job", "ray.io/disable-provisioned-head-restart", RENDERED_ANNOTATION, PODS_ANNOTATION,
-        SPEC_ANNOTATION, CHECKSUM_ANNOTATION,
-    }  # fmt: skip
+        "kueue.x-k8s.io/elastic-job",
+        "ray.io/disable-provisioned-head-restart",
+        RENDERED_ANNOTATION,
+        PODS_ANNOTATION,
+        SPEC_ANNOTATION,
+        CHECKSUM_ANNOTATION,
+    }
     near = workers(make_job("spec.scheduling.topology.preferred=rack"))["template"]["metadata"]["annotations"]
     assert near["kueue.x-k8s.io/podset-preferred-topology"] == "rack"
 
@@ -225,9 +250,7 @@ def test_an_init_container_downloads_a_model_id(make_job: MakeJob) -> None:
     group = workers(job)
     (fetch,) = pod(group)["initContainers"]
     folder = "/var/lib/diffusionrl/models/Qwen/Qwen-Image--abc"
-    assert fetch["command"] == [
-        "hf", "download", "Qwen/Qwen-Image", "--local-dir", folder, "--revision", "abc"
-    ]  # fmt: skip
+    assert fetch["command"] == ["hf", "download", "Qwen/Qwen-Image", "--local-dir", folder, "--revision", "abc"]
     assert f"actor_rollout_ref.model.path={folder}" in ray_job(job)["spec"]["entrypoint"]
     written = YAML(typ="safe").load(group["template"]["metadata"]["annotations"]["diffusionrl.io/job.yaml"])
     assert written["spec"]["model"]["base"] == "Qwen/Qwen-Image"

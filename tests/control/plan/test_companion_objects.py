@@ -17,7 +17,8 @@ def test_network_policies(make_job: MakeJob) -> None:
     assert "NetworkPolicy" not in by_kind(make_job("spec.security.networkPolicy=Disabled"))
     spec = by_kind(make_job())["NetworkPolicy"]["spec"]
     assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False)
-    kuberay, at = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][0], spec["ingress"][1]["ports"]
+    kuberay = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][0]
+    at = spec["ingress"][1]["ports"]
     assert (kuberay["values"], at) == (["kuberay", "kuberay-operator"], [{"protocol": "TCP", "port": 8265}])
     # Pods of other jobs have `app.kubernetes.io/name: kuberay`, and the label of their RayCluster, which is reserved.
     others = spec["ingress"][1]["from"][0]["podSelector"]["matchExpressions"][1]

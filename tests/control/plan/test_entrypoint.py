@@ -54,12 +54,14 @@ class Pod:
     def __init__(self, folder: Path, make_job: MakeJob, trainer: str) -> None:
         (folder / "trainer.py").write_text(trainer)
         (folder / "job").mkdir()
-        self.temporary, self.programs = folder / "temporary", folder / "programs"
+        self.temporary = folder / "temporary"
+        self.programs = folder / "programs"
         self.temporary.mkdir()
         self.programs.mkdir()
         for name in ("job.yaml", "overrides.txt"):
             (folder / "job" / name).write_text(f"of {name}\n")
-        self.output, self.runs = folder / "output", folder / "claim with a space" / "a-job"
+        self.output = folder / "output"
+        self.runs = folder / "claim with a space" / "a-job"
         self.output.write_text("started\n")
         self.ray_log = folder / "ray.log"
         job = make_job(
@@ -75,9 +77,14 @@ class Pod:
         path = f"{self.programs}:{os.environ['PATH']}"
         with self.ray_log.open("ab") as log:
             return subprocess.Popen(
-                self.line, shell=True, executable=shell, start_new_session=True, stdout=log, stderr=subprocess.STDOUT,
+                self.line,
+                shell=True,
+                executable=shell,
+                start_new_session=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(self.temporary), "PATH": path},
-            )  # fmt: skip
+            )
 
     def run(self, shell: str = "/bin/sh") -> tuple[int, str]:
         """Exit code, and what Ray reads in its log at that moment."""

@@ -16,18 +16,30 @@ from omni_operator.cli.local import run_folder
 
 MakeJob = Callable[..., DiffusionRLJob]
 HIDDEN = {
-    "HF_TOKEN": "hidden-1", "WANDB_API_KEY": "hidden-2", "AWS_SECRET_ACCESS_KEY": "hidden-3",
-    "mlflow_tracking_password": "hidden-4", "HTTPS_PROXY": "http://ann:hidden-5@proxy:8080",
+    "HF_TOKEN": "hidden-1",
+    "WANDB_API_KEY": "hidden-2",
+    "AWS_SECRET_ACCESS_KEY": "hidden-3",
+    "mlflow_tracking_password": "hidden-4",
+    "HTTPS_PROXY": "http://ann:hidden-5@proxy:8080",
     "GIT_CREDENTIALS": "hidden-6",
-}  # fmt: skip
+}
 SHOWN = {
-    "TOKENIZERS_PARALLELISM": "shown-1", "HF_ENDPOINT": "https://hub.example.com/shown@2", "MONKEY": "shown-3",
-    "KEYBOARD": "shown-4", "NCCL_DEBUG": "shown-5",
-}  # fmt: skip
+    "TOKENIZERS_PARALLELISM": "shown-1",
+    "HF_ENDPOINT": "https://hub.example.com/shown@2",
+    "MONKEY": "shown-3",
+    "KEYBOARD": "shown-4",
+    "NCCL_DEBUG": "shown-5",
+}
 ENV = [{"name": name, "value": value} for name, value in {**HIDDEN, **SHOWN}.items()]
 FROM = {"name": "TOKEN_OF_A_SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-TEMPLATE = json.dumps({"spec": {"containers": [{"name": "ray", "env": [*ENV, FROM]}],
-                                "initContainers": [{"name": "a", "image": "i", "env": ENV}]}})  # fmt: skip
+TEMPLATE = json.dumps(
+    {
+        "spec": {
+            "containers": [{"name": "ray", "env": [*ENV, FROM]}],
+            "initContainers": [{"name": "a", "image": "i", "env": ENV}],
+        }
+    }
+)
 
 
 def check(text: str, roles: int) -> None:
@@ -41,9 +53,11 @@ def check(text: str, roles: int) -> None:
 @pytest.mark.parametrize("role", ["head", "trainer", "rollout", "reward.model"])
 def test_the_job_in_the_pods_has_no_secrets_and_the_variables_do(make_job: MakeJob, role: str) -> None:
     job = make_job(
-        "spec.rollout.placement=Separate", "spec.reward.model.base=./judge", "spec.reward.model.placement=Separate",
+        "spec.rollout.placement=Separate",
+        "spec.reward.model.base=./judge",
+        "spec.reward.model.placement=Separate",
         f"spec.{role}.podTemplate={TEMPLATE}",
-    )  # fmt: skip
+    )
     attempt = plan.render_attempt(job, 1, plan.ClusterSettings(image="i"))
     cluster = attempt["spec"]["rayClusterSpec"]
     trainer, *_ = cluster["workerGroupSpecs"]
@@ -52,9 +66,14 @@ def test_the_job_in_the_pods_has_no_secrets_and_the_variables_do(make_job: MakeJ
 
 
 def test_the_job_in_a_local_run_folder_has_no_secrets(make_job: MakeJob, tmp_path: Path) -> None:
-    job, file = make_job(f"spec.trainer.podTemplate={TEMPLATE}"), tmp_path / "job.yaml"
-    document = {"apiVersion": job.api_version, "kind": "DiffusionRLJob", "metadata": {"name": "red"},
-                "spec": job.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True)}  # fmt: skip
+    job = make_job(f"spec.trainer.podTemplate={TEMPLATE}")
+    file = tmp_path / "job.yaml"
+    document = {
+        "apiVersion": job.api_version,
+        "kind": "DiffusionRLJob",
+        "metadata": {"name": "red"},
+        "spec": job.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True),
+    }
     with file.open("w") as opened:
         YAML().dump(document, opened)
     loaded = load_job(file)

@@ -51,10 +51,14 @@ def test_a_model_id_and_absolute_paths_stay() -> None:
 @pytest.mark.parametrize(
     ("base", "path"),
     [
-        ("shapes-sd3", "/project/jobs/shapes-sd3"), ("./models/sd3", "/project/jobs/models/sd3"),
-        ("../sd3", "/project/sd3"), ("/m/sd3", "/m/sd3"), ("a/b/c", "/project/jobs/a/b/c"), ("Qwen/Qwen-Image",) * 2,
+        ("shapes-sd3", "/project/jobs/shapes-sd3"),
+        ("./models/sd3", "/project/jobs/models/sd3"),
+        ("../sd3", "/project/sd3"),
+        ("/m/sd3", "/m/sd3"),
+        ("a/b/c", "/project/jobs/a/b/c"),
+        ("Qwen/Qwen-Image",) * 2,
     ],
-)  # fmt: skip
+)
 def test_a_base_with_one_slash_and_no_dot_is_a_model_id(base: str, path: str) -> None:
     assert settings(f"spec.model.base={base}")["actor_rollout_ref.model.path"] == path
 
@@ -91,8 +95,10 @@ def test_the_paths_of_a_scorer_start_at_the_jobs_folder_and_repositories_stay() 
     chosen = {"head_path": "head.pth", "model_name_or_path": "./clip/large", "device": "cpu"}
     made = settings(f"spec.reward.scorers={json.dumps([{'name': 'aesthetic', 'settings': chosen}])}")
     assert {name: made[f"reward.scorer_kwargs.{name}"] for name in chosen} == {
-        "head_path": "/project/jobs/head.pth", "model_name_or_path": "/project/jobs/clip/large", "device": "cpu"
-    }  # fmt: skip
+        "head_path": "/project/jobs/head.pth",
+        "model_name_or_path": "/project/jobs/clip/large",
+        "device": "cpu",
+    }
     names = "{model_name_or_path: owner/name, processor_name_or_path: /models/h}"
     made = settings(f"spec.reward.scorers=[{{name: pickscore, settings: {names}}}]")
     assert made["reward.scorer_kwargs.model_name_or_path"] == "owner/name"
@@ -116,7 +122,8 @@ NUMBERS = ("spec.rollout.agentLoop.workers=2", "spec.rollout.engine.maxConcurren
 
 
 def test_numbers_of_workers_and_requests_are_set_only_if_the_job_gives_them() -> None:
-    made, open_ones = settings(*NUMBERS), settings()
+    made = settings(*NUMBERS)
+    open_ones = settings()
     found = {name: made[name] for name in made.keys() - open_ones.keys()}
     assert found == {
         "actor_rollout_ref.rollout.agent.num_workers": 2,
@@ -172,9 +179,11 @@ def test_dance_grpo_has_its_sampler_and_its_advantages() -> None:
 @pytest.mark.parametrize(
     ("name", "placement", "strategy"),
     [
-        ("MixGRPO", "", "progressive"), ("MixGRPO", ", placement: Random", "random"), ("FlowGRPO", "", "random"),
+        ("MixGRPO", "", "progressive"),
+        ("MixGRPO", ", placement: Random", "random"),
+        ("FlowGRPO", "", "random"),
     ],
-)  # fmt: skip
+)
 def test_the_window_of_mix_grpo_moves_unless_it_is_random(name: str, placement: str, strategy: str) -> None:
     made = settings(f"spec.algorithm.name={name}", f"spec.rollout.sampler.window={{size: 2, end: 4{placement}}}")
     assert made["actor_rollout_ref.rollout.algo.sample_strategy"] == strategy
@@ -235,7 +244,8 @@ def test_rendered_and_reserved_settings_are_the_same() -> None:
     every |= settings(*NUMBERS)
     every |= settings("spec.model.lora.startFrom=sft")
     every |= settings("spec.output={url: s3://b/runs}", "spec.storage={endpoint: 'http://h:9000', region: eu}")
-    trainer, other = "spec.trainer.accelerator={vendor: Mock}", "accelerator: {vendor: Mock, rayResource: NPU}"
+    trainer = "spec.trainer.accelerator={vendor: Mock}"
+    other = "accelerator: {vendor: Mock, rayResource: NPU}"
     rollout = f"spec.rollout={{placement: Separate, batchesAhead: 1, minReplicas: 1, {other}}}"
     every |= plan.render_settings(*plan.resolve_for_pods(job(trainer, rollout)))
     judge = job(trainer, f"spec.reward.model={{base: judge, placement: Separate, {other}}}")

@@ -22,9 +22,12 @@ BASE = "spec.reward.model.base=Qwen/Qwen3-VL-8B-Instruct"
 JUDGE = (OCR, BASE)
 GPUS = ("spec.trainer.accelerator={vendor: NVIDIA, count: 8}", "spec.rollout.replicas=8")
 OWN = (
-    *GPUS, "spec.reward.model.placement=Separate", "spec.reward.model.replicas=3",
-    "spec.reward.model.accelerator={vendor: NVIDIA, count: 4}", "spec.reward.model.tensorParallelSize=2",
-)  # fmt: skip
+    *GPUS,
+    "spec.reward.model.placement=Separate",
+    "spec.reward.model.replicas=3",
+    "spec.reward.model.accelerator={vendor: NVIDIA, count: 4}",
+    "spec.reward.model.tensorParallelSize=2",
+)
 SEPARATE = (*JUDGE, *OWN)
 AUTOSCALED = "autoscaling={maxReplicas: 4, requestsPerReplica: 8}"
 
@@ -86,9 +89,12 @@ def test_a_running_attempt_follows_the_number_of_reward_pods_but_not_in_a_queue(
     assert len(digests()) == 1, "no other attempt"
     assert len(digests(queue)) == 2
     for changed in (
-        "podTemplate={metadata: {labels: {a: b}}}", "resources={requests: {cpu: '2'}}", "sharedMemory={sizeLimit: 3Gi}",
-        "scheduling={nodeSelector: {a: b}}", "updateStrategy={maxUnavailable: 2}",
-    ):  # fmt: skip
+        "podTemplate={metadata: {labels: {a: b}}}",
+        "resources={requests: {cpu: '2'}}",
+        "sharedMemory={sizeLimit: 3Gi}",
+        "scheduling={nodeSelector: {a: b}}",
+        "updateStrategy={maxUnavailable: 2}",
+    ):
         assert digests(f"spec.reward.model.{changed}") == digests(), "pods are replaced in the running attempt"
         assert digests(queue) != digests(queue, f"spec.reward.model.{changed}") or "updateStrategy" in changed
     assert digests("spec.reward.model.tensorParallelSize=4") != digests()
@@ -113,8 +119,10 @@ def test_each_pod_downloads_only_the_models_that_it_reads(make_job: MakeJob) -> 
         one["groupName"]: [each["name"] for each in one["template"]["spec"]["initContainers"]] for one in groups(job)
     }
     assert downloads == {
-        "trainer": ["fetch-model", "fetch-judge"], "rollout": ["fetch-model"], "reward": ["fetch-judge"],
-    }  # fmt: skip
+        "trainer": ["fetch-model", "fetch-judge"],
+        "rollout": ["fetch-model"],
+        "reward": ["fetch-judge"],
+    }
 
 
 def test_on_one_machine_it_has_the_accelerators_of_all_its_pods(make_job: MakeJob) -> None:

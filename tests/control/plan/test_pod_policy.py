@@ -53,10 +53,16 @@ def test_a_refused_template_names_the_chart_value_that_allows_it(
 
 def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob, templates: ModuleType) -> None:
     lax = {
-        "runAsRoot": True, "privileged": True, "privilegeEscalation": True, "capabilities": ["ALL"], "nodeName": True,
-        "hostNamespaces": ["Network", "IPC", "PID"], "hostPaths": [{"path": "/", "readOnly": False}],
-        "serviceAccounts": ["*"], "serviceAccountTokens": True,
-    }  # fmt: skip
+        "runAsRoot": True,
+        "privileged": True,
+        "privilegeEscalation": True,
+        "capabilities": ["ALL"],
+        "nodeName": True,
+        "hostNamespaces": ["Network", "IPC", "PID"],
+        "hostPaths": [{"path": "/", "readOnly": False}],
+        "serviceAccounts": ["*"],
+        "serviceAccountTokens": True,
+    }
     for name, template in templates.NEVER.items():
         assert len(refusals(with_template(make_job, "head", template), **lax)) == 1, name
     for name, template in templates.ALLOWED.items():
@@ -66,15 +72,21 @@ def test_what_no_value_allows_and_what_needs_none(make_job: MakeJob, templates: 
 @pytest.mark.parametrize(
     ("template", "at"),
     [
-        ({"containers": [{"name": "a", "image": "x"}, {"name": "b", "securityContext": {"runAsUser": 0}}]},
-         ".containers[1].securityContext.runAsUser"),
-        ({"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}}]},
-         ".volumes[1].hostPath"),
+        (
+            {"containers": [{"name": "a", "image": "x"}, {"name": "b", "securityContext": {"runAsUser": 0}}]},
+            ".containers[1].securityContext.runAsUser",
+        ),
+        (
+            {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}}]},
+            ".volumes[1].hostPath",
+        ),
         ({"securityContext": {"runAsNonRoot": None}}, ""),
-        ({"containers": [{"name": "ray", "envFrom": [{"secretRef": {"name": "root-token"}}]}]},
-         ".containers[0].envFrom[0]"),
+        (
+            {"containers": [{"name": "ray", "envFrom": [{"secretRef": {"name": "root-token"}}]}]},
+            ".containers[0].envFrom[0]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_names_the_line_of_the_author(make_job: MakeJob, template: Any, at: str) -> None:
     found = refusals(with_template(make_job, "trainer", {"spec": template}), secrets=["hf-*"])
     assert any(text.startswith(f"spec.trainer.podTemplate.spec{at}") for text in found), found
@@ -92,21 +104,28 @@ def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob)
     source = {"secretRef": {"name": "s6"}, "driver": "d"}
     template = {
         "imagePullSecrets": [{"name": "s1"}],
-        "containers": [{"name": "ray",
-                        "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "k"}}}],
-                        "envFrom": [{"secretRef": {"name": "s3"}}]}],
-        "volumes": [{"name": "a", "secret": {"secretName": "s4"}},
-                    {"name": "b", "projected": {"sources": [{"secret": {"name": "s5"}}]}},
-                    {"name": "c", "flexVolume": source},
-                    {"name": "d", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s7"}}},
-                    {"name": "e", "csi": {"driver": "smb.csi.k8s.io", "volumeAttributes": {"secretName": "s11"}}}],
-    }  # fmt: skip
+        "containers": [
+            {
+                "name": "ray",
+                "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s2", "key": "k"}}}],
+                "envFrom": [{"secretRef": {"name": "s3"}}],
+            }
+        ],
+        "volumes": [
+            {"name": "a", "secret": {"secretName": "s4"}},
+            {"name": "b", "projected": {"sources": [{"secret": {"name": "s5"}}]}},
+            {"name": "c", "flexVolume": source},
+            {"name": "d", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s7"}}},
+            {"name": "e", "csi": {"driver": "smb.csi.k8s.io", "volumeAttributes": {"secretName": "s11"}}},
+        ],
+    }
     job = make_job(
         f"spec.trainer.podTemplate={json.dumps({'spec': template})}",
-        "spec.runtime.imagePullSecrets=[{name: s8}]", "spec.runtime.serviceAccountName=other",
+        "spec.runtime.imagePullSecrets=[{name: s8}]",
+        "spec.runtime.serviceAccountName=other",
         "spec.model={base: a/b, tokenSecretRef: {name: s9, key: k}}",
         "spec.observability.tracking={loggers: [wandb], wandbSecretRef: {name: s10, key: k}}",
-    )  # fmt: skip
+    )
     found = refusals(job, secrets=["hf-*"])
     for number in range(1, 12):
         assert len([text for text in found if f"the Secret 's{number}' is not allowed" in text]) == 1, number
@@ -125,7 +144,7 @@ def test_every_secret_and_service_account_of_a_job_is_checked(make_job: MakeJob)
         ({"serviceAccount": "ours"}, ["ours"], {}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_pods_service_account_is_the_one_of_either_name_or_the_default(
     spec: dict[str, str], allowed: list[str], refused: dict[str, str]
 ) -> None:
@@ -137,18 +156,24 @@ def test_a_pods_service_account_is_the_one_of_either_name_or_the_default(
 @pytest.mark.parametrize(
     ("path", "read_only", "kind", "allowed"),
     [
-        ("/usr/local/Ascend", True, "", True), ("/usr/local/Ascend/driver", True, "Directory", True),
-        ("/usr/local/Ascend2", True, "", False), ("/usr/local", True, "", False),
-        ("/usr/local/Ascend/../../..", True, "", False), ("/usr/local/Ascend", False, "", False),
-        ("/usr/local/Ascend", True, "DirectoryOrCreate", False), ("//usr/local//Ascend/", True, "", True),
+        ("/usr/local/Ascend", True, "", True),
+        ("/usr/local/Ascend/driver", True, "Directory", True),
+        ("/usr/local/Ascend2", True, "", False),
+        ("/usr/local", True, "", False),
+        ("/usr/local/Ascend/../../..", True, "", False),
+        ("/usr/local/Ascend", False, "", False),
+        ("/usr/local/Ascend", True, "DirectoryOrCreate", False),
+        ("//usr/local//Ascend/", True, "", True),
     ],
-)  # fmt: skip
+)
 def test_a_path_of_the_node_is_allowed_with_what_is_below(
     make_job: MakeJob, path: str, read_only: bool, kind: str, allowed: bool
 ) -> None:
     mount = {"name": "v", "mountPath": "/v", "readOnly": read_only}
-    template = {"containers": [{"name": "ray", "volumeMounts": [mount]}],
-                "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}]}  # fmt: skip
+    template = {
+        "containers": [{"name": "ray", "volumeMounts": [mount]}],
+        "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}],
+    }
     found = refusals(with_template(make_job, "head", {"spec": template}), hostPaths=[{"path": "/usr/local/Ascend/"}])
     assert (found == []) == allowed, found
 
@@ -210,10 +235,12 @@ def test_lists_with_many_entries_are_checked_in_proportion_to_their_length(make_
 def test_a_refusal_names_the_field_of_a_reward_template(make_job: MakeJob) -> None:
     template = {"spec": {"hostNetwork": True, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
     job = make_job(
-        "spec.reward.model.base=./judge", "spec.reward.model.placement=Separate",
+        "spec.reward.model.base=./judge",
+        "spec.reward.model.placement=Separate",
         f"spec.reward.model.podTemplate={json.dumps(template)}",
-    )  # fmt: skip
+    )
     found = refusals(job)
     assert [text.partition(": ")[0] for text in found] == [
-        "spec.reward.model.podTemplate.spec.volumes[0]", "spec.reward.model.podTemplate.spec.hostNetwork",
-    ]  # fmt: skip
+        "spec.reward.model.podTemplate.spec.volumes[0]",
+        "spec.reward.model.podTemplate.spec.hostNetwork",
+    ]

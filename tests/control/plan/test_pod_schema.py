@@ -19,22 +19,38 @@ MakeJob = Callable[..., DiffusionRLJob]
 @pytest.mark.parametrize(
     ("spec", "at", "said"),
     [
-        ({"containers": [{"name": "ray", "env": [{"name": "A", "value": 3}]}]}, ".containers[0].env[0].value",
-         "must be a string"),
+        (
+            {"containers": [{"name": "ray", "env": [{"name": "A", "value": 3}]}]},
+            ".containers[0].env[0].value",
+            "must be a string",
+        ),
         ({"containers": [{"name": "ray", "prots": []}]}, ".containers[0].prots", "did you mean 'ports'?"),
-        ({"containers": [{"name": "ray", "resources": {"limits": {"cpu": 1.5}}}]},
-         ".containers[0].resources.limits.cpu", "must be a whole number or a string"),
-        ({"containers": [{"name": "ray", "resources": {"limits": {"memory": "4 Gi"}}}]},
-         ".containers[0].resources.limits.memory", "is not a quantity"),
-        ({"containers": [{"name": "ray", "ports": [{"containerPort": 9}, {"containerPort": 9.0, "protocol": "TCP"}]}]},
-         ".containers[0].ports[1]", "is in the list already"),
+        (
+            {"containers": [{"name": "ray", "resources": {"limits": {"cpu": 1.5}}}]},
+            ".containers[0].resources.limits.cpu",
+            "must be a whole number or a string",
+        ),
+        (
+            {"containers": [{"name": "ray", "resources": {"limits": {"memory": "4 Gi"}}}]},
+            ".containers[0].resources.limits.memory",
+            "is not a quantity",
+        ),
+        (
+            {
+                "containers": [
+                    {"name": "ray", "ports": [{"containerPort": 9}, {"containerPort": 9.0, "protocol": "TCP"}]}
+                ]
+            },
+            ".containers[0].ports[1]",
+            "is in the list already",
+        ),
         ({"tolerations": [{"tolerationSeconds": 2**70}]}, ".tolerations[0].tolerationSeconds", "of 64 bits"),
         ({"priority": 2**31}, ".priority", "of 32 bits"),
         ({"hostIPC": "true"}, ".hostIPC", "must be true or false"),
         ({"nodeSelector": []}, ".nodeSelector", "must be a mapping"),
         ({"imagePullSecrets": [None]}, ".imagePullSecrets[0]", "must be a mapping"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_field_is_named(make_job: MakeJob, spec: Any, at: str, said: str) -> None:
     with pytest.raises(JobError) as caught:
         make_job(f"spec.trainer.podTemplate={json.dumps({'spec': spec})}")
@@ -52,12 +68,18 @@ def test_nulls_and_whole_numbers_as_floats_are_accepted(make_job: MakeJob) -> No
 @pytest.mark.parametrize(
     ("template", "at", "said"),
     [
-        ({"containers": [{"name": "ray", "volumeMounts": [{"mountPath": "/x"}]}]},
-         "spec.head.podTemplate.spec.containers[0].volumeMounts[0]", "name must be given"),
-        ({"tolerations": [{}], "topologySpreadConstraints": [{"topologyKey": "a"}]},
-         "spec.head.podTemplate.spec.topologySpreadConstraints[0]", "maxSkew must be given"),
+        (
+            {"containers": [{"name": "ray", "volumeMounts": [{"mountPath": "/x"}]}]},
+            "spec.head.podTemplate.spec.containers[0].volumeMounts[0]",
+            "name must be given",
+        ),
+        (
+            {"tolerations": [{}], "topologySpreadConstraints": [{"topologyKey": "a"}]},
+            "spec.head.podTemplate.spec.topologySpreadConstraints[0]",
+            "maxSkew must be given",
+        ),
     ],
-)  # fmt: skip
+)
 def test_required_fields_may_come_from_the_operators_template(
     make_job: MakeJob, template: Any, at: str, said: str
 ) -> None:
@@ -89,8 +111,11 @@ def test_nulls_and_missing_names_do_not_stop_the_checks(make_job: MakeJob) -> No
     claim = {"name": "c", "persistentVolumeClaim": {"claimName": "c"}}
     container = {"name": "ray", "env": None, "volumeMounts": [{"mountPath": "/x"}], "securityContext": None}
     template = {"spec": {"containers": [container], "initContainers": None, "volumes": [claim]}, "metadata": None}
-    job = make_job(f"spec.trainer.podTemplate={json.dumps(template)}", "spec.checkpoint.path=/x",
-                   "spec.observability.tracking={loggers: [wandb]}")  # fmt: skip
+    job = make_job(
+        f"spec.trainer.podTemplate={json.dumps(template)}",
+        "spec.checkpoint.path=/x",
+        "spec.observability.tracking={loggers: [wandb]}",
+    )
     found = [one.text for one in plan.find_refusals(job, plan.ClusterSettings(image="i"))]
     wanted = ("no container mounts 'c'", "wandb needs an API key")
     assert len(found) == 2

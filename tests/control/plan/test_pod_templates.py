@@ -36,20 +36,38 @@ POD: dict[str, Any] = {
         ({"containers": [{"name": "ray", "image": "b"}]}, ["containers", 0, "image"], "b"),
         ({"containers": [{"name": "ray", "image": "b"}]}, ["containers", 0, "env", 0, "value"], "1"),
         ({"containers": [{"name": "side", "image": "s"}]}, ["containers", 1], {"name": "side", "image": "s"}),
-        ({"containers": [{"name": "ray", "env": [{"name": "B", "value": "3"}]}]},
-         ["containers", 0, "env"], [{"name": "A", "value": "1"}, {"name": "B", "value": "3"}]),
-        ({"containers": [{"name": "ray", "env": [{"name": "A", "valueFrom": {"x": 1}}]}]},
-         ["containers", 0, "env", 0], {"name": "A", "valueFrom": {"x": 1}}),
-        ({"containers": [{"name": "ray", "volumeMounts": [{"name": "m", "mountPath": "/dev/shm"}]}]},
-         ["containers", 0, "volumeMounts"], [{"name": "m", "mountPath": "/dev/shm"}]),
-        ({"containers": [{"name": "ray", "readinessProbe": {"exec": {"command": ["x"]}}}]},
-         ["containers", 0, "readinessProbe"], {"exec": {"command": ["x"]}, "periodSeconds": 1}),
-        ({"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]},
-         ["volumes", 0, "emptyDir"], {"sizeLimit": "1Gi", "medium": "Memory"}),
-        ({"volumes": [{"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}]},
-         ["volumes", 0], {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}),
+        (
+            {"containers": [{"name": "ray", "env": [{"name": "B", "value": "3"}]}]},
+            ["containers", 0, "env"],
+            [{"name": "A", "value": "1"}, {"name": "B", "value": "3"}],
+        ),
+        (
+            {"containers": [{"name": "ray", "env": [{"name": "A", "valueFrom": {"x": 1}}]}]},
+            ["containers", 0, "env", 0],
+            {"name": "A", "valueFrom": {"x": 1}},
+        ),
+        (
+            {"containers": [{"name": "ray", "volumeMounts": [{"name": "m", "mountPath": "/dev/shm"}]}]},
+            ["containers", 0, "volumeMounts"],
+            [{"name": "m", "mountPath": "/dev/shm"}],
+        ),
+        (
+            {"containers": [{"name": "ray", "readinessProbe": {"exec": {"command": ["x"]}}}]},
+            ["containers", 0, "readinessProbe"],
+            {"exec": {"command": ["x"]}, "periodSeconds": 1},
+        ),
+        (
+            {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]},
+            ["volumes", 0, "emptyDir"],
+            {"sizeLimit": "1Gi", "medium": "Memory"},
+        ),
+        (
+            {"volumes": [{"name": "shm", "persistentVolumeClaim": {"claimName": "c"}}]},
+            ["volumes", 0],
+            {"name": "shm", "persistentVolumeClaim": {"claimName": "c"}},
+        ),
     ],
-)  # fmt: skip
+)
 def test_pod_templates_merge_as_in_kubernetes(patch: dict[str, Any], path: list[Any], wanted: Any) -> None:
     node: Any = merge_templates(POD, patch)
     for step in path[:-1]:

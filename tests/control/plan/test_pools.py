@@ -16,9 +16,11 @@ from omni_operator.status.observed.running_pods import count_accelerators
 MakeJob = Callable[..., DiffusionRLJob]
 SETTINGS = plan.ClusterSettings(image="rollout:1", report_url="http://operator.ns:8081")
 SEPARATE = (
-    "spec.trainer.accelerator={vendor: NVIDIA, count: 8}", "spec.rollout.placement=Separate", "spec.rollout.replicas=3",
+    "spec.trainer.accelerator={vendor: NVIDIA, count: 8}",
+    "spec.rollout.placement=Separate",
+    "spec.rollout.replicas=3",
     "spec.rollout.accelerator={vendor: NVIDIA, count: 4}",
-)  # fmt: skip
+)
 
 
 def ray_job(job: DiffusionRLJob) -> dict[str, Any]:
@@ -53,14 +55,16 @@ def test_a_pool_is_a_worker_group_with_a_ray_resource_of_its_own(make_job: MakeJ
 def test_batches_are_generated_ahead_only_where_the_job_asks_for_it(make_job: MakeJob) -> None:
     mode = ("trainer.use_v1", "trainer.v1.trainer_mode", "trainer.v1.separate_async.num_warmup_batches")
     for assignments, values in (
-        ((), [None, None, None]), (("spec.rollout.batchesAhead=2",), [True, "separate_async", 2]),
-    ):  # fmt: skip
+        ((), [None, None, None]),
+        (("spec.rollout.batchesAhead=2",), [True, "separate_async", 2]),
+    ):
         job = make_job(*SEPARATE, *assignments)
         rendered = plan.render_settings(*plan.resolve_for_pods(job))
         assert [rendered.get(name) for name in mode] == values
 
 
-BYPASS, RATIOS = "algorithm.rollout_correction.bypass_mode", "spec.algorithm.overrides"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+RATIOS = "spec.algorithm.overrides"
 AHEAD = "spec.rollout.batchesAhead=1"
 
 
@@ -123,9 +127,13 @@ def test_the_least_number_of_pods_is_given_to_the_trainer_in_engines(make_job: M
 
 def test_the_trainer_gets_the_pools_as_settings(make_job: MakeJob) -> None:
     names = (
-        "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.node_resource", "actor_rollout_ref.rollout.nnodes",
-        "actor_rollout_ref.rollout.n_gpus_per_node", "actor_rollout_ref.rollout.node_resource",
-    )  # fmt: skip
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        "trainer.node_resource",
+        "actor_rollout_ref.rollout.nnodes",
+        "actor_rollout_ref.rollout.n_gpus_per_node",
+        "actor_rollout_ref.rollout.node_resource",
+    )
     job = make_job(*SEPARATE)
     in_pods = plan.render_settings(*plan.resolve_for_pods(job))
     assert [in_pods.get(name) for name in names] == [1, 8, "omni_trainer", 3, 4, "omni_rollout"]
@@ -140,16 +148,18 @@ def test_pools_of_two_vendors_get_what_each_needs_and_the_trainer_gets_rays_name
     image = "podTemplate: {spec: {containers: [{name: ray, image: 'ascend:1'}]}}"
     accelerator = "accelerator: {vendor: Ascend, count: 2}"
     job = make_job(
-        *SEPARATE[:3], "spec.model.base=o/model",
+        *SEPARATE[:3],
+        "spec.model.base=o/model",
         f"spec.rollout={{placement: Separate, replicas: 3, {accelerator}, {image}}}",
         f"spec.reward.model={{base: o/judge, placement: Separate, {accelerator}, {image}}}",
-    )  # fmt: skip
+    )
     assert plan.describe_refusals(job, SETTINGS) is None
     trainer, rollout, reward = ray_job(job)["rayClusterSpec"]["workerGroupSpecs"]
     for group, platform, resources, image in (
-        (trainer, "nvidia", {"GPU": "8"}, "rollout:1"), (rollout, "huawei", {"NPU": "2"}, "ascend:1"),
+        (trainer, "nvidia", {"GPU": "8"}, "rollout:1"),
+        (rollout, "huawei", {"NPU": "2"}, "ascend:1"),
         (reward, "huawei", {"NPU": "2"}, "ascend:1"),
-    ):  # fmt: skip
+    ):
         assert {name: count for name, count in group["resources"].items() if name in ("GPU", "NPU")} == resources
         images = {each["image"] for each in group["template"]["spec"]["initContainers"]}
         assert images == {image}, "init containers download on the same nodes"
@@ -169,8 +179,10 @@ def test_rollout_pods_get_no_file_or_token_that_only_the_training_program_reads(
     assert volumes == [{"shared-memory", "runs", "models", "job", "report-token"}, {"shared-memory", "models"}]
     variables = [{entry["name"] for entry in container(one)["env"]} for one in (trainer, rollout)]
     assert variables[0] - variables[1] == {
-        "WANDB_API_KEY", "DIFFUSIONRL_REPORT_URL", "DIFFUSIONRL_REPORT_TOKEN_FILE",
-    }  # fmt: skip
+        "WANDB_API_KEY",
+        "DIFFUSIONRL_REPORT_URL",
+        "DIFFUSIONRL_REPORT_TOKEN_FILE",
+    }
     assert "annotations" not in rollout["template"]["metadata"]
     (fetch,) = rollout["template"]["spec"]["initContainers"]
     assert fetch["name"] == "fetch-model"
@@ -180,11 +192,13 @@ def test_rollout_pods_have_their_own_size_nodes_and_template(make_job: MakeJob) 
     _, rollout = groups(
         make_job(
             *SEPARATE,
-            "spec.rollout.resources={limits: {cpu: '40', memory: 8Gi}}", "spec.rollout.sharedMemory.sizeLimit=4Gi",
+            "spec.rollout.resources={limits: {cpu: '40', memory: 8Gi}}",
+            "spec.rollout.sharedMemory.sizeLimit=4Gi",
             "spec.rollout.scheduling={nodeSelector: {pool: b}, tolerations: [{key: x}], topology: {required: rack}}",
-            "spec.rollout.podTemplate={metadata: {labels: {team: a}}}", "spec.scheduling.nodeSelector={pool: a}",
+            "spec.rollout.podTemplate={metadata: {labels: {team: a}}}",
+            "spec.scheduling.nodeSelector={pool: a}",
         )
-    )  # fmt: skip
+    )
     template = rollout["template"]
     assert container(rollout)["resources"]["limits"] == {"cpu": "40", "memory": "12Gi", "nvidia.com/gpu": "4"}
     assert rollout["resources"]["CPU"] == "40"
@@ -231,18 +245,32 @@ def test_pods_and_accelerators_of_both_pools_count(make_job: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("assignments", "settings", "said"),
     [
-        (["spec.trainer.accelerator={vendor: NVIDIA}", "spec.rollout.accelerator={vendor: Ascend}"], {},
-         "spec.rollout.podTemplate: must name the image of container ray, for Ascend: the image of the job is for "
-         "NVIDIA"),
-        (["spec.trainer.accelerator={vendor: Ascend, resourceName: a.b/c}",
-          "spec.rollout.accelerator={vendor: Ascend}"], {"resource_names": {}},
-         "spec.rollout.accelerator.resourceName: must be given"),
-        (["spec.rollout.podTemplate={spec: {hostNetwork: true}}"], {},
-         "spec.rollout.podTemplate.spec.hostNetwork: hostNetwork is not allowed"),
-        (["spec.rollout.podTemplate={spec: {volumes: [{name: a, persistentVolumeClaim: {claimName: c}}]}}"], {},
-         "spec.rollout.podTemplate.spec.volumes[0]: no container mounts 'a'"),
+        (
+            ["spec.trainer.accelerator={vendor: NVIDIA}", "spec.rollout.accelerator={vendor: Ascend}"],
+            {},
+            "spec.rollout.podTemplate: must name the image of container ray, for Ascend: the image of the job is for "
+            "NVIDIA",
+        ),
+        (
+            [
+                "spec.trainer.accelerator={vendor: Ascend, resourceName: a.b/c}",
+                "spec.rollout.accelerator={vendor: Ascend}",
+            ],
+            {"resource_names": {}},
+            "spec.rollout.accelerator.resourceName: must be given",
+        ),
+        (
+            ["spec.rollout.podTemplate={spec: {hostNetwork: true}}"],
+            {},
+            "spec.rollout.podTemplate.spec.hostNetwork: hostNetwork is not allowed",
+        ),
+        (
+            ["spec.rollout.podTemplate={spec: {volumes: [{name: a, persistentVolumeClaim: {claimName: c}}]}}"],
+            {},
+            "spec.rollout.podTemplate.spec.volumes[0]: no container mounts 'a'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rollout_pods_are_refused_for_what_trainer_pods_are(
     make_job: MakeJob, assignments: list[str], settings: dict[str, Any], said: str
 ) -> None:

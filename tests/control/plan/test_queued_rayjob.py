@@ -32,10 +32,13 @@ QUEUE = 'metadata.labels={"kueue.x-k8s.io/queue-name": team-a}'
 
 def rendered(make_job: MakeJob, replicas: int, *more: str, least: int | None = 2, queue: str = QUEUE) -> dict[str, Any]:
     job = make_job(
-        "spec.rollout.placement=Separate", f"spec.rollout.replicas={replicas}", queue,
-        "spec.trainer.accelerator={vendor: NVIDIA, count: 2}", *more,
+        "spec.rollout.placement=Separate",
+        f"spec.rollout.replicas={replicas}",
+        queue,
+        "spec.trainer.accelerator={vendor: NVIDIA, count: 2}",
+        *more,
         *([f"spec.rollout.minReplicas={least}"] if least else []),
-    )  # fmt: skip
+    )
     body = plan.render_attempt(job, 1, SETTINGS)
     body["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     body["spec"]["suspend"] = True
@@ -56,7 +59,8 @@ def asked(body: dict[str, Any], old: int, new: int) -> dict[str, Any]:
 def test_the_changed_rayjob_is_that_of_a_job_with_as_many_pods(make_job: MakeJob, more: tuple[str, ...]) -> None:
     full = rendered(make_job, 12, *more)
     for number in (11, 2):
-        found, expected = asked(full, 12, number), rendered(make_job, number, *more)
+        found = asked(full, 12, number)
+        expected = rendered(make_job, number, *more)
         assert not parse_rayjob(found).altered
         pods = json.loads(found["metadata"]["annotations"].pop(PODS_ANNOTATION))
         wanted = json.loads(expected["metadata"]["annotations"].pop(PODS_ANNOTATION))

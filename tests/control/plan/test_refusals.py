@@ -20,19 +20,38 @@ OF_KUBERNETES = 256 * 1024  # TotalAnnotationSizeLimitB
     ("assignments", "settings", "said"),
     [
         ([], plan.ClusterSettings(), "spec.runtime.image: must be given"),
-        (["spec.trainer.accelerator={vendor: Ascend}"], plan.ClusterSettings(image="i", resource_names={}),
-         "resourceName: must be given"),
+        (
+            ["spec.trainer.accelerator={vendor: Ascend}"],
+            plan.ClusterSettings(image="i", resource_names={}),
+            "resourceName: must be given",
+        ),
         (["spec.trainer.replicas=2", "spec.rollout.replicas=2"], SETTINGS, "spec.checkpoint.claimName: must be given"),
-        (["spec.trainer={totalSteps: 1, replicas: 2}", "spec.checkpoint.claimName=c",
-          "spec.rollout.engine.tensorParallelSize=2"], SETTINGS, "an engine must be in one pod"),
-        (["spec.observability.tracking.loggers=[wandb]"], SETTINGS,
-         "spec.observability.tracking.wandbSecretRef: must be given"),
-        (["spec.trainer.podTemplate={spec: {volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]}}"], SETTINGS,
-         "spec.trainer.podTemplate.spec.volumes.0: no container mounts 'd'"),
-        (["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"], SETTINGS,
-         "must be DeleteCluster in a Kueue queue"),
+        (
+            [
+                "spec.trainer={totalSteps: 1, replicas: 2}",
+                "spec.checkpoint.claimName=c",
+                "spec.rollout.engine.tensorParallelSize=2",
+            ],
+            SETTINGS,
+            "an engine must be in one pod",
+        ),
+        (
+            ["spec.observability.tracking.loggers=[wandb]"],
+            SETTINGS,
+            "spec.observability.tracking.wandbSecretRef: must be given",
+        ),
+        (
+            ["spec.trainer.podTemplate={spec: {volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]}}"],
+            SETTINGS,
+            "spec.trainer.podTemplate.spec.volumes.0: no container mounts 'd'",
+        ),
+        (
+            ["metadata.labels={kueue.x-k8s.io/queue-name: q}", "spec.cleanupPolicy=Retain"],
+            SETTINGS,
+            "must be DeleteCluster in a Kueue queue",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_operator_refuses_jobs_with_an_explanation(
     make_job: MakeJob, assignments: list[str], settings: plan.ClusterSettings, said: str
 ) -> None:
@@ -56,13 +75,17 @@ CLAIM = "volumes: [{name: d, persistentVolumeClaim: {claimName: d}}]"
         (["spec.trainer.accelerator.vendor=CPU"], {"claimName"}),
         (["spec.checkpoint.claimName=c"], {"vendor"}),
         ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}"], {"vendor"}),
-        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, volumes: [{{name: d, emptyDir: {{}}}}]}}}}"],
-         {"claimName", "vendor"}),
-        ([f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}", "spec.checkpoint.path=/other"],
-         {"claimName", "vendor"}),
+        (
+            [f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, volumes: [{{name: d, emptyDir: {{}}}}]}}}}"],
+            {"claimName", "vendor"},
+        ),
+        (
+            [f"spec.trainer.podTemplate={{spec: {{{MOUNTED}, {CLAIM}}}}}", "spec.checkpoint.path=/other"],
+            {"claimName", "vendor"},
+        ),
         (["spec.trainer.podTemplate={spec: {volumes: [{name: runs, csi: {driver: d}}]}}"], {"vendor"}),
     ],
-)  # fmt: skip
+)
 def test_lost_results_and_a_missing_vendor_are_warnings(
     make_job: MakeJob, assignments: list[str], warned: set[str]
 ) -> None:

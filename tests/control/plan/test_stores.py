@@ -51,16 +51,20 @@ def test_only_the_trainer_gets_the_keys_of_its_output_and_data() -> None:
     for changes in (["spec.output={url: s3://b/runs}"], ["spec.data.train=['s3://b/t.jsonl']"]):
         made = pods(job(*changes, STORAGE, separate))
         assert {group: keys(spec["containers"][0]) for group, spec in made.items()} == {
-            "head": [], "trainer": KEYS, "rollout": [],
-        }  # fmt: skip
+            "head": [],
+            "trainer": KEYS,
+            "rollout": [],
+        }
         assert "initContainers" not in made["trainer"]
 
 
 def test_only_the_trainer_gets_the_token_of_the_hub_and_may_reach_it() -> None:
     made = pods(job(HUB, "spec.storage={secretName: keys}", "spec.rollout={placement: Separate}"))
     assert {group: keys(spec["containers"][0]) for group, spec in made.items()} == {
-        "head": [], "trainer": ["HF_TOKEN"], "rollout": [],
-    }  # fmt: skip
+        "head": [],
+        "trainer": ["HF_TOKEN"],
+        "rollout": [],
+    }
     offline = {
         group: [each["value"] for each in spec["containers"][0].get("env", ()) if each["name"] == "HF_HUB_OFFLINE"]
         for group, spec in made.items()
@@ -96,7 +100,8 @@ def test_a_job_that_cannot_send_to_the_hub_is_refused() -> None:
 
 def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
     named = "{spec: {containers: [{name: ray, env: [{name: HF_ENDPOINT, value: 'http://hub.test:81'}]}]}}"
-    hub, data = f"spec.trainer.podTemplate={named}", "spec.data.train=['s3://b/t.jsonl']"
+    hub = f"spec.trainer.podTemplate={named}"
+    data = "spec.data.train=['s3://b/t.jsonl']"
 
     def verdict(*changes: str) -> tuple[list[str], list[int]]:
         """What is refused, and the open ports."""
@@ -107,7 +112,8 @@ def test_an_endpoint_is_that_of_the_hub_or_the_store() -> None:
 
     assert verdict() == ([], [9000])
     assert verdict(data, hub) == ([], [81, 9000])
-    in_store, endpoint = "spec.model.base=s3://b/m", "trainer.store.endpoint='http://minio.store:9000'"
+    in_store = "spec.model.base=s3://b/m"
+    endpoint = "trainer.store.endpoint='http://minio.store:9000'"
     assert verdict(in_store, hub) == ([], [81, 9000])
     for change, given in ((data, True), (in_store, False)):
         made = plan.render_pod_overrides(*plan.resolve_for_pods(job(HUB, STORAGE, hub, change)))
@@ -128,9 +134,15 @@ def test_a_model_in_a_store_is_downloaded_where_it_is_loaded_and_its_keys_stay_i
             continue
         (fetch,) = spec["initContainers"]
         assert fetch["command"] == [
-            "python3", "-m", "verl_omni.utils.stores", "download", "s3://b/sd35", "/var/lib/diffusionrl/models/b/sd35",
-            "--endpoint", "http://minio.store:9000",
-        ]  # fmt: skip
+            "python3",
+            "-m",
+            "verl_omni.utils.stores",
+            "download",
+            "s3://b/sd35",
+            "/var/lib/diffusionrl/models/b/sd35",
+            "--endpoint",
+            "http://minio.store:9000",
+        ]
         assert keys(fetch) == KEYS
         assert keys(spec["containers"][0]) == []
         assert {"name": "models", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
@@ -153,15 +165,17 @@ def test_the_settings_name_a_folder_of_the_job_and_how_the_store_is_reached() ->
     made = job("spec.output={url: s3://b/runs/, deadlineSeconds: 60}", STORAGE)
     found = plan.render_pod_overrides(*plan.resolve_for_pods(made))
     assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
-        "trainer.output.url='s3://b/runs/a-job'", "trainer.output.deadline_s=60",
+        "trainer.output.url='s3://b/runs/a-job'",
+        "trainer.output.deadline_s=60",
         "trainer.store.endpoint='http://minio.store:9000'",
-    ]  # fmt: skip
+    ]
     made = job("spec.output={url: hf://owner/adapters/}", "spec.storage={endpoint: 'https://hub', secretName: keys}")
     found = plan.render_pod_overrides(*plan.resolve_for_pods(made))
     assert [line for line in found if line.startswith(("trainer.output", "trainer.store"))] == [
-        "trainer.output.url='hf://owner/adapters/a-job'", "trainer.output.deadline_s=600",
+        "trainer.output.url='hf://owner/adapters/a-job'",
+        "trainer.output.deadline_s=600",
         "trainer.store.endpoint='https://hub'",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
@@ -171,11 +185,17 @@ def test_a_claim_for_results_is_mounted_where_the_url_says() -> None:
     assert not any(volume["name"] == "output" for volume in made["head"]["volumes"])
 
 
-@pytest.mark.parametrize(("changes", "port"), [
-    (["spec.output={url: s3://b}", STORAGE], 9000), (["spec.output={url: s3://b}"], 443),
-    ([HUB], 443), ([HUB, "spec.storage={endpoint: 'http://hub.store:8080', secretName: keys}"], 8080),
-    (["spec.model.base=s3://b/m", STORAGE], 9000), (["spec.data.train=['s3://b/t.jsonl']", STORAGE], 9000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "port"),
+    [
+        (["spec.output={url: s3://b}", STORAGE], 9000),
+        (["spec.output={url: s3://b}"], 443),
+        ([HUB], 443),
+        ([HUB, "spec.storage={endpoint: 'http://hub.store:8080', secretName: keys}"], 8080),
+        (["spec.model.base=s3://b/m", STORAGE], 9000),
+        (["spec.data.train=['s3://b/t.jsonl']", STORAGE], 9000),
+    ],
+)
 def test_the_port_of_the_store_is_open_in_the_network_policy(changes: list[str], port: int) -> None:
     made = job(*changes, "spec.security={networkPolicy: DefaultDeny}")
     (policy,) = [each for each in plan.render_objects(made, 1, SETTINGS) if each["kind"] == "NetworkPolicy"]
@@ -213,14 +233,17 @@ def test_an_admin_decides_which_secrets_hold_keys() -> None:
 
 def test_a_download_has_the_variables_and_mounts_of_the_pods_main_container_and_its_image() -> None:
     ray = {
-        "name": "ray", "image": "own:2", "envFrom": [{"configMapRef": {"name": "proxies"}}],
+        "name": "ray",
+        "image": "own:2",
+        "envFrom": [{"configMapRef": {"name": "proxies"}}],
         "env": [{"name": "AWS_CA_BUNDLE", "value": "/ca/ca.pem"}, {"name": "AWS_ACCESS_KEY_ID", "value": "other"}],
         "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
-    }  # fmt: skip
+    }
     template = json.dumps({"spec": {"containers": [ray], "volumes": [{"name": "ca", "configMap": {"name": "ca"}}]}})
     separate = ["spec.rollout.placement=Separate", f"spec.rollout.podTemplate={template}"]
     made = pods(job("spec.model.base=s3://b/sd35", STORAGE, *separate, "spec.checkpoint.claimName=runs"))
-    (fetch,), (plain,) = made["rollout"]["initContainers"], made["trainer"]["initContainers"]
+    (fetch,) = made["rollout"]["initContainers"]
+    (plain,) = made["trainer"]["initContainers"]
     assert (fetch["image"], plain["image"], fetch["envFrom"]) == ("own:2", "rollout:1", ray["envFrom"])
     assert [mount["mountPath"] for mount in fetch["volumeMounts"]] == ["/ca", "/var/lib/diffusionrl/models"]
     assert keys({"env": fetch["env"][1:]}) == KEYS, "the keys of the job win"
@@ -236,9 +259,13 @@ def test_programs_cannot_change_the_models_that_were_downloaded() -> None:
 
 
 def test_the_port_of_a_mirror_is_open_for_downloads() -> None:
-    template = json.dumps({"spec": {"containers": [
-        {"name": "ray", "env": [{"name": "HF_ENDPOINT", "value": "http://mirror.models:8081"}]}
-    ]}})  # fmt: skip
+    template = json.dumps(
+        {
+            "spec": {
+                "containers": [{"name": "ray", "env": [{"name": "HF_ENDPOINT", "value": "http://mirror.models:8081"}]}]
+            }
+        }
+    )
     deny = "spec.security.networkPolicy=DefaultDeny"
     for base, expected in (("a/b", 8081), ("./model", None)):
         (policy, *_) = plan.render_objects(

@@ -13,10 +13,38 @@ from ruamel.yaml import YAML
 from omni_operator.plan import dump_yaml
 
 WORDS = (
-    "yes", "off", "null", "~", "=", "<<", "1e5", "0o17", "017", "08", "1_000", "1:30", ".5", "+.5e3", ".inf",
-    "2026-01-01", "- a", "a: b", "#", " a", "a ", "", "\n", "a\n", "a\n\n", " a\nb", "a \nb", "a\r\nb", "a\u2028b\nc",
-    "a\tb\n", "\ufeff",
-)  # fmt: skip
+    "yes",
+    "off",
+    "null",
+    "~",
+    "=",
+    "<<",
+    "1e5",
+    "0o17",
+    "017",
+    "08",
+    "1_000",
+    "1:30",
+    ".5",
+    "+.5e3",
+    ".inf",
+    "2026-01-01",
+    "- a",
+    "a: b",
+    "#",
+    " a",
+    "a ",
+    "",
+    "\n",
+    "a\n",
+    "a\n\n",
+    " a\nb",
+    "a \nb",
+    "a\r\nb",
+    "a\u2028b\nc",
+    "a\tb\n",
+    "\ufeff",
+)
 TEXTS = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8"))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,

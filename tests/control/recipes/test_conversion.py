@@ -78,10 +78,16 @@ def test_the_defaults_are_those_of_the_reference() -> None:
 
 def test_fields_and_overrides() -> None:
     found = spec(
-        f"{ROLLOUT}.algo.sde_window_size=2", f"{ROLLOUT}.algo.sde_window_range=[0,5]", f"{ACTOR}.optim.lr=3e-4",
-        "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=16", f"{ACTOR}.fsdp_config.param_offload=True",
-        "trainer.test_freq=-1", 'trainer.logger=["console", "wandb"]', "trainer.log_val_generations=8",
-    )  # fmt: skip
+        f"{ROLLOUT}.algo.sde_window_size=2",
+        f"{ROLLOUT}.algo.sde_window_range=[0,5]",
+        f"{ACTOR}.optim.lr=3e-4",
+        "data.train_batch_size=32",
+        f"{ACTOR}.ppo_mini_batch_size=16",
+        f"{ACTOR}.fsdp_config.param_offload=True",
+        "trainer.test_freq=-1",
+        'trainer.logger=["console", "wandb"]',
+        "trainer.log_val_generations=8",
+    )
     assert found["rollout"]["sampler"]["window"] == {"size": 2, "start": 0, "end": 5}
     assert found["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}
     assert found["trainer"]["learningRate"] == 3e-4 and found["trainer"]["evalEverySteps"] == 0
@@ -185,10 +191,13 @@ def test_a_group_that_is_given_as_a_whole_is_its_settings() -> None:
     functions = "{a: {path: 'pkg://my.ocr', weight: 0.5, required: true}, b: {path: 'pkg://my.other'}}"
     assert spec(f"reward.reward_functions={functions}")["reward"]["scorers"] == [
         {
-            "name": "a", "function": {"path": "pkg://my.ocr", "name": "compute_score"}, "weight": 0.5, "required": True,
+            "name": "a",
+            "function": {"path": "pkg://my.ocr", "name": "compute_score"},
+            "weight": 0.5,
+            "required": True,
         },
         {"name": "b", "function": {"path": "pkg://my.other", "name": "compute_score"}},
-    ]  # fmt: skip
+    ]
     extra = "actor_rollout_ref.model.extra_tokenizers={t5: {path: x}}"
     assert "extra_tokenizers={t5: {path: x}}" in plan.dump_yaml(convert([*REQUIRED, extra]).document)
 
@@ -205,7 +214,8 @@ def test_nodes_for_the_engines_are_rollout_pods() -> None:
 
 
 def test_the_mode_of_the_trainer_v1_says_how_many_batches_are_generated_ahead() -> None:
-    pool, mode = f"{ROLLOUT}.nnodes=2", "trainer.v1.trainer_mode"
+    pool = f"{ROLLOUT}.nnodes=2"
+    mode = "trainer.v1.trainer_mode"
     ahead = "trainer.v1.separate_async.num_warmup_batches"
     assert spec("trainer.use_v1=true", f"{mode}=separate_async", pool)["rollout"]["batchesAhead"] == 1
     asked = ("trainer.use_v1=true", f"{mode}=separate_async", pool)
@@ -255,7 +265,8 @@ def test_windows(arguments: tuple[str, ...], window: dict[str, Any]) -> None:
 
 
 FLOW, DANCE, MIX = (f"algorithm.adv_estimator={name}_grpo" for name in ("flow", "dance", "mix"))
-DANCE_SDE, LOSS_MODE = f"{ROLLOUT}.algo.sde_type=dance_sde", f"{ACTOR}.diffusion_loss.loss_mode"
+DANCE_SDE = f"{ROLLOUT}.algo.sde_type=dance_sde"
+LOSS_MODE = f"{ACTOR}.diffusion_loss.loss_mode"
 SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
 SIZE = f"{ROLLOUT}.algo.sde_window_size=2"
 
@@ -286,17 +297,22 @@ def test_names_of_algorithms(arguments: list[str], name: str, placement: str | N
 
 def test_several_rewards() -> None:
     found = spec(
-        "reward.reward_functions.ocr.path=pkg://my.ocr", "+reward.reward_functions.ocr.name=score",
-        "reward.reward_functions.ocr.weight=0.5", "reward.reward_functions.ocr.server_url=http://localhost:1",
-        "reward.reward_functions.jpeg.name=jpeg", "reward.reward_manager.name=MultiVisualRewardManager",
-    )  # fmt: skip
+        "reward.reward_functions.ocr.path=pkg://my.ocr",
+        "+reward.reward_functions.ocr.name=score",
+        "reward.reward_functions.ocr.weight=0.5",
+        "reward.reward_functions.ocr.server_url=http://localhost:1",
+        "reward.reward_functions.jpeg.name=jpeg",
+        "reward.reward_manager.name=MultiVisualRewardManager",
+    )
     assert found["reward"]["scorers"] == [
         {
-            "name": "ocr", "function": {"path": "pkg://my.ocr", "name": "score"}, "weight": 0.5,
+            "name": "ocr",
+            "function": {"path": "pkg://my.ocr", "name": "score"},
+            "weight": 0.5,
             "settings": {"server_url": "http://localhost:1"},
         },
         {"name": "jpeg", "builtin": "jpeg"},
-    ]  # fmt: skip
+    ]
 
 
 REFERENCE_SCORERS = "verl_omni/utils/reward_score"
@@ -304,7 +320,8 @@ PICKSCORE = {"score_scale": 1 / 26}  # the reference divides, this project does 
 
 
 def test_the_arguments_of_a_reward_function_are_its_settings() -> None:
-    function, arguments = "reward.custom_reward_function", ["depth=4", "color=red"]
+    function = "reward.custom_reward_function"
+    arguments = ["depth=4", "color=red"]
     given = [f"+{function}.reward_kwargs.{each}" for each in arguments]
     (scorer,) = spec(*given)["reward"]["scorers"]
     assert (scorer["function"]["path"], scorer["settings"]) == ("score.py", {"depth": 4, "color": "red"})
@@ -324,13 +341,16 @@ def test_settings_of_lora_without_a_rank_are_named() -> None:
 def test_one_scorer_of_the_reference_that_asks_a_server_becomes_a_server_too() -> None:
     function = "reward.custom_reward_function"
     found = spec(
-        f"{function}.path={REFERENCE_SCORERS}/http_scorer_client.py", f"{function}.name=compute_score",
-        f"+{function}.reward_kwargs.server_url=http://localhost:19082", f"+{function}.reward_kwargs.timeout=30",
-    )  # fmt: skip
+        f"{function}.path={REFERENCE_SCORERS}/http_scorer_client.py",
+        f"{function}.name=compute_score",
+        f"+{function}.reward_kwargs.server_url=http://localhost:19082",
+        f"+{function}.reward_kwargs.timeout=30",
+    )
     (scorer,) = found["reward"]["scorers"]
     assert scorer == {
-        "name": "http", "http": {"url": "http://localhost:19082", "timeoutSeconds": 30, "protocol": "Pickle"}
-    }  # fmt: skip
+        "name": "http",
+        "http": {"url": "http://localhost:19082", "timeoutSeconds": 30, "protocol": "Pickle"},
+    }
 
 
 def test_the_settings_of_a_scorer_of_the_reference_may_be_those_of_this_trainer() -> None:
@@ -347,12 +367,15 @@ def test_a_scorer_of_the_reference_becomes_the_built_in_one_of_its_name() -> Non
     several = "reward.reward_functions"
     found = spec(
         f"{several}.pick.path=pkg://{REFERENCE_SCORERS.replace('/', '.')}.pickscore_reward",
-        f"{several}.pick.weight=0.5", f"{several}.pick.name=compute_score", f"{several}.pick.device=cuda:0",
+        f"{several}.pick.weight=0.5",
+        f"{several}.pick.name=compute_score",
+        f"{several}.pick.device=cuda:0",
         f"{several}.jpeg.path={REFERENCE_SCORERS}/jpeg_compressibility.py",
         f"{several}.hps.path={REFERENCE_SCORERS}/hpsv3_reward.py",
-        f"{several}.ocr.path={REFERENCE_SCORERS}/http_scorer_client.py", f"{several}.ocr.server_url=http://localhost:1",
+        f"{several}.ocr.path={REFERENCE_SCORERS}/http_scorer_client.py",
+        f"{several}.ocr.server_url=http://localhost:1",
         f"{several}.ocr.timeout=30",
-    )  # fmt: skip
+    )
     assert found["reward"]["scorers"] == [
         {"name": "pick", "builtin": "pickscore", "weight": 0.5, "settings": {"device": "cuda:0", **PICKSCORE}},
         {"name": "jpeg", "builtin": "jpeg_compressibility"},
@@ -368,10 +391,13 @@ def test_options_of_published_scorers_are_converted() -> None:
     several = "reward.reward_functions"
     package = f"pkg://{REFERENCE_SCORERS.replace('/', '.')}"
     found = spec(
-        f"{several}.ocr.path={package}.http_scorer_client", f"{several}.ocr.server_url=http://localhost:1",
-        f"{several}.ocr.max_retries=4", f"{several}.ocr.retry_backoff=0.5",
-        f"{several}.hps.path={package}.hpsv3_reward", f"{several}.hps.reward_scale=0.1",
-    )["reward"]["scorers"]  # fmt: skip
+        f"{several}.ocr.path={package}.http_scorer_client",
+        f"{several}.ocr.server_url=http://localhost:1",
+        f"{several}.ocr.max_retries=4",
+        f"{several}.ocr.retry_backoff=0.5",
+        f"{several}.hps.path={package}.hpsv3_reward",
+        f"{several}.hps.reward_scale=0.1",
+    )["reward"]["scorers"]
     server = {"url": "http://localhost:1", "attempts": 5, "retryBackoffSeconds": 0.5, "protocol": "Pickle"}
     assert found == [
         {"name": "ocr", "http": server},
@@ -381,7 +407,8 @@ def test_options_of_published_scorers_are_converted() -> None:
 
 @pytest.mark.parametrize(("module", "function"), [("clap_on_video", "compute_score"), ("genrm_ocr", "mine")])
 def test_a_file_of_the_users_among_the_scorers_of_the_reference_stays_a_function(module: str, function: str) -> None:
-    path, name = "reward.custom_reward_function.path", "reward.custom_reward_function.name"
+    path = "reward.custom_reward_function.path"
+    name = "reward.custom_reward_function.name"
     (scorer,) = spec(f"{path}={REFERENCE_SCORERS}/{module}.py", f"{name}={function}")["reward"]["scorers"]
     assert scorer["function"] == {"path": f"{REFERENCE_SCORERS}/{module}.py", "name": function}
     (said,) = refused(f"{path}=pkg://{REFERENCE_SCORERS.replace('/', '.')}.{module}_of_mine").values()
@@ -390,19 +417,24 @@ def test_a_file_of_the_users_among_the_scorers_of_the_reference_stays_a_function
 
 def test_a_judge_of_the_reference_becomes_the_judge_of_the_job() -> None:
     judge = (
-        f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py", "reward.reward_model.enable=True",
-        "reward.reward_model.model_path=Qwen/Qwen3-VL-8B-Instruct", "reward.reward_model.rollout.name=vllm",
+        f"reward.custom_reward_function.path={REFERENCE_SCORERS}/genrm_ocr.py",
+        "reward.reward_model.enable=True",
+        "reward.reward_model.model_path=Qwen/Qwen3-VL-8B-Instruct",
+        "reward.reward_model.rollout.name=vllm",
         "reward.reward_model.rollout.tensor_model_parallel_size=1",
-    )  # fmt: skip
+    )
     found = spec(*judge, "reward.reward_model.rollout.max_model_len=8192")
     assert found["reward"] == {
-        "scorers": [{"name": "genrm_ocr"}], "model": {"base": "Qwen/Qwen3-VL-8B-Instruct", "tensorParallelSize": 1},
-    }  # fmt: skip
+        "scorers": [{"name": "genrm_ocr"}],
+        "model": {"base": "Qwen/Qwen3-VL-8B-Instruct", "tensorParallelSize": 1},
+    }
     assert "reward.reward_model.rollout.max_model_len=8192" in found["algorithm"]["overrides"]
     own = spec(
-        *judge, "reward.reward_model.enable_resource_pool=True", "reward.reward_model.nnodes=1",
+        *judge,
+        "reward.reward_model.enable_resource_pool=True",
+        "reward.reward_model.nnodes=1",
         "reward.reward_model.n_gpus_per_node=2",
-    )["reward"]["model"]  # fmt: skip
+    )["reward"]["model"]
     assert own["placement"] == "Separate" and own["replicas"] == 1
     assert own["accelerator"] == {"vendor": "NVIDIA", "count": 2}
     made = convert([*REQUIRED, "reward.reward_model.enable=False", "reward.reward_model.nnodes=1"])
@@ -440,10 +472,12 @@ def test_the_name_of_the_experiment_becomes_a_name_of_kubernetes(experiment: str
 
 def test_a_field_gets_the_value_of_the_setting_that_its_text_stands_for() -> None:
     found = spec(
-        "data.train_batch_size=${trainer.total_training_steps}", "data.val_files=${data.train_files}",
-        f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}", f"{ROLLOUT}.pipeline.height=256",
+        "data.train_batch_size=${trainer.total_training_steps}",
+        "data.val_files=${data.train_files}",
+        f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}",
+        f"{ROLLOUT}.pipeline.height=256",
         f"{ACTOR}.ppo_mini_batch_size=100",
-    )  # fmt: skip
+    )
     assert found["trainer"]["batch"] == {"prompts": 300, "miniBatchPrompts": 100}
     assert found["data"] == {"promptLength": 512, "train": ["train.parquet"], "validation": ["train.parquet"]}
     assert f"{ROLLOUT}.val_kwargs.pipeline.height=${{{ROLLOUT}.pipeline.height}}" in found["algorithm"]["overrides"]

@@ -64,12 +64,13 @@ CONTAINER = (
         ("Job", "{{template: {{spec: {pod}}}}}", "spec.template.spec"),
         ("CronJob", "{{jobTemplate: {{spec: {{template: {{spec: {pod}}}}}}}}}", "spec.jobTemplate.spec.template.spec"),
         (
-            "PyTorchJob", "{{pytorchReplicaSpecs: {{Master: {{template: {{spec: {pod}}}}}}}}}",
+            "PyTorchJob",
+            "{{pytorchReplicaSpecs: {{Master: {{template: {{spec: {pod}}}}}}}}}",
             "spec.pytorchReplicaSpecs.Master.template.spec",
         ),
         ("VCJob", "{{tasks: [{{template: {{spec: {pod}}}}}]}}", "spec.tasks[0].template.spec"),
     ],
-)  # fmt: skip
+)
 def test_the_command_of_a_container_that_no_shell_reads(kind: str, spec: str, path: str) -> None:
     other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {run.sh: echo}\n"
     text = f"{other}---\napiVersion: v1\nkind: {kind}\nspec: {spec.format(pod=pod(CONTAINER))}\n"
@@ -117,7 +118,7 @@ services:
         (f"command: bash -c '{CALL} a=$$N b=$$E c=$$TOKEN'", ["a=3", "b=x$y", "c=$(TOKEN)"], "$y $(TOKEN)"),
         (f"command: [sh, -c, '{CALL} a=$$N && echo']", ["a=3"], ""),
     ],
-)  # fmt: skip
+)
 def test_the_command_of_a_service_of_compose(command: str, arguments: list[str], unknown: str) -> None:
     call = read_script(compose(command))
     assert (list(call.arguments), list(call.unknown)) == (arguments, unknown.split())
@@ -161,7 +162,7 @@ NOT_A_SCRIPT = "not a shell script; of YAML, the entry point of a RayJob, the co
         (compose(f"command: {CALL} a='1"), "not a command: No closing quotation"),
         (f"{RAY_JOB}---\n{RAY_JOB}", "the script starts the trainer 2 times; keep one call"),
     ],
-)  # fmt: skip
+)
 def test_yaml_without_a_command_that_can_be_read_is_refused(text: str, said: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read_script(text)

@@ -36,9 +36,9 @@ def test_a_value_without_a_place_is_named_with_the_reason(argument: str, said: s
     assert any(reason.startswith(said) for reason in refused(adapter, argument).values())
 
 
-LOSS_MODE, SAMPLED_FOR, ESTIMATOR = (
-    f"{ACTOR}.diffusion_loss.loss_mode", f"{MODEL}.algorithm", "algorithm.adv_estimator"
-)  # fmt: skip
+LOSS_MODE = f"{ACTOR}.diffusion_loss.loss_mode"
+SAMPLED_FOR = f"{MODEL}.algorithm"
+ESTIMATOR = "algorithm.adv_estimator"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,8 @@ def test_a_model_of_a_family_that_does_not_exist_here_is_named(path: str) -> Non
 
 @pytest.mark.parametrize("algorithm", ["diffusion_nft", "dpo"])
 def test_a_kl_loss_is_left_out_where_an_algorithm_has_none(algorithm: str) -> None:
-    loss, kl = f"{ACTOR}.diffusion_loss.loss_mode={algorithm}", f"{ACTOR}.use_kl_loss=True"
+    loss = f"{ACTOR}.diffusion_loss.loss_mode={algorithm}"
+    kl = f"{ACTOR}.use_kl_loss=True"
     made = convert([*REQUIRED, loss, kl])
     assert kl in made.without_effect and made.refused == ()
     assert kl not in convert([*REQUIRED, kl]).without_effect
@@ -118,12 +119,16 @@ def test_a_value_that_the_algorithm_cannot_use_is_named() -> None:
         (f"{ACTOR}.ppo_mini_batch_size=$N", ()),
         (f"{ROLLOUT}.pipeline.num_inference_steps=$N", (f"{ROLLOUT}.algo.sde_window_size=2",)),
         ("actor_rollout_ref.model.lora_alpha=$N", ("actor_rollout_ref.model.lora_rank=8",)),
-        ("reward.reward_model.nnodes=$N", (
-            "reward.reward_model.enable=True", "reward.reward_model.model_path=m",
-            "reward.reward_model.enable_resource_pool=True",
-        )),
+        (
+            "reward.reward_model.nnodes=$N",
+            (
+                "reward.reward_model.enable=True",
+                "reward.reward_model.model_path=m",
+                "reward.reward_model.enable_resource_pool=True",
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument: str, more: tuple[str, ...]) -> None:
     assert convert([*REQUIRED, *more, argument]).refused == (
         (argument, f"{argument.partition('=')[2]} is not a number"),
@@ -133,12 +138,22 @@ def test_a_number_that_is_not_known_is_named_once_and_no_other_setting(argument:
 def test_what_follows_from_other_settings_stays_in_the_job() -> None:
     """A recipe often counts the machine's accelerators, and the rest of it does not depend on them."""
     made = convert(
-        [*REQUIRED, "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=16", "trainer.device=npu",
-         "trainer.n_gpus_per_node=$(nproc)", "trainer.logger=[console]", "trainer.log_val_generations=8",
-         f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=$ALPHA", f"{MODEL}.target_modules=[to_q]",
-         f"{ROLLOUT}.algo.sde_window_size=2", f"{ROLLOUT}.algo.sde_window_range=[0,5]",
-         f"{ROLLOUT}.pipeline.num_inference_steps=$STEPS"]
-    )  # fmt: skip
+        [
+            *REQUIRED,
+            "data.train_batch_size=32",
+            f"{ACTOR}.ppo_mini_batch_size=16",
+            "trainer.device=npu",
+            "trainer.n_gpus_per_node=$(nproc)",
+            "trainer.logger=[console]",
+            "trainer.log_val_generations=8",
+            f"{MODEL}.lora_rank=8",
+            f"{MODEL}.lora_alpha=$ALPHA",
+            f"{MODEL}.target_modules=[to_q]",
+            f"{ROLLOUT}.algo.sde_window_size=2",
+            f"{ROLLOUT}.algo.sde_window_range=[0,5]",
+            f"{ROLLOUT}.pipeline.num_inference_steps=$STEPS",
+        ]
+    )
     assert {argument.partition("=")[2] for argument, _ in made.refused} == {"$(nproc)", "$ALPHA", "$STEPS"}
     spec = made.document["spec"]
     assert spec["trainer"]["batch"] == {"prompts": 32, "miniBatchPrompts": 16}

@@ -121,23 +121,25 @@ SEVERAL_FILES = {
     },
     "env": {"r.sh": 'env A=1 "B=2 3" bash base.sh c=4', "base.sh": f'{CALL} a=$A "b=$B" "$@"'},
     "a path in front of overrides": {
-        "r.sh": "chmod +x sub/base.sh\nexec ./sub/base.sh b=2", "sub/base.sh": f'#!/bin/bash\n{CALL} a=1 "$@"',
+        "r.sh": "chmod +x sub/base.sh\nexec ./sub/base.sh b=2",
+        "sub/base.sh": f'#!/bin/bash\n{CALL} a=1 "$@"',
     },
     "options of the shell": {"r.sh": "bash -x -euo pipefail base.sh b=2", "base.sh": f'{CALL} a=1 "$@"'},
     "the text of a shell": {"r.sh": f"""N=1\nexport M=2\nbash -ec '{CALL} a=${{N:-0}} b=$M c=$1' name 3"""},
-    "a shell in a shell": {"r.sh": f'N=1\nbash -c "bash -ec \'{CALL} a=$N b=\\${{N:-2}}\'"'},
+    "a shell in a shell": {"r.sh": f"N=1\nbash -c \"bash -ec '{CALL} a=$N b=\\${{N:-2}}'\""},
     "a script that sets variables": {
         "r.sh": '. ./common.sh x\nsource common.sh "y z"\nrun c=3 "$@"\nrm -f *.log',
         "common.sh": f'A+=" ${{1:-}}"\nrun() {{\n  local B=2\n  {CALL} "a=$A" b=$B "$@"\n}}',
     },
     "variables of the other script stay there": {
-        "r.sh": f"A=1\nf() {{ B=2; }}\nbash other.sh\nf\n{CALL} a=$A b=$B", "other.sh": "A=3\nf() { B=4; }\nexport B=5",
+        "r.sh": f"A=1\nf() {{ B=2; }}\nbash other.sh\nf\n{CALL} a=$A b=$B",
+        "other.sh": "A=3\nf() { B=4; }\nexport B=5",
     },
     "from a function, under a condition": {
         "r.sh": 'run() { if [ $1 = sd3 ]; then shift; bash base.sh "$@"; fi; }\nrun sd3 b=2',
         "base.sh": f'if [ "$1" = b=2 ]; then A=1; fi\n{CALL} a=$A "$@"',
     },
-}  # fmt: skip
+}
 
 
 def passed_by_bash(arguments: list[str], folder: Path) -> list[str]:
@@ -190,8 +192,10 @@ def test_what_is_named_of_another_script_is_named_with_its_file() -> None:
     call = read_script(recipe, finder(files))
     assert call.arguments == ("a=$A", "b=$B", "c=$C", "d=$D") and call.unknown == ("$C",)
     assert call.conditional == (
-        ("$A", "line 2 of base.sh"), ("$B", "line 3 of the script"), ("$D", "line 2 of lib/y.sh"),
-    )  # fmt: skip
+        ("$A", "line 2 of base.sh"),
+        ("$B", "line 3 of the script"),
+        ("$D", "line 2 of lib/y.sh"),
+    )
     assert call.environment == ("WANDB_MODE", "HF_HOME")
     assert (call.read, call.missing) == (("lib/y.sh", "base.sh"), ("lib/x.sh",))
 
@@ -202,9 +206,9 @@ def test_what_is_named_of_another_script_is_named_with_its_file() -> None:
         ({"r.sh": "bash $HOME/base.sh a=1"}, f"the script does not start {MODULE}; $HOME/base.sh, which"),
         ({"r.sh": "bash base.sh", "base.sh": "echo 'x"}, "base.sh: not a shell script: no closing quotation (line 1)"),
         ({"r.sh": "bash a.sh", "a.sh": "bash b.sh", "b.sh": "bash a.sh"}, f"the script does not start {MODULE}"),
-        ({"r.sh": "export X='X+=\" \"; bash -c \"$X\"'\neval \"$X\"\nbash -c \"$X\""}, "bash -c: scripts call one"),
+        ({"r.sh": 'export X=\'X+=" "; bash -c "$X"\'\neval "$X"\nbash -c "$X"'}, "bash -c: scripts call one"),
     ],
-)  # fmt: skip
+)
 def test_other_scripts_that_cannot_be_read_are_refused(files: dict[str, str], said: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read_script(files["r.sh"], finder(files))
@@ -275,10 +279,19 @@ def test_a_variable_that_a_condition_sets_is_named_with_the_line(
 @pytest.mark.parametrize(
     "test",
     [
-        "[ -d /x ]", "[ $GPU = 1 ]", "[[ a < b ]]", "[[ gpu == g* ]]", "[[ a =~ b ]]", "[ 1 -eq x ]", "[ a -o b ]",
-        "f", "[[ -n a && -n $GPU ]]", "N=$(nproc)", "! f",
+        "[ -d /x ]",
+        "[ $GPU = 1 ]",
+        "[[ a < b ]]",
+        "[[ gpu == g* ]]",
+        "[[ a =~ b ]]",
+        "[ 1 -eq x ]",
+        "[ a -o b ]",
+        "f",
+        "[[ -n a && -n $GPU ]]",
+        "N=$(nproc)",
+        "! f",
     ],
-)  # fmt: skip
+)
 def test_a_condition_that_is_not_known_leaves_both_ways_open(test: str) -> None:
     call = read_script(f"f() {{ [ a = a ]; return $X; }}\nMODE=x\nif {test}; then MODE=y; fi\n{CALL} a=$MODE")
     assert call.arguments == ("a=$MODE",) and [name for name, _ in call.conditional] == ["$MODE"]
@@ -305,7 +318,16 @@ def test_lines_that_end_as_on_windows_are_lines() -> None:
 STATEMENTS = st.recursive(
     st.sampled_from(
         [
-            "A=1", "A=2", "B=$A", "B+=x", "A=${B:-3}", "L+=(k=$A)", "L=(k=0)", "unset B", "B=$((A + 1))", ": ${B:=4}",
+            "A=1",
+            "A=2",
+            "B=$A",
+            "B+=x",
+            "A=${B:-3}",
+            "L+=(k=$A)",
+            "L=(k=0)",
+            "unset B",
+            "B=$((A + 1))",
+            ": ${B:=4}",
         ]
     ),
     lambda inner: st.one_of(
@@ -324,7 +346,7 @@ STATEMENTS = st.recursive(
         st.builds("( {} )".format, inner),
     ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -388,17 +410,19 @@ def test_an_element_with_a_name_stays_as_it_is_written() -> None:
 
 
 def test_environment_variables_of_the_trainer_are_named() -> None:
-    script = "\n".join([
-        "export DIFFUSION_ATTENTION_BACKEND=TORCH_SDPA WANDB_MODE",
-        "export HF_HOME=${HF_HOME:-/cache}",
-        "export DATA=${DATA:-/data}",
-        "ROLLOUT_TP=1",
-        "unused() { export NEVER=1; }",
-        "if [ gpu = npu ]; then export ASCEND=1; fi",
-        "OTHER=1 echo other",
-        f"RAY_ADDRESS=auto {CALL} data.train_files=$DATA/x.parquet a=$ROLLOUT_TP",
-        "export LATER=1",
-    ])  # fmt: skip
+    script = "\n".join(
+        [
+            "export DIFFUSION_ATTENTION_BACKEND=TORCH_SDPA WANDB_MODE",
+            "export HF_HOME=${HF_HOME:-/cache}",
+            "export DATA=${DATA:-/data}",
+            "ROLLOUT_TP=1",
+            "unused() { export NEVER=1; }",
+            "if [ gpu = npu ]; then export ASCEND=1; fi",
+            "OTHER=1 echo other",
+            f"RAY_ADDRESS=auto {CALL} data.train_files=$DATA/x.parquet a=$ROLLOUT_TP",
+            "export LATER=1",
+        ]
+    )
     call = read_script(script)
     assert call.environment == ("DIFFUSION_ATTENTION_BACKEND", "WANDB_MODE", "HF_HOME", "RAY_ADDRESS")
     assert call.arguments == ("data.train_files=/data/x.parquet", "a=1")

@@ -28,11 +28,15 @@ BAD = "bad"  # a template whose pods never serve
 
 def group_of(template: str, replicas: int = 1, name: str = ROLLOUT_GROUP) -> dict[str, Any]:
     """A worker group as KubeRay has it; its image is named like its template."""
-    containers, labels = [{"name": "ray", "image": template}], {rolling_names(name).template: template}
+    containers = [{"name": "ray", "image": template}]
+    labels = {rolling_names(name).template: template}
     return {
-        "groupName": name, "replicas": replicas, "resources": {"CPU": "16"}, "rayStartParams": {"of": template},
+        "groupName": name,
+        "replicas": replicas,
+        "resources": {"CPU": "16"},
+        "rayStartParams": {"of": template},
         "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -46,7 +50,8 @@ class World:
     paused: bool = False
 
     def __post_init__(self) -> None:
-        self.now, self.made = START, 0
+        self.now = START
+        self.made = 0
         self.body: dict[str, Any] = {
             "metadata": {"name": "red-a01-x1", "uid": "u1", "creationTimestamp": "2026-01-01T00:00:00Z"},
             "spec": {"workerGroupSpecs": [{"groupName": "trainer"}, group_of("a", self.replicas, self.name)]},
@@ -80,9 +85,12 @@ class World:
     @property
     def facts(self) -> JobFacts:
         rolling = RollingUpdate(
-            group=self.name, template=self.target, most_unavailable=self.most, deadline=DEADLINE,
+            group=self.name,
+            template=self.target,
+            most_unavailable=self.most,
+            deadline=DEADLINE,
             paused="pause" if self.paused else "",
-        )  # fmt: skip
+        )
         return JobFacts(uid="j", generation=1, created=START, rolling=(rolling,))
 
     @property
@@ -99,11 +107,17 @@ class World:
         counted = [name for name in self.pods if name not in named]
         for _ in range(self.replicas - len(counted)):
             self.made += 1
-            name, template = f"pod-{self.made}", self.wanted
+            name = f"pod-{self.made}"
+            template = self.wanted
             self.pods[name] = ObservedPod(
-                name=name, uid=name, attempt=1, group=self.name, created=self.now, template=template,
+                name=name,
+                uid=name,
+                attempt=1,
+                group=self.name,
+                created=self.now,
+                template=template,
                 address=f"10.0.0.{self.made}",
-            )  # fmt: skip
+            )
 
     def scale(self, replicas: int) -> None:
         self.replicas = self.group["replicas"] = replicas

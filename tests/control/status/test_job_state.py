@@ -50,9 +50,14 @@ def failing(final: bool) -> Failing:
 
 
 def state(
-    situation: Situation, *, refusal: Refusal | None = None, clusters: tuple[ObservedRayCluster, ...] = (SERVING,),
-    failures: tuple[Failure, ...] = (), reported: TrainerReport | None = None, silent: bool = False,
-) -> tuple[JobState | None, str | None]:  # fmt: skip
+    situation: Situation,
+    *,
+    refusal: Refusal | None = None,
+    clusters: tuple[ObservedRayCluster, ...] = (SERVING,),
+    failures: tuple[Failure, ...] = (),
+    reported: TrainerReport | None = None,
+    silent: bool = False,
+) -> tuple[JobState | None, str | None]:
     heartbeat = Heartbeat(NOW - timedelta(hours=1) if silent else NOW, timedelta(minutes=10))
     observed = Observation(clusters=clusters, report=reported)
     table = derive_conditions(situation, FACTS, observed, refusal, UP_TO_DATE, heartbeat, NOW)
@@ -87,7 +92,7 @@ CASES = {
     "suspended": (Suspended(), {"failures": (FAILURE,)}, "Suspended", "Suspended"),
     "succeeded": (Succeeding(1, NOW), {"failures": (FAILURE,)}, "Succeeded", "AttemptSucceeded"),
     "failed": (failing(True), {"failures": (FAILURE,)}, "Failed", "HeadLost"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -32,16 +32,24 @@ def sizes(draw: st.DrawFn) -> PoolSize:
 
 
 def queued(since: datetime) -> Status:
-    return Status(conditions=(
-        Condition(type="Admitted", status="False", reason="Queued", last_transition_time=format_timestamp(since)),
-    ))  # fmt: skip
+    return Status(
+        conditions=(
+            Condition(type="Admitted", status="False", reason="Queued", last_transition_time=format_timestamp(since)),
+        )
+    )
 
 
 def rayjob(size: PoolSize, created: datetime = START, asked: Asked | None = None) -> ObservedRayJob:
     return ObservedRayJob(
-        name="red-a01", uid="u", attempt=1, created=created, suspended=True, deployment="Suspended", pools=(size,),
+        name="red-a01",
+        uid="u",
+        attempt=1,
+        created=created,
+        suspended=True,
+        deployment="Suspended",
+        pools=(size,),
         asked=asked,
-    )  # fmt: skip
+    )
 
 
 @given(sizes())
@@ -73,7 +81,9 @@ def test_any_times_lead_to_a_number_in_range_or_to_a_pass_within_the_longest_pau
 def test_every_number_is_asked_for_again_and_again_whatever_the_clock_did(
     size: PoolSize, since: timedelta, clock: list[str]
 ) -> None:
-    now, status, found = START, queued(START + since), rayjob(size)
+    now = START
+    status = queued(START + since)
+    found = rayjob(size)
     numbers: list[int] = []
     moves = iter(clock)
     # Until the clock has passed the begin of the wait again, at which all pods are asked for.

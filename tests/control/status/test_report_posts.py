@@ -31,10 +31,20 @@ def posted(*posts: dict[str, Any]) -> Any:
 
 def test_a_step_event_updates_the_report() -> None:
     line = {
-        "attempt": 1, "event": "step", "step": 7, "reward/mean": 0.5, "reward/std": 0.1, "weights/version": 7,
-        "images_per_s": 12.5, "timing_s/sync": 0.3, "timing_s/step": 4.0, "eta_s": 12.0, "rollout_corr/ratio_max": 1.1,
-        "actor/loss": 0.1, "samples": 224,
-    }  # fmt: skip
+        "attempt": 1,
+        "event": "step",
+        "step": 7,
+        "reward/mean": 0.5,
+        "reward/std": 0.1,
+        "weights/version": 7,
+        "images_per_s": 12.5,
+        "timing_s/sync": 0.3,
+        "timing_s/step": 4.0,
+        "eta_s": 12.0,
+        "rollout_corr/ratio_max": 1.1,
+        "actor/loss": 0.1,
+        "samples": 224,
+    }
     report = posted({"event": "start", "total_steps": 10, "resumed_from": None}, line)
     assert (report.step, report.total_steps, report.version, report.samples) == (7, 10, 7, 224)
     assert (report.reward_mean, report.images_per_second, report.step_seconds, report.eta_seconds) == (0.5, 12.5, 4, 12)
@@ -72,8 +82,9 @@ def test_the_last_warning_of_each_reason_is_kept() -> None:
         {"event": "stopped", "message": "bye"},
     )
     assert [(found.reason, found.message) for found in report.warnings] == [
-        ("Warning", "no report"), ("SamplesCollapsed", "step 4"),
-    ]  # fmt: skip
+        ("Warning", "no report"),
+        ("SamplesCollapsed", "step 4"),
+    ]
 
 
 def test_a_new_attempt_resets_the_report() -> None:
@@ -104,23 +115,52 @@ STEP = {"event": "step"}
 @pytest.mark.parametrize(
     "post",
     [
-        {}, [], None, 7, "step", {"event": "dance"}, {"event": 1}, {"event": None}, {"event": ["step"]},
-        {**STEP, "attempt": "7"}, {**STEP, "attempt": True}, {**STEP, "attempt": 10**30},
-        {**STEP, "step": -1}, {**STEP, "step": "7"}, {**STEP, "step": True}, {**STEP, "step": 7.5},
-        {**STEP, "rollout/queued_samples": -1}, {**STEP, "rollout/queued_samples": 2**60},
-        {**STEP, "reward/queued_requests": -1}, {**STEP, "reward/queued_requests": 2**60},
-        {**STEP, "reward/queued_requests": 7.5}, {**STEP, "reward/queued_requests": "7"},
-        {**STEP, "reward/queued_requests": True}, {**STEP, "reward/queued_requests": {"10.0.0.9": 1}},
-        {**STEP, "step": 2**60}, {**STEP, "samples": 10**30}, {**STEP, "weights/version": [1]},
-        {**STEP, "reward/mean": "0.5"}, {**STEP, "reward/mean": True}, {**STEP, "reward/mean": 1e300},
-        {**STEP, "eta_s": -1}, {**STEP, "eta_s": 1e14}, {**STEP, "timing_s/step": 1e300}, {**STEP, "images_per_s": -1},
-        {"event": "error", "message": "x" * 70_000}, {"event": "error", "message": 7}, {"event": "error", "reason": {}},
-        {"event": "phase", "text": "x" * 1025}, {"event": "phase", "text": "\ud800"},
-        {"event": "checkpoint", "path": "/c/" + "x" * 900}, {"event": "checkpoint", "path": "/"},
+        {},
+        [],
+        None,
+        7,
+        "step",
+        {"event": "dance"},
+        {"event": 1},
+        {"event": None},
+        {"event": ["step"]},
+        {**STEP, "attempt": "7"},
+        {**STEP, "attempt": True},
+        {**STEP, "attempt": 10**30},
+        {**STEP, "step": -1},
+        {**STEP, "step": "7"},
+        {**STEP, "step": True},
+        {**STEP, "step": 7.5},
+        {**STEP, "rollout/queued_samples": -1},
+        {**STEP, "rollout/queued_samples": 2**60},
+        {**STEP, "reward/queued_requests": -1},
+        {**STEP, "reward/queued_requests": 2**60},
+        {**STEP, "reward/queued_requests": 7.5},
+        {**STEP, "reward/queued_requests": "7"},
+        {**STEP, "reward/queued_requests": True},
+        {**STEP, "reward/queued_requests": {"10.0.0.9": 1}},
+        {**STEP, "step": 2**60},
+        {**STEP, "samples": 10**30},
+        {**STEP, "weights/version": [1]},
+        {**STEP, "reward/mean": "0.5"},
+        {**STEP, "reward/mean": True},
+        {**STEP, "reward/mean": 1e300},
+        {**STEP, "eta_s": -1},
+        {**STEP, "eta_s": 1e14},
+        {**STEP, "timing_s/step": 1e300},
+        {**STEP, "images_per_s": -1},
+        {"event": "error", "message": "x" * 70_000},
+        {"event": "error", "message": 7},
+        {"event": "error", "reason": {}},
+        {"event": "phase", "text": "x" * 1025},
+        {"event": "phase", "text": "\ud800"},
+        {"event": "checkpoint", "path": "/c/" + "x" * 900},
+        {"event": "checkpoint", "path": "/"},
         {"event": "checkpoint", "path": "/c/.."},
-        {"event": "checkpoint", "path": "/c/a\nb"}, {"event": "checkpoint", "path": "x/" * 3000},
+        {"event": "checkpoint", "path": "/c/a\nb"},
+        {"event": "checkpoint", "path": "x/" * 3000},
     ],
-)  # fmt: skip
+)
 def test_malformed_events_are_refused(post: Any) -> None:
     with pytest.raises(ValidationError):
         parsed(post)
@@ -129,12 +169,17 @@ def test_malformed_events_are_refused(post: Any) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"\xff\xfe", '{"event": "step"}'.encode("utf-16"),
+        b"",
+        b"{",
+        b"\xff\xfe",
+        '{"event": "step"}'.encode("utf-16"),
         b'{"event": "step", "step": ' + b"9" * 5000 + b"}",
-        b'{"event": "step", "eta_s": NaN}', b'{"event": "step", "reward/mean": -Infinity}',
-        b'{"event": "step", "reward/mean": 1e999}', b"[" * 50_000,
+        b'{"event": "step", "eta_s": NaN}',
+        b'{"event": "step", "reward/mean": -Infinity}',
+        b'{"event": "step", "reward/mean": 1e999}',
+        b"[" * 50_000,
     ],
-)  # fmt: skip
+)
 def test_bodies_that_are_not_json_are_refused(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - pydantic's and json's errors are subclasses
         parse_event(body)
@@ -157,8 +202,9 @@ VALUES = st.one_of(
 FIELDS = st.dictionaries(
     st.sampled_from(
         [found.alias or name for name, found in ReportEvent.model_fields.items() if name != "event"] + ["unknown"]
-    ), VALUES,
-)  # fmt: skip
+    ),
+    VALUES,
+)
 EVENTS = st.sampled_from(["start", "phase", "step", "checkpoint", "heartbeat", "warning", "error", "stopped", "done"])
 
 
@@ -174,7 +220,8 @@ def test_what_is_accepted_is_bounded(posts: list[tuple[str, dict[str, Any]]]) ->
     if report is None:
         return
     for field in dataclasses.fields(report):
-        name, value = field.name, getattr(report, field.name)
+        name = field.name
+        value = getattr(report, field.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             assert abs(value) <= 1e30, name
         if isinstance(value, str):

@@ -123,7 +123,8 @@ def test_pods_that_do_not_serve_in_time_are_given_up_with_what_they_wait_for() -
 def test_ready_pods_are_not_given_up_before_a_report_of_after_the_deadline() -> None:
     """The trainer's reports do not arrive: whether the new pod serves is not known, unless it is not even ready."""
     world = replacing()
-    before, late = world.observed, world.now + DEADLINE
+    before = world.observed
+    late = world.now + DEADLINE
     (step,), _ = find_steps(world.facts, before, 1, late)
     assert isinstance(step, GiveUpTemplate), "the pod is not ready"
     world.pods["pod-3"] = replace(world.pods["pod-3"], ready=True)
@@ -279,20 +280,25 @@ def test_the_replacement_ends_when_the_last_new_pod_serves() -> None:
 
 
 def test_both_groups_are_replaced_each_with_its_own_report_and_annotations() -> None:
-    rollouts, judges = World(1, 1, target="b"), World(1, 1, REWARD_GROUP, target="b")
+    rollouts = World(1, 1, target="b")
+    judges = World(1, 1, REWARD_GROUP, target="b")
     body = copy.deepcopy(rollouts.body)
     body["spec"]["workerGroupSpecs"].append(group_of("a", name=REWARD_GROUP))
     facts = replace(rollouts.facts, rolling=(*rollouts.facts.rolling, *judges.facts.rolling))
 
     def found(cluster: ObservedRayCluster, *served: str) -> tuple[list[Any], str]:
         pods = tuple(
-            ObservedPod(name=group, uid=group, attempt=1, group=group, created=START, template="b", address=group,
-                        ready=True) for group in (ROLLOUT_GROUP, REWARD_GROUP)
-        )  # fmt: skip
+            ObservedPod(
+                name=group, uid=group, attempt=1, group=group, created=START, template="b", address=group, ready=True
+            )
+            for group in (ROLLOUT_GROUP, REWARD_GROUP)
+        )
         report = TrainerReport(
-            attempt=1, at=START, replicas={name: 3 for name in served if name == ROLLOUT_GROUP},
+            attempt=1,
+            at=START,
+            replicas={name: 3 for name in served if name == ROLLOUT_GROUP},
             judges={name: 0 for name in served if name == REWARD_GROUP},
-        )  # fmt: skip
+        )
         observed = Observation(clusters=(cluster,), pods=pods, report=report)
         steps, _ = find_steps(facts, observed, 1, START)
         value = review_rolling(facts, observed, 1)
@@ -310,7 +316,8 @@ def test_both_groups_are_replaced_each_with_its_own_report_and_annotations() -> 
         assert group is not None
         patch = change(body, StartReplacement(cluster, group), group_of("b", name=name), START)
         annotations |= patch["metadata"]["annotations"]
-        body["metadata"]["annotations"], body["spec"] = annotations, patch["spec"]
+        body["metadata"]["annotations"] = annotations
+        body["spec"] = patch["spec"]
     names = [rolling_names(name) for name in (ROLLOUT_GROUP, REWARD_GROUP)]
     assert annotations.keys() == {name for each in names for name in (each.before, each.replacing)}
     both = replace(parse_raycluster(body), attempt=1)
@@ -324,12 +331,15 @@ def test_both_groups_are_replaced_each_with_its_own_report_and_annotations() -> 
 
 def test_the_worst_of_two_groups_is_the_reason_and_the_message_has_both() -> None:
     cluster = ObservedRayCluster(
-        name="c", uid="u", attempt=1, created=START,
+        name="c",
+        uid="u",
+        attempt=1,
+        created=START,
         groups=(
             PodGroup(name=ROLLOUT_GROUP, index=1, replicas=1, template="a", refused="b", refusal="no image"),
             PodGroup(name=REWARD_GROUP, index=2, replicas=1, template="b", replacing=START),
         ),
-    )  # fmt: skip
+    )
     policies = tuple(RollingUpdate(group=name, template="b") for name in (ROLLOUT_GROUP, REWARD_GROUP))
     facts = JobFacts(uid="j", generation=1, created=START, rolling=policies)
     report = TrainerReport(attempt=1, at=START, replicas={}, judges={})

@@ -27,7 +27,10 @@ reports = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), min_size=
 
 def replay(given: list[tuple[int, int]], first: int) -> list[tuple[datetime, int, int]]:
     """Time, samples and pods after each report."""
-    now, history, pods, made = START, None, first, []
+    now = START
+    history = None
+    pods = first
+    made = []
     for seconds, samples in given:
         now += timedelta(seconds=seconds)
         history = add_peak(history, samples, now)
@@ -48,13 +51,17 @@ def test_pods_are_within_the_limits_and_enough_for_what_waits(given: list[tuple[
 def test_none_is_removed_within_a_window_of_a_report_that_needed_it(given: list[tuple[int, int]], first: int) -> None:
     made = replay(given, first)
     for place in range(1, len(made)):
-        (_, _, before), (now, _, after) = made[place - 1], made[place]
+        (_, _, before) = made[place - 1]
+        (now, _, after) = made[place]
         if after < before:
             assert now - made[0][0] >= WINDOW, "what waited before the first report is not known"
             seen = [samples for at, samples, _ in made[: place + 1] if at > now - WINDOW]
             assert after == max(POLICY.least, -(-max(seen) // POLICY.share)), "one window after the last peak"
-            added = [at for at, pods in ((made[each][0], made[each][2] - made[each - 1][2]) for each in range(1, place))
-                     if pods > 0]  # fmt: skip
+            added = [
+                at
+                for at, pods in ((made[each][0], made[each][2] - made[each - 1][2]) for each in range(1, place))
+                if pods > 0
+            ]
             assert all(now - at >= WINDOW for at in added), "no flapping"
 
 
@@ -76,7 +83,8 @@ def test_a_trainer_whose_reports_stop_keeps_its_pods() -> None:
 @pytest.mark.parametrize("jump", [timedelta(hours=-20), timedelta(seconds=-70), timedelta(seconds=-1)])
 def test_pods_are_removed_one_window_after_the_peak_when_the_clock_was_set_back(jump: timedelta) -> None:
     history = add_peak(add_peak(None, 60, START), 60, START + 2 * WINDOW)
-    begin, found = START + 2 * WINDOW + jump, []
+    begin = START + 2 * WINDOW + jump
+    found = []
     for seconds in range(1, 122, 20):
         history = add_peak(history, 0, begin + timedelta(seconds=seconds))
         found.append(recommend(POLICY, history, 6, begin + timedelta(seconds=seconds)))
@@ -85,7 +93,9 @@ def test_pods_are_removed_one_window_after_the_peak_when_the_clock_was_set_back(
 
 @given(reports)
 def test_a_history_is_short_and_never_forgets_the_largest_number_of_a_window(given: list[tuple[int, int]]) -> None:
-    now, history, seen = START, None, []
+    now = START
+    history = None
+    seen = []
     for seconds, samples in given:
         now += timedelta(seconds=seconds)
         history = add_peak(history, samples, now)
@@ -121,14 +131,26 @@ def test_each_group_follows_its_own_queue_by_the_same_decision(
     spec = {ROLLOUT_GROUP: rollouts, REWARD_GROUP: judges}
     pools = [pool(group, policies[group], pods) for group, pods in spec.items()]
     facts = JobFacts(
-        uid="j", generation=1, created=START, trainer=PoolFacts(group=TRAINER_GROUP, pods=1, accelerators=1),
-        rollouts=pools[0], judges=pools[1],
-    )  # fmt: skip
-    cluster = ObservedRayCluster(name="c", uid="u", attempt=1, created=START, groups=tuple(
-        PodGroup(name=group, index=place + 1, replicas=pods) for place, (group, pods) in enumerate(spec.items())
-    ))  # fmt: skip
+        uid="j",
+        generation=1,
+        created=START,
+        trainer=PoolFacts(group=TRAINER_GROUP, pods=1, accelerators=1),
+        rollouts=pools[0],
+        judges=pools[1],
+    )
+    cluster = ObservedRayCluster(
+        name="c",
+        uid="u",
+        attempt=1,
+        created=START,
+        groups=tuple(
+            PodGroup(name=group, index=place + 1, replicas=pods) for place, (group, pods) in enumerate(spec.items())
+        ),
+    )
     histories: dict[str, QueueHistory | None] = dict.fromkeys(spec)
-    expected, report, now = dict(spec), None, START
+    expected = dict(spec)
+    report = None
+    now = START
     for seconds, samples, requests in given:
         now += timedelta(seconds=seconds)
         numbers = {"rollout/queued_samples": samples, "reward/queued_requests": requests}

@@ -63,7 +63,8 @@ def test_functions_with_something_to_do_are_named_in_the_order_of_the_source() -
 
 
 def test_functions_entered_in_a_process_that_is_killed_and_in_its_fork_are_counted(tmp_path: Path) -> None:
-    package, marks = tmp_path / "source" / "shapes", tmp_path / "marks"
+    package = tmp_path / "source" / "shapes"
+    marks = tmp_path / "marks"
     package.mkdir(parents=True)
     marks.mkdir()
     (package / "__init__.py").write_text("")
@@ -80,9 +81,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     places = os.pathsep.join([str(Path(entered.__file__).parents[1]), str(package.parent)])
     ended = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True,
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     found = (marks / "shapes.square").read_bytes()
     assert [name for name, mark in zip(NAMES, found, strict=True) if not mark] == ["unused", "Square.later"]

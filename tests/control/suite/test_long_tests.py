@@ -16,7 +16,8 @@ from e2e.turns import Passed
 from suite.long_tests import LONG_SECONDS, TURNS, VARIABLE, digests, updated, waiting
 
 ROOT = Path(__file__).resolve().parents[3]
-LONG_AGO, LATELY = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+LONG_AGO = "2026-01-01T00:00:00+00:00"
+LATELY = "2026-02-01T00:00:00+00:00"
 
 
 def name(number: int) -> str:
@@ -59,7 +60,8 @@ def test_each_has_its_turn(seconds: list[int]) -> None:
         took = sum(records[each].seconds for each in now)
         assert took <= max(sum(seconds) / TURNS, *seconds) * 1.000001
         passed = {f"{each}::test": Passed(records[each].seconds, f"2026-02-{run + 1:02}", "") for each in now}
-        records, ran = updated(records, passed, set(), FILES), ran | now
+        records = updated(records, passed, set(), FILES)
+        ran = ran | now
     assert ran == records.keys()
 
 
@@ -68,12 +70,14 @@ def test_a_long_file_is_recorded_when_all_of_it_passed() -> None:
     passed = {
         f"{name(0)}::test_now_short": Passed(LONG_SECONDS - 1, LATELY, ""),
         f"{name(2)}::test_passed": Passed(40, LATELY, ""),
-        f"{name(3)}::test_one": Passed(20, LONG_AGO, ""), f"{name(3)}::test_other": Passed(15, LATELY, ""),
+        f"{name(3)}::test_one": Passed(20, LONG_AGO, ""),
+        f"{name(3)}::test_other": Passed(15, LATELY, ""),
         "e2e/suites/test_operator.py::test": Passed(90, LATELY, ""),
-    }  # fmt: skip
+    }
     assert updated(records, passed, {f"{name(2)}::test_failed"}, FILES) == {
-        name(1): Passed(40, LONG_AGO, "before"), name(3): Passed(35, LATELY, "same"),
-    }  # fmt: skip
+        name(1): Passed(40, LONG_AGO, "before"),
+        name(3): Passed(35, LATELY, "same"),
+    }
 
 
 def test_the_files_are_those_that_share_no_control_plane() -> None:
@@ -84,15 +88,20 @@ def test_the_files_are_those_that_share_no_control_plane() -> None:
 
 @pytest.mark.slow
 def test_a_file_that_waits_is_skipped_with_the_reason_and_one_of_every_run_is_not(tmp_path: Path) -> None:
-    long, core = "def test_one(): pass\ndef test_two(): pass\n", "import pytest\n@pytest.mark.every_run\n"
+    long = "def test_one(): pass\ndef test_two(): pass\n"
+    core = "import pytest\n@pytest.mark.every_run\n"
     for stem, text in (("long", long), ("core", core + long), ("short", long)):
         (tmp_path / f"test_{stem}.py").write_text(text)
     (tmp_path / "waits.json").write_text(json.dumps({"test_long.py": LONG_AGO, "test_core.py": LONG_AGO}))
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
     said = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(tmp_path)],
-        check=False, cwd=tmp_path, env={**os.environ, VARIABLE: str(tmp_path / "waits.json")},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, VARIABLE: str(tmp_path / "waits.json")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "4 passed, 2 skipped" in said.stdout, said.stdout + said.stderr
     assert "its file is long and waits for a later run (passed on 2026-01-01)" in said.stdout

@@ -111,9 +111,15 @@ def test_all_is_the_other_two_together_and_the_numeric_stages() -> None:
 
 
 FOLDERS = (
-    "tests/control", "tests/control/plan", "tests/architecture", "tests/contract", "tests/ml/trainer",
-    "tests/ml/workers", "tests/ml/models", "e2e/suites",
-)  # fmt: skip
+    "tests/control",
+    "tests/control/plan",
+    "tests/architecture",
+    "tests/contract",
+    "tests/ml/trainer",
+    "tests/ml/workers",
+    "tests/ml/models",
+    "e2e/suites",
+)
 MARKED = (set(), {"slow"}, {"cluster"}, {"bare"}, {"slow", "cluster"}, {"cluster", "bare"})
 # Tests in `e2e` without such a mark are refused by the next test.
 PLACES = [(path, marks) for path in FOLDERS for marks in MARKED if path != "e2e/suites" or marks & {"cluster", "bare"}]
@@ -154,7 +160,8 @@ def test_the_long_files_on_the_engine_exist_and_come_first() -> None:
 
 
 def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Path) -> None:
-    log, said = tmp_path / "log", list[str]()
+    log = tmp_path / "log"
+    said = list[str]()
     log.write_text("")
     run = [
         (python("first", until(log, "b") + appending(log, "a")), python("end", appending(log, "d"), last=True)),
@@ -168,7 +175,8 @@ def test_lanes_run_side_by_side_and_a_stage_waits_for_what_it_needs(tmp_path: Pa
 
 
 def test_a_lane_that_has_ended_takes_over_from_the_end_of_another_what_can_start(tmp_path: Path) -> None:
-    log, said = tmp_path / "log", list[str]()
+    log = tmp_path / "log"
+    said = list[str]()
     log.write_text("")
     run = [
         (
@@ -305,7 +313,8 @@ def test_an_interrupted_run_ends_the_processes_of_its_stages(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_run_lets_tests_remove_what_they_made(tmp_path: Path) -> None:
-    made, file = tmp_path / "made", tmp_path / "test_long.py"
+    made = tmp_path / "made"
+    file = tmp_path / "test_long.py"
     file.write_text(
         "import pathlib, time, pytest\n"
         "@pytest.fixture\n"

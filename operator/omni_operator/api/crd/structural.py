@@ -65,7 +65,8 @@ def _node(given: Schema, definitions: Schema, at: str) -> Schema:
     for limit, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         # In a CRD these are flags next to the limit, as in draft 4 of JSON schema.
         if strict in structural_node and not isinstance(structural_node[strict], bool):
-            structural_node[limit], structural_node[strict] = structural_node[strict], True
+            structural_node[limit] = structural_node[strict]
+            structural_node[strict] = True
     if "properties" in structural_node:
         structural_node["properties"] = {
             name: _node(inner, definitions, f"{at}.{name}") for name, inner in structural_node["properties"].items()

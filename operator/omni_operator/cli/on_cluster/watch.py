@@ -85,7 +85,8 @@ def _follow(client: Client, name: str, view: View) -> str:
             found = ()  # read again with the next status
         except ClusterError as error:
             view.note(f"events are not shown: {error}")
-            seen, found = None, ()
+            seen = None
+            found = ()
         for event in found[-PAST_EVENTS:] if first else found:
             if seen is not None and seen.get(event.uid) != event.count:
                 view.event(event)
@@ -100,12 +101,14 @@ class DisplayView(View):
     """The progress display of `drl run`, from the status of a job."""
 
     def __init__(self, display: Display) -> None:
-        self._display, self._shown = display, RunState(phase="")
+        self._display = display
+        self._shown = RunState(phase="")
 
     @override
     def job(self, job: Job) -> None:
         status = job.status
-        phase, step = describe_state(status), step_event(status)
+        phase = describe_state(status)
+        step = step_event(status)
         state = RunState(phase, status.progress.global_step or 0, status.progress.total_steps, step)
         if phase != self._shown.phase and not status.finished:
             self._display.event({"event": "phase"}, state)
@@ -130,14 +133,22 @@ class JsonView(View):
 
     @override
     def job(self, job: Job) -> None:
-        status, progress = job.status, job.status.progress
+        status = job.status
+        progress = job.status.progress
         made = {
-            "kind": "status", "name": job.name, "state": status.state, "reason": status.reason,
-            "attempt": status.attempts, "step": progress.global_step, "total_steps": progress.total_steps,
-            "reward": progress.reward, "images_per_second": progress.images_per_second,
-            "eta_s": progress.estimated_remaining_seconds, "weights_version": status.weights.trainer_version,
+            "kind": "status",
+            "name": job.name,
+            "state": status.state,
+            "reason": status.reason,
+            "attempt": status.attempts,
+            "step": progress.global_step,
+            "total_steps": progress.total_steps,
+            "reward": progress.reward,
+            "images_per_second": progress.images_per_second,
+            "eta_s": progress.estimated_remaining_seconds,
+            "weights_version": status.weights.trainer_version,
             "rollouts": status.rollout.summary,
-        }  # fmt: skip
+        }
         if made != self._last:
             self._last = made
             console.say(json.dumps(made, ensure_ascii=False))
@@ -145,9 +156,13 @@ class JsonView(View):
     @override
     def event(self, event: Event) -> None:
         made = {
-            "kind": "event", "time": event.time, "type": event.type, "reason": event.reason, "message": event.message,
+            "kind": "event",
+            "time": event.time,
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
             "count": event.count,
-        }  # fmt: skip
+        }
         console.say(json.dumps(made, ensure_ascii=False))
 
     @override
@@ -175,9 +190,12 @@ def step_event(status: Status) -> dict[str, Any] | None:
     if progress.global_step is None:
         return None
     made = {
-        "event": "step", "step": progress.global_step, "reward/mean": progress.reward,
-        "images_per_s": progress.images_per_second, "eta_s": progress.estimated_remaining_seconds,
+        "event": "step",
+        "step": progress.global_step,
+        "reward/mean": progress.reward,
+        "images_per_s": progress.images_per_second,
+        "eta_s": progress.estimated_remaining_seconds,
         "weights/version": status.weights.trainer_version,
-    }  # fmt: skip
+    }
     not_finite = {"reward/mean"} if progress.samples else set()  # of samples without a mean
     return {name: value for name, value in made.items() if value is not None or name in not_finite}

@@ -41,7 +41,8 @@ def parse_metadata_facts(body: Body) -> JobFacts:
 
 def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
     """Facts from a job's metadata and spec."""
-    bare, patient = parse_metadata_facts(body), spec.suspend_policy.mode == "CheckpointThenSuspend"
+    bare = parse_metadata_facts(body)
+    patient = spec.suspend_policy.mode == "CheckpointThenSuspend"
     rules = (Rule(frozenset(rule.on_reasons), Action(rule.action)) for rule in spec.failure_policy.rules)
     trainer, rollouts, judges = _pools(spec, body["metadata"].get("labels") or {})
     return JobFacts(
@@ -76,7 +77,8 @@ def parse_job_facts(body: Body, spec: Spec) -> JobFacts:
 
 def _fewest_at_start(spec: Spec) -> int:
     """With how many rollout pods an attempt may start; 0 if the job does not say it."""
-    least, autoscaling = spec.rollout.min_replicas, spec.rollout.autoscaling
+    least = spec.rollout.min_replicas
+    autoscaling = spec.rollout.autoscaling
     if not spec.rollout.separate or least is None:
         return 0
     return max(least, autoscaling.min_replicas) if autoscaling else least
@@ -84,8 +86,11 @@ def _fewest_at_start(spec: Spec) -> int:
 
 def _pools(spec: Spec, labels: Mapping[str, str]) -> tuple[PoolFacts, PoolFacts, PoolFacts]:
     """The trainer's, the rollout and the reward pods."""
-    rollout, judge, accelerated = spec.rollout, spec.reward.model, spec.uses_accelerators
-    samples, requests = rollout.autoscaling, judge.autoscaling if judge else None
+    rollout = spec.rollout
+    judge = spec.reward.model
+    accelerated = spec.uses_accelerators
+    samples = rollout.autoscaling
+    requests = judge.autoscaling if judge else None
     trainer = PoolFacts(
         group=TRAINER_GROUP,
         pods=spec.trainer.replicas,

@@ -46,14 +46,17 @@ class JobSummary:
 
 def summarize(body: Body) -> JobSummary:
     """Summarize a job object; an invalid status counts as none."""
-    meta, status = body["metadata"], body.get("status")
+    meta = body["metadata"]
+    status = body.get("status")
     status = status if isinstance(status, dict) else {}
-    generation, completed = meta.get("generation"), parse_timestamp(status.get("completionTime"))
+    generation = meta.get("generation")
+    completed = parse_timestamp(status.get("completionTime"))
     return JobSummary(
-        _state(status), status in ({}, UNSEEN),
+        _state(status),
+        status in ({}, UNSEEN),
         (str(meta.get("uid") or ""), generation if isinstance(generation, int) else 0, "deletionTimestamp" in meta),
         int(completed.timestamp()) if completed else 0,
-    )  # fmt: skip
+    )
 
 
 def _state(status: Body) -> JobState:

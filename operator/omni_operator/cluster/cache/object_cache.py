@@ -54,7 +54,8 @@ class ObjectCache:
         if key is None:
             return None
         meta = body["metadata"]
-        uid, version = str(meta.get("uid", "")), _version(meta)
+        uid = str(meta.get("uid", ""))
+        version = _version(meta)
         if version < self._deleted.get(key, NONE_DELETED).get(uid, 0):  # one that only lost its labels is newer
             return None
         entry = self._jobs.get(key)
@@ -91,7 +92,8 @@ class ObjectCache:
     def remove(self, kind: Kind, body: Body) -> Key | None:
         """Remove a deleted object. Return its job, or None if it was not cached."""
         key = self._key(kind, body)
-        uid, name = str(body["metadata"].get("uid", "")), body["metadata"]["name"]
+        uid = str(body["metadata"].get("uid", ""))
+        name = body["metadata"]["name"]
         if key in self._deleted:
             self._deleted[key][uid] = _version(body["metadata"])
         entry = self._jobs.get(key) if key else None
@@ -155,9 +157,10 @@ class ObjectCache:
         """
         return any(
             alive.get(uid, version) < version <= listed
-            for key, entry in self._jobs.items() if namespace in (None, key[0])
+            for key, entry in self._jobs.items()
+            if namespace in (None, key[0])
             for _, uid, version in self._cached(entry, kind)
-        )  # fmt: skip
+        )
 
     def job(self, key: Key) -> Body | None:
         """The job's object, or None. Do not change it."""
@@ -187,7 +190,8 @@ class ObjectCache:
         entry = self._jobs.get(key) or CachedJob(key)
         attempts = [(kind, child) for (kind, _), child in entry.children.items() if kind in ATTEMPT_KINDS]
         mine: list[ObservedRayJob | ObservedRayCluster | ObservedPod] = []
-        leftovers, alive = 0, {child.uid for _, child in attempts}
+        leftovers = 0
+        alive = {child.uid for _, child in attempts}
         for kind, child in attempts:
             number = _attempt(entry, kind, child) if entry.uid == uid else None
             if number is not None and isinstance(child.seen, ObservedRayJob):

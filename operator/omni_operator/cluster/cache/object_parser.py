@@ -45,7 +45,9 @@ from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
 
 NOT_READY = "ContainersNotReady"  # the kubelet's reason; a lost node's pods keep none or an earlier one
 STARTING = frozenset({"ContainerCreating", "PodInitializing"})
-NAME_LIMIT, TEXT_LIMIT, URL_LIMIT = 253, 1024, 1024
+NAME_LIMIT = 253
+TEXT_LIMIT = 1024
+URL_LIMIT = 1024
 COUNT_LIMIT = 2**31 - 1
 
 
@@ -68,8 +70,11 @@ def owner_of(body: Body) -> Owner | None:
 
 def parse_rayjob(body: Body) -> ObservedRayJob:
     """Parse a RayJob; its attempt is not known here."""
-    meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
-    created, annotations = _time(meta.get("creationTimestamp")), _map(meta.get("annotations"))
+    meta = body["metadata"]
+    spec = _map(body.get("spec"))
+    status = _map(body.get("status"))
+    created = _time(meta.get("creationTimestamp"))
+    annotations = _map(meta.get("annotations"))
     return ObservedRayJob(
         name=meta["name"],
         uid=meta["uid"],
@@ -145,9 +150,11 @@ def parse_raycluster(body: Body) -> ObservedRayCluster:
 
     Its `state` is not used: it stays `ready` when the head pod is lost.
     """
-    meta, status = body["metadata"], _map(body.get("status"))
+    meta = body["metadata"]
+    status = _map(body.get("status"))
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
-    head, failure = conditions.get("HeadPodReady"), conditions.get("ReplicaFailure")
+    head = conditions.get("HeadPodReady")
+    failure = conditions.get("ReplicaFailure")
     ready = {"True": True, "False": False}.get(str(head.get("status"))) if head else None
     return ObservedRayCluster(
         name=meta["name"],
@@ -195,11 +202,14 @@ def _pod_group(index: int, group: Mapping[str, Any], annotations: Mapping[str, A
 
 def parse_pod(body: Body) -> ObservedPod:
     """Parse a pod of a Ray cluster; its attempt is not known here."""
-    meta, spec, status = body["metadata"], _map(body.get("spec")), _map(body.get("status"))
+    meta = body["metadata"]
+    spec = _map(body.get("spec"))
+    status = _map(body.get("status"))
     labels = _map(meta.get("labels"))
     group = str(labels.get("ray.io/group") or "")
     conditions = {str(item.get("type")): item for item in _items(status.get("conditions"))}
-    disruption, scheduled = conditions.get("DisruptionTarget"), _map(conditions.get("PodScheduled"))
+    disruption = conditions.get("DisruptionTarget")
+    scheduled = _map(conditions.get("PodScheduled"))
     initial, containers = (_items(status.get(f"{kind}Statuses")) for kind in ("initContainer", "container"))
     ray = _ray_container(containers)
     started = bool({"running", "terminated"} & {*_map(ray.get("state"))} or ray.get("lastState"))

@@ -30,7 +30,9 @@ from omni_operator.status.report.events import Event
 from .write_fence import WriteFence
 
 REPORTS_ANNOTATION = "diffusionrl.io/reports-url"
-SOON, RETRY_SECONDS = 0.1, 1.0  # after a lost race; after a failed request
+# after a lost race; after a failed request
+SOON = 0.1
+RETRY_SECONDS = 1.0
 LONGEST_SECONDS = 60  # of LEASE_SECONDS, so of any replica
 MOST_TRANSITIONS = 2**31 - 1  # that the API server takes
 log = logging.getLogger(__name__)
@@ -269,7 +271,8 @@ class LeaderElection:
     def _see(self, lease: Body) -> None:
         self._newest = max(self._newest, _version(lease))
         if self._seen is None or _version(lease) > _version(self._seen):
-            self._seen, self._seen_at = lease, self.fence.clock()
+            self._seen = lease
+            self._seen_at = self.fence.clock()
 
     def _renewed(self, answer: Body, begun: float) -> None:
         self._see(answer)

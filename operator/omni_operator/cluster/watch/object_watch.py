@@ -22,7 +22,9 @@ from omni_operator.cluster.kinds import Body, Kind
 
 from .watch_client import is_end_of_list
 
-PAUSE_FIRST, PAUSE_MOST, PAUSE_ABSENT = 0.2, 30.0, 15.0
+PAUSE_FIRST = 0.2
+PAUSE_MOST = 30.0
+PAUSE_ABSENT = 15.0
 log = logging.getLogger(__name__)
 
 
@@ -112,7 +114,8 @@ class ObjectWatch:
                 if change != "BOOKMARK":
                     self.handle(self.kind, change, body)
                 if self._version is not None:
-                    self._version, self._expired = version, 0
+                    self._version = version
+                    self._expired = 0
                 elif change != "BOOKMARK":
                     alive[str(body["metadata"].get("uid"))] = as_number(version)
                 elif is_end_of_list(body):

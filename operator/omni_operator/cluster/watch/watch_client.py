@@ -18,12 +18,14 @@ from omni_operator.cluster.kinds import Body, Kind
 from omni_operator.cluster.nested_json import load_json
 
 # The API server sends a bookmark about once a minute, so a connection that is silent for longer does not work.
-SILENCE_SECONDS, CONNECT_SECONDS = 70.0, 10.0
+SILENCE_SECONDS = 70.0
+CONNECT_SECONDS = 10.0
 WATCH_SECONDS = 300, 600  # after which the API server ends a watch
 PAGE = 250  # objects; they are in memory with their managedFields
 # Of a page with several objects. One job may have 1.5 MB, so that a full page of them would not fit in the memory.
 PAGE_BYTES = 16 * 1024**2
-PAGE_TRIES, PAGE_PAUSE = 6, 0.2
+PAGE_TRIES = 6
+PAGE_PAUSE = 0.2
 
 
 class WatchClient(AuthenticatedClient):
@@ -75,7 +77,8 @@ class WatchClient(AuthenticatedClient):
             Expired: the list took too long.
             ClusterError: a page failed several times.
         """
-        parameters, size = {"labelSelector": selector}, PAGE
+        parameters = {"labelSelector": selector}
+        size = PAGE
         while True:
             page = await self._page(
                 kind, namespace, {**parameters, "limit": str(size)}, PAGE_BYTES if size > 1 else None
@@ -95,7 +98,8 @@ class WatchClient(AuthenticatedClient):
         self, kind: Kind, namespace: str | None, parameters: dict[str, str], most: int | None
     ) -> Body | None:
         """A page of a list; None: it has more than `most` bytes."""
-        what, tries = f"list {kind.plural}", 0
+        what = f"list {kind.plural}"
+        tries = 0
         while True:
             tries += 1
             try:
@@ -120,11 +124,16 @@ class WatchClient(AuthenticatedClient):
         rejected: Loaded | None = None
         while True:
             client = await self._authenticated_client(what, rejected)
-            used, begun, code = self._used, time.monotonic(), 0
+            used = self._used
+            begun = time.monotonic()
+            code = 0
             request: Any = await client.param_serialize(
-                "GET", kind.path(namespace), query_params=list(parameters.items()),
-                header_params={"Accept": "application/json"}, auth_settings=["BearerToken"],
-            )  # fmt: skip
+                "GET",
+                kind.path(namespace),
+                query_params=list(parameters.items()),
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+            )
             try:
                 response = (await client.call_api(*request, _request_timeout=timeout)).response
                 code = response.status
@@ -149,7 +158,8 @@ def _parse_event(line: bytes, what: str) -> tuple[str, Body]:
     """
     try:
         event = load_json(line)
-        change, body = event["type"], event["object"]
+        change = event["type"]
+        body = event["object"]
         if change == "ERROR" or isinstance(body["metadata"], dict):
             return str(change), body
     except (ValueError, KeyError, TypeError):

@@ -33,7 +33,8 @@ class WatchLiveness:
 
     def expect(self, kind: Kind, body: Body, at: float) -> None:
         """Track a write that succeeded at `at`; `body` is the API server's answer."""
-        place, version = _place(kind, body), _version(body)
+        place = _place(kind, body)
+        version = _version(body)
         if self._newest.get(place, 0) >= version or len(self._waiting) >= MAX_TRACKED:
             return
         # The oldest undelivered write counts, so that a stream of writes cannot hide a dead watch.
@@ -44,7 +45,8 @@ class WatchLiveness:
         """Record a watch event of an object, or of its deletion."""
         if kind not in TRACKED:
             return
-        place, version = _place(kind, body), _version(body)
+        place = _place(kind, body)
+        version = _version(body)
         waited = self._waiting.get(place)
         if waited is None:
             self._newest.pop(place, None)

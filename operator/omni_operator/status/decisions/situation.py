@@ -13,7 +13,9 @@ from omni_operator.status.reasons.names import Action, FailureReason
 
 from .verdict import InProgress
 
-CHECKPOINT_REQUESTED, CHANGED_BY_OTHERS = "CheckpointRequested", "ChangedByOthers"  # reasons of conditions
+# reasons of conditions
+CHECKPOINT_REQUESTED = "CheckpointRequested"
+CHANGED_BY_OTHERS = "ChangedByOthers"
 
 
 @dataclass(frozen=True, slots=True)
