@@ -61,17 +61,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             reports,
             settings,
             metrics.passed,
-            lambda: Reconciler(
-                cluster=cluster,
-                cache=cache,
-                reports=reports,
-                settings=settings.cluster,
-                clock=cluster.clock,
-                instance=settings.instance,
-                timeouts=settings.timeouts,
-                failed=metrics.failed,
-                made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
-            ),
+            lambda: _reconciler(cluster, cache, reports, settings, metrics, liveness),
             cluster.clock,
         )
         election = LeaderElection(
@@ -128,6 +118,27 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             operating = _operate(settings, credentials, restart, lambda: _cancel(taking_part))
             await _run_all(operating, loops)
     return restart.is_set()
+
+
+def _reconciler(
+    cluster: ApiServer,
+    cache: ObjectCache,
+    reports: ReportStore,
+    settings: Settings,
+    metrics: OperatorMetrics,
+    liveness: WatchLiveness,
+) -> Reconciler:
+    return Reconciler(
+        cluster=cluster,
+        cache=cache,
+        reports=reports,
+        settings=settings.cluster,
+        clock=cluster.clock,
+        instance=settings.instance,
+        timeouts=settings.timeouts,
+        failed=metrics.failed,
+        made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
+    )
 
 
 def _lead(leading: LeadingReplica, watches: Watches) -> None:

@@ -9,13 +9,12 @@ script.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from .manifest_commands import Command, RecipeError, commands_in
+from .script_calls import ScriptCall, find_script, runs_module, variables_set_by
 from .shell_conditions import TESTS, evaluate
 from .shell_variables import ASSIGNMENT, MARK, Value, Variables, merged
 from .shell_words import Operator, Output, ScriptSyntaxError, Word, split_script
@@ -24,14 +23,9 @@ MODULE = "verl_omni.trainer.main_diffusion"
 # Entry points, each with the settings that it stands for.
 ENTRY_POINTS: dict[str, tuple[str, ...]] = {"main_diffusion": (), "main_diffusion_v1": ("trainer.use_v1=true",)}
 SCRIPT = "the script"
-_MODULE_OPTION = re.compile(r"-\w*m|--module")  # in front of a module that a program runs
 _SETTING = re.compile(r"\+{0,2}[A-Za-z_]\w*(?:\.[\w/]+)+=.*", re.DOTALL)
-_SHELLS = ("bash", "sh")
-_SHELL_TEXT = re.compile(r"-\w*c\w*")  # `bash -c`, `bash -lc`
-_SHELL_OPTION = re.compile(r"[-+]\w*o")  # `-o pipefail`, `-euo pipefail`
 _EXPORTING = re.compile(r"[-+]\w*a\w*")  # `set -a`
 _MOST_SCRIPTS = 20  # that call one another
-_IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # of the path of a script
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
@@ -525,20 +519,20 @@ class _Script:
         """Run a program: the trainer, or another script that may start it."""
         for place, field in enumerate(fields):
             match = _TRAINER.fullmatch(field)
-            if match and (match[2] or (place and _runs_module(fields[place - 1]))):
+            if match and (match[2] or (place and runs_module(fields[place - 1]))):
                 implied = ENTRY_POINTS.get(match[1] or match[2])
                 if implied is None:
                     raise RecipeError(f"the script starts {field}; only {MODULE} and {MODULE}_v1 are supported")
                 self.calls.append([*implied, *fields[place + 1 :]])
-                self.environment |= dict.fromkeys(_set_by(fields[:place]))
+                self.environment |= dict.fromkeys(variables_set_by(fields[:place]))
                 return
         if fields and _SETTING.fullmatch(fields[0]):
             where = self.place(self.variables.line)
             raise RecipeError(f"{where}: {fields[0]} is not part of a command; end the line before it with \\")
-        if script := _script_in(fields):
+        if script := find_script(fields):
             self._start_script(script, assignments)
 
-    def _start_script(self, script: _ScriptCall, assignments: Sequence[Word]) -> None:
+    def _start_script(self, script: ScriptCall, assignments: Sequence[Word]) -> None:
         """Run another script, which gets the variables that are exported, or set in front of its name."""
         if script.is_text:
             other = OtherScript(self._path, script.script.replace(MARK, ""))
@@ -557,7 +551,7 @@ class _Script:
             name, _, text = assignment.partition("=")
             self.variables.values[name] = Value((text,), self.variables.line)
             self.environment[name] = None
-        self.environment |= dict.fromkeys(_set_by(script.front))
+        self.environment |= dict.fromkeys(variables_set_by(script.front))
         exported = {name: value for name, value in self.variables.values.items() if name in self.environment}
         self.variables.values = outer
         named = "bash -c" if script.is_text else other.path
@@ -584,58 +578,3 @@ class _Script:
         if unknown and not known.startswith("/"):
             return None
         return self._find(known.lstrip("/") if unknown else known, self._path)
-
-
-@dataclass(frozen=True, slots=True)
-class _ScriptCall:
-    """The call of a script: its path, or for `bash -c` its text, and the words in front of it."""
-
-    front: Sequence[str]
-    script: str
-    is_text: bool
-    arguments: Sequence[str]
-
-
-def _script_in(words: Sequence[str]) -> _ScriptCall | None:
-    """The script that a command runs."""
-    shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), len(words))
-    front = words[:shell]
-    rest = list(words[shell + 1 :])
-    is_text = False
-    if shell == len(words):
-        first = next((n for n, word in enumerate(words) if word not in _IN_FRONT and not ASSIGNMENT.match(word)), shell)
-        first = words.index("--") + 1 if "--" in words else first
-        front = words[:first]
-        rest = list(words[first:])
-        if not rest or not rest[0].endswith(".sh"):
-            return None
-    else:
-        while rest and rest[0][:1] in ("-", "+"):
-            option, *rest = rest
-            is_text = is_text or _SHELL_TEXT.fullmatch(option) is not None
-            del rest[: _SHELL_OPTION.fullmatch(option) is not None]
-    if not rest:
-        return None
-    return _ScriptCall(front, rest[0], is_text, rest[2 if is_text else 1 :])  # `bash -c TEXT NAME ARGUMENT…`
-
-
-def _runs_module(word: str) -> bool:
-    """Whether the next word may be a module that is run: `python3 -m`, or a variable that is not known."""
-    return MARK in word or _MODULE_OPTION.fullmatch(word) is not None
-
-
-def _set_by(words: Sequence[str]) -> Iterator[str]:
-    """Environment variables that a command in front of the trainer sets for it: of `env`, and of `ray job submit`.
-
-    Of a file with a runtime environment, whose content is not known, it is said that there are some.
-    """
-    if words[:1] == ["env"]:
-        yield from (match["name"] for word in words if (match := ASSIGNMENT.match(word)))
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, is_joined, value = word.partition("=")
-        text = value if is_joined else following
-        if option == "--runtime-env":
-            yield f"those of {text.replace(MARK, '')}"
-        elif option == "--runtime-env-json":
-            with contextlib.suppress(ValueError, AttributeError):  # a variable of the script, or a mistake
-                yield from json.loads(text).get("env_vars", {})
