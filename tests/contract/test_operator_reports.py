@@ -120,4 +120,4 @@ def test_the_reasons_that_the_trainer_names_are_known() -> None:
     errors.append(OutputNotSent())
     named = {_reason(error) for error in errors}
     assert named == {"ApplicationError", "OutOfMemory", "WeightSyncFailed", "OutputNotSent"}
-    assert named <= {reason.value for reason in trainer_report.TRAINER_REASONS}
+    assert named <= set(trainer_report.TRAINER_REASONS)

@@ -26,11 +26,9 @@ OTHERS = {
     "curl": "a server",
     "docker": "Docker and a registry",
     "export": "nothing",
-    "grep": "nothing",
     "helm": "a cluster",
     "jq": "a server",
     "kubectl": "a cluster",
-    "uv": "a package index",
 }
 # Commands of this repository that this test does not run: what each needs, or the test that runs it.
 NEEDS = {
@@ -60,7 +58,6 @@ NEEDS = {
     "make setup": "a package index",
     "make test": "minutes",
     "pip install": "a package index",
-    "python -c": "minutes",
     "python -m e2e.images": "e2e/suites/test_operator_image.py",
     "python -m e2e.programs": "minutes",
     "python -m pytest": "minutes",

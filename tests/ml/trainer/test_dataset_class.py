@@ -46,7 +46,7 @@ def own(tmp_path: Path) -> Path:
         (
             "pkg://verl_omni.trainer.data.prompt_dataset",
             "Dataset",
-            "name: .*trainer/data.py has no class Dataset; did you mean Dif",
+            "name: .*trainer/data/prompt_dataset.py has no class Dataset; did you mean Dif",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_class_that_its_file_defines_or_may_make_is_accepted(own: Path) -> Non
     for name in ("OwnPrompts", "Other"):
         dataset_class.check(data(f"{SETTING}.path={own}", f"{SETTING}.name={name}"))
     dataset_class.check(data())
-    dataset_class.check(data(f"{SETTING}.path=pkg://verl_omni/trainer/data"))
+    dataset_class.check(data(f"{SETTING}.path=pkg://verl_omni/trainer/data/prompt_dataset"))
     dataset_class.check(data(f"{SETTING}.path=null"))  # verl's class
 
 
