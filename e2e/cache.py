@@ -89,10 +89,10 @@ def clean(base: Path, nodes: Sequence[str], say: Say) -> None:
     """Remove the whole cache.
 
     Args:
-        nodes: those of the running cluster.
+        nodes: nodes of the running cluster.
 
     Raises:
-        ClusterError: there are any.
+        ClusterError: a cluster is running and uses the cache.
     """
     if nodes:
         raise ClusterError(f"the nodes {', '.join(nodes)} use the cache: make cluster-down")

@@ -153,7 +153,7 @@ def _kueue(plane: ControlPlane, say: Say) -> Iterator[None]:
     apply(plane, [*kinds, SPACE])
     names = [f"crd/{kind['metadata']['name']}" for kind in kinds]
     plane.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")  # Kueue ends without one of them
-    # Kueue reads the certificate of its metrics from a fixed path: it gets an /etc of its own.
+    # Kueue reads the certificate of its metrics from a fixed path, so it gets a private /etc.
     mounted = f'mount -t tmpfs kueue /etc && mkdir -p {METRICS} && ln -s {folder} {METRICS}/certs && exec "$@"'
     plane.daemons.start(
         "kueue",

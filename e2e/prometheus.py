@@ -1,4 +1,4 @@
-"""Prometheus and promtool: installed ones, or those of Debian's package, unpacked and not installed."""
+"""Prometheus and promtool: the installed programs, or Debian's package, unpacked and not installed."""
 
 from __future__ import annotations
 

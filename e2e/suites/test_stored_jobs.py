@@ -47,7 +47,7 @@ def checks_all(plane: ControlPlane) -> bool:
 
 
 def without_rule(node: Any, rule: str) -> Any:
-    """A part of a definition without a rule, and without those of the same object, which are joined with it."""
+    """A part of a definition without a rule, and without the rules of the same object that are joined with it."""
     if isinstance(node, list):
         found = [item for item in node if isinstance(item, dict) and rule in item.get("messageExpression", "")]
         return [without_rule(item, rule) for item in node if item not in found]
