@@ -188,7 +188,7 @@ def names_of(model: type[BaseModel]) -> frozenset[str]:
 
 
 class LenientModel(BaseModel):
-    """A part of what the operator or the cluster writes: unknown fields are ignored, values are converted."""
+    """A part of an object that the operator or the cluster writes: unknown fields are ignored, values are converted."""
 
     model_config = ConfigDict(
         extra="ignore",

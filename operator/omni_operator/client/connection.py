@@ -171,7 +171,7 @@ def connect(
     Args:
         kubeconfig: default: KUBECONFIG, else ~/.kube/config; without these, in a pod, its service account.
         context: default: the current one.
-        namespace: default: that of the context, else `default`; with a service account, its own.
+        namespace: default: the context's, else `default`; with a service account, the pod's.
 
     Raises:
         UnusableKubeconfig: the message says why.

@@ -68,7 +68,7 @@ class RunPlace:
 def select_pod_bodies(bodies: Iterable[dict[str, Any]], cluster: str | None) -> list[dict[str, Any]]:
     """The pods whose controller is a RayCluster.
 
-    Labels do not tell them: other pods can have the same, such as those of a deleted job of the same name.
+    Labels do not identify them: pods of a deleted job of the same name, for example, have the same labels.
 
     Args:
         cluster: uid of the RayCluster, from the job's status; None before there is one.

@@ -1,4 +1,4 @@
-"""PURE: digests by which a change of what was rendered is noticed."""
+"""PURE: digests that detect changes of rendered objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PURE: pools of a job: the trainer's pods, and those of engines and of a judge that have their own."""
+"""PURE: pools of a job: the trainer's pods, and the separate pods of engines and of a judge."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pool:
 
 
 def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
-    """The pools, that of the trainer first."""
+    """The pools, the trainer's first."""
     trainer = job.spec.trainer
     rollout = job.spec.rollout
     trainer_pool = Pool(

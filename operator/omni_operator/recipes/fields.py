@@ -247,7 +247,7 @@ SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra
 
 
 def joined_options(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments, with a value of Hydra's own options that is an argument of its own after a `=`."""
+    """The arguments, with each Hydra option and its separate value joined into one argument: `OPTION=VALUE`."""
     rest = iter(arguments)
     for each in rest:
         option = SHORT_OPTIONS.get(each, each)
@@ -258,9 +258,9 @@ _INTERPOLATION = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")
 
 
 def value_of(name: str, texts: Mapping[str, str]) -> Any:
-    """The value of a setting, with those of the settings that its text stands for: `${data.train_batch_size}`.
+    """The value of a setting, with references to other settings resolved, such as `${data.train_batch_size}`.
 
-    One that begins with what is not known stays a text.
+    A value that begins with an unknown reference stays a text.
     """
     others = {each: text for each, text in texts.items() if each != name}
     text = _INTERPOLATION.sub(lambda at: str(value_of(at[1], others)) if at[1] in others else at[0], texts[name])

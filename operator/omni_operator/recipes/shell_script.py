@@ -170,7 +170,7 @@ class _Script:
     def _run_shell(
         self, name: str, text: str, path: str, exported: Mapping[str, Value], arguments: Sequence[str] = ()
     ) -> None:
-        """Run a text in a shell of its own, which gets these variables."""
+        """Run a text in a new shell, which gets these variables."""
         values = self.variables.values
         environment = self.environment
         functions = self._functions

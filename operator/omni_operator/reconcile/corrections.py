@@ -67,7 +67,7 @@ NO_CORRECTIONS = Corrections()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the operator changes, and to what. The same again is a correction of what another one has changed since."""
+    """A field and its desired value. Writing the same value again means that another client overwrote it."""
 
     what: tuple[str, ...]
     value: object = None

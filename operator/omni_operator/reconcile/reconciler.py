@@ -286,7 +286,7 @@ class Reconciler:
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
     def _unchanged(self, spec: ValidSpec | InvalidSpec, observed: Observation, number: int) -> bool:
-        """Whether the spec is allowed, and that of the attempt but for what can change while it runs."""
+        """Whether the spec is allowed, and differs from the attempt's only in fields that can change while it runs."""
         rayjob = observed.rayjob(number)
         if isinstance(spec, InvalidSpec) or spec.refused or rayjob is None:
             return False

@@ -69,7 +69,7 @@ class Refusals:
         return self.last if self.generation == generation and self.until and now < self.until else None
 
 
-# Of nearly all jobs, so they share them.
+# Nearly all jobs have no refusals and no server errors, so they share these objects.
 NO_REFUSALS = Refusals()
 NO_SERVER_ERRORS = ServerErrors()
 

@@ -80,7 +80,7 @@ class ValidSpec:
 
     @cached_property
     def made_of(self) -> str:
-        """Digest of what of the specification attempts are made of."""
+        """Hash of the spec fields that determine an attempt's pods."""
         return digest_spec(self.job)
 
     def digest(self, number: int) -> str:

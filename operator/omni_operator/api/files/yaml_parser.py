@@ -34,7 +34,7 @@ def make_yaml() -> YAML:
 
 
 class _Composer(Composer):
-    """Refuses what is nested too deeply, aliases of what they are in, and aliases that make the document too large."""
+    """Refuses values that are nested too deeply, aliases inside their own value, and aliases that expand too far."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -150,7 +150,7 @@ def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now
 
 
 def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, str] | None:
-    """Reason and message of what keeps pods of a group from starting: a quota, or no node with room.
+    """Reason and message of the limit that keeps pods of a group from starting: a quota, or no node with room.
 
     A quota refuses the pods of all groups: KubeRay creates none after the first that is refused.
     """
@@ -163,7 +163,7 @@ def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, st
 
 
 def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> Table:
-    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` are those of `as_running`."""
+    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` come from `as_running`."""
     return {QUEUES[pool.group].condition: _review_pool(pool, observed, attempt, now) for pool in facts.pools}
 
 

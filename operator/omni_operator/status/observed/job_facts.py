@@ -44,10 +44,10 @@ class PoolFacts:
 
     Attributes:
         group: name of the worker group.
-        pods: their number; 0 where engines or judge run in the trainer's pods, or there is no judge.
-        accelerators: of one pod.
+        pods: number of pods; 0 where engines or judge run in the trainer's pods, or there is no judge.
+        accelerators: accelerators of one pod.
         live: whether the running attempt follows changes of `replicas`, or autoscaling.
-        autoscaling: None: the number of pods is that of the spec.
+        autoscaling: None: the spec sets the number of pods.
     """
 
     group: str
@@ -63,7 +63,7 @@ class RollingUpdate:
 
     Attributes:
         group: name of the worker group.
-        template: digest of what the spec makes its pods of.
+        template: digest of the pod template that the spec gives.
         most_unavailable: pods of the group that may be missing because they are being replaced.
         deadline: how long new pods may take to serve.
         paused: name of the annotation that pauses the replacement; empty: it is not paused.

@@ -334,7 +334,7 @@ def _children(observed: Observation, attempt: int, before: Children) -> Children
 
 
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
-    """Pods with engines: rollout pods, or those of the trainer."""
+    """Pods with engines: rollout pods, or the trainer's pods."""
     cluster = observed.cluster(attempt)
     if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)
