@@ -10,7 +10,7 @@ from typing import Any
 
 Node = dict[str, Any]
 Path = tuple[str, ...]
-DEPTH = 4  # of optional fields: deeper ones come from changes of single fields
+DEPTH = 4  # depth of optional fields; deeper fields appear through changes of single fields
 WRONG: dict[str, list[Any]] = {
     "string": [1, 2.5, True, [], {}, "", "\x07", "a" * 5000, "ä ö", "A/B/C", "-", "a\n"],
     "boolean": [0, 1, "true", [], {}],

@@ -15,7 +15,7 @@ from pathlib import Path
 from e2e.cluster.paths import cache
 
 COMMITTED = Path(__file__).with_name("turns.json")
-UNKNOWN_SECONDS = 300.0  # of a test that has not passed yet: as long as most trainings in pods
+UNKNOWN_SECONDS = 300.0  # estimate for a test that has never passed: as long as most trainings in pods
 MARGIN = 1.25  # over the recorded seconds: a machine is seldom as quiet as the one they are from
 
 

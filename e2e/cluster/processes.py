@@ -100,7 +100,7 @@ class Daemons:
     """The daemons of one cluster. Their identities are in `folder/processes`, their output in `folder/logs`.
 
     Args:
-        folder: of the cluster's state.
+        folder: folder of the cluster's state.
         bound: whether they end with the thread that starts them, however it ends.
     """
 

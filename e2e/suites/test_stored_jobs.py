@@ -17,8 +17,8 @@ from e2e.operator_process import RunningOperator
 
 pytestmark = pytest.mark.cluster
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/diffusionrljobs.diffusionrl.io"
-# Kubernetes 1.29 checks unchanged fields too, at each write. The gate cannot be closed since 1.33, but in the emulation
-# of earlier versions, of which this is the earliest.
+# Kubernetes 1.29 checks unchanged fields too, at each write. Since 1.33 the feature gate can only be disabled while
+# emulating an earlier version; this is the earliest one.
 AS_BEFORE = ("--emulated-version=1.31", "--feature-gates=CRDValidationRatcheting=false")
 WINDOW = {"start": 5, "end": 10, "size": 2}
 # A rule of the spec, and one of a part of it.

@@ -121,8 +121,8 @@ class Engine:
 
     Attributes:
         program: `docker` or `podman`.
-        variables: of its environment.
-        folder: of podman's storage and settings; None: Docker.
+        variables: environment variables for the program.
+        folder: folder of podman's storage and settings; None: Docker.
     """
 
     program: str

@@ -162,7 +162,7 @@ class SeparateOnly:
     """The rule that fields of a model with `placement` are for Separate.
 
     Attributes:
-        names: of the fields, in YAML.
+        names: the fields' names in YAML.
         text: the message.
     """
 

@@ -50,7 +50,8 @@ class RunPlace:
     """Where a job's run folder is.
 
     Attributes:
-        path: of the run folder, in the trainer pods. claim: None if the job names none.
+        path: path of the run folder in the trainer pods.
+        claim: name of the PersistentVolumeClaim; None if the job names none.
         mount: where the pods mount the claim.
     """
 

@@ -3,8 +3,8 @@
 A job is queued, in a pass, or asleep until a time in a heap. Namespaces take turns, so that the jobs of one namespace
 do not delay the jobs of another. No namespace can occupy all running passes, which may wait for a slow webhook. Within
 a namespace, a pass that asks for another one at once gets it before other jobs have a pass, while its parsed objects
-are still cached. The queue starts at most one pass per turn of the event loop: most passes make no request, so more of them
-would delay everything else in the process.
+are still cached. The queue starts at most one pass per turn of the event loop: most passes make no request, so more of
+them would delay everything else in the process.
 """
 
 from __future__ import annotations

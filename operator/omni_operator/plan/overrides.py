@@ -24,7 +24,7 @@ ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
 CORRECTIONS = (CORRECTION, f"{ACTOR}.rollout_correction")  # the reference has both names
-RANK = 32  # of a new adapter
+RANK = 32  # default rank of a new adapter
 ALPHA = 64
 SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
 

@@ -14,7 +14,7 @@ from .shell_variables import ASSIGNMENT, MARK
 _SHELLS = ("bash", "sh")
 _SHELL_TEXT = re.compile(r"-\w*c\w*")  # `bash -c`, `bash -lc`
 _SHELL_OPTION = re.compile(r"[-+]\w*o")  # `-o pipefail`, `-euo pipefail`
-_IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # of the path of a script
+_IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # words that may precede the path of a script
 _MODULE_OPTION = re.compile(r"-\w*m|--module")  # in front of a module that a program runs
 
 

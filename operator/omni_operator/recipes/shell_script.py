@@ -29,7 +29,7 @@ _MOST_SCRIPTS = 20  # that call one another
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
-_ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # of a list with && and ||
+_ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # tokens that end a list with && and ||
 _LEAVE = ("break", "continue", "return", "exit")
 _PATTERN = re.compile(r"[*?\[{]")  # a word that may become other words
 _UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
@@ -125,7 +125,7 @@ class _Script:
         self.not_found: dict[str, None] = {}
         self.not_sourced: dict[str, None] = {}  # not found, and may set variables
         self._find = find
-        self._path = ""  # of the script that runs; empty for the recipe
+        self._path = ""  # path of the running script; empty for the recipe
         self._running: list[str] = []  # texts, each called by the one before it
         self._tokens: list[Word | Operator] = []
         self._at = 0

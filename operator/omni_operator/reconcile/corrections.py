@@ -29,12 +29,12 @@ FORGOTTEN = timedelta(minutes=10)  # after which a correction begins a new row
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Corrections in a row of one thing.
+    """Consecutive corrections of one field.
 
     Attributes:
-        at: time of the last one; None if there was none.
-        generation: of the job's spec; a changed spec ends the pause.
-        text: what is changed again and again, and by whom.
+        at: time of the last correction; None if there was none.
+        generation: generation of the job's spec; a changed spec ends the pause.
+        text: message about what keeps being changed, and by whom.
     """
 
     count: int = 0

@@ -33,7 +33,7 @@ REPORTS_ANNOTATION = "diffusionrl.io/reports-url"
 # after a lost race; after a failed request
 SOON = 0.1
 RETRY_SECONDS = 1.0
-LONGEST_SECONDS = 60  # of LEASE_SECONDS, so of any replica
+LONGEST_SECONDS = 60  # largest allowed LEASE_SECONDS, so no replica has more
 MOST_TRANSITIONS = 2**31 - 1  # that the API server takes
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ class Queue:
 
     Attributes:
         condition: type of the condition.
-        field: of the job that says how many pods there are.
+        field: field of the job that determines the number of pods.
         things, wait: as in `96 samples wait for generation`.
     """
 
@@ -45,11 +45,11 @@ QUEUES = {
 def scale(
     facts: JobFacts, observed: Observation, attempt: int, now: datetime, *, patience: timedelta | None = None
 ) -> tuple[ScaleGroup, ...]:
-    """Let the rollout and reward pods of an attempt be as many as the spec, or its autoscaling, says.
+    """Changes that give an attempt as many rollout and reward pods as the spec, or its autoscaling, says.
 
     Args:
-        patience: of an attempt that has not started, how long rollout pods may be without a node before it starts
-            without them; None: it runs.
+        patience: for an attempt that has not started: how long rollout pods may be without a node before it starts
+            without them. None: the attempt runs.
     """
     cluster = observed.cluster(attempt)
     if cluster is None or cluster.deleting:

@@ -21,9 +21,9 @@ class PoolSize:
 
     Attributes:
         group: name of the worker group.
-        accelerators: of one pod.
-        least: number of pods with fewer of which the trainer waits.
-        fewest, most: numbers of pods that it may ask its queue for; 0: only `pods`.
+        accelerators: accelerators of one pod.
+        least: number of pods below which the trainer waits.
+        fewest, most: range of pod numbers that the attempt may ask its queue for; 0: only `pods`.
     """
 
     group: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-LONGEST = timedelta(hours=1)  # of stabilizationSeconds
+LONGEST = timedelta(hours=1)  # largest allowed stabilizationSeconds
 PEAKS_KEPT = 64
 
 
