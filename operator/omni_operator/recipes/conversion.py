@@ -134,8 +134,8 @@ class _Made:
 def convert(arguments: Sequence[str]) -> Conversion:
     """Convert the arguments of the reference's trainer.
 
-    Of several assignments to one setting, the last counts. Settings that are not given get the reference's defaults
-    where a job has others.
+    If a setting is assigned several times, the last one counts. Settings that are not given get the reference's
+    defaults where a job has others.
     """
     arguments = list(joined_options(arguments))
     made = _Made()

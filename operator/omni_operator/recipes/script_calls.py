@@ -57,9 +57,9 @@ def runs_module(word: str) -> bool:
 
 
 def variables_set_by(words: Sequence[str]) -> Iterator[str]:
-    """Environment variables that a command in front of the trainer sets for it: of `env`, and of `ray job submit`.
+    """Environment variables that a command before the trainer's, `env` or `ray job submit`, sets for it.
 
-    Of a file with a runtime environment, whose content is not known, it is said that there are some.
+    A runtime environment file, whose content is unknown, gives a text that names the file.
     """
     if words[:1] == ["env"]:
         yield from (match["name"] for word in words if (match := ASSIGNMENT.match(word)))

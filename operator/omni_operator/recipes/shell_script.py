@@ -113,7 +113,7 @@ def _is_read(name: str, texts: Sequence[str]) -> bool:
 
 
 class _Script:
-    """Goes through a script once. Of conditions it goes every way, and compares what each leaves in the variables."""
+    """Goes through a script once. Follows every branch of a condition, and compares the variables after each branch."""
 
     def __init__(self, find: FindScript) -> None:
         self.calls: list[list[str]] = []

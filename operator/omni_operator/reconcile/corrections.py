@@ -55,7 +55,7 @@ class Corrections:
         return end if now < end else None
 
     def row_end(self, now: datetime, generation: int) -> datetime | None:
-        """When so many in a row are forgotten that others change the thing all the time; None: they are not so many."""
+        """When a row of corrections too long to be a coincidence is forgotten; None: the row is shorter."""
         if self.at is None or self.count < AT_ONCE or generation != self.generation:
             return None
         end = self.at + FORGOTTEN
@@ -75,7 +75,7 @@ class Change:
 
 @dataclass(slots=True)
 class CorrectionRows:
-    """Corrections in a row of all that belongs to a job."""
+    """Consecutive corrections of each field of a job's objects."""
 
     _rows: dict[tuple[str, ...], tuple[object, Corrections]] = field(default_factory=dict)
 

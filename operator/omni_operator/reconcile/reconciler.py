@@ -260,7 +260,7 @@ class Reconciler:
     async def _recover(
         self, key: Key, body: Body, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
     ) -> ReconcileResult | None:
-        """Find what no watch delivers. The result of the pass if it is not known what exists."""
+        """Look up objects that the watches have lost. The pass's result if it stays unknown which objects exist."""
         try:
             known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
         except Refused as error:
