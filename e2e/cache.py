@@ -22,7 +22,7 @@ from e2e.turns import COMMITTED
 GB = 1_000_000_000
 UNUSED_FOR_S = 7 * 86400.0
 BUILD = re.compile(r"[0-9a-f]{16}")
-# What lies below the cache, by the name of its folder. Of files with several names, the first folder pays.
+# Contents of the cache by folder name. A file with several hard links counts for the first folder.
 KINDS = {
     "archives": "images as they were built",
     "images": "images as nodes take them; shares its files with the built ones",
@@ -89,10 +89,10 @@ def clean(base: Path, nodes: Sequence[str], say: Say) -> None:
     """Remove the whole cache.
 
     Args:
-        nodes: those of the running cluster.
+        nodes: nodes of the running cluster.
 
     Raises:
-        ClusterError: there are any.
+        ClusterError: a cluster is running and uses the cache.
     """
     if nodes:
         raise ClusterError(f"the nodes {', '.join(nodes)} use the cache: make cluster-down")

@@ -34,7 +34,7 @@ def leave_out(error: ToolMissing) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    """A control plane with three fake nodes, each with devices of its own kind."""
+    """A control plane with three fake nodes, each with another kind of accelerator."""
     try:
         with control_plane(FAKE_NODES) as running:
             yield running
@@ -101,7 +101,7 @@ def bare(whole_cluster: Cluster) -> BareCluster:
 
 
 def as_bare(cluster: Cluster) -> BareCluster:
-    """The cluster, for tests of what only bare clusters have; other tests are left out."""
+    """The cluster, for tests that need a bare cluster; they are left out on any other."""
     if not isinstance(cluster, BareCluster):
         leave_out(ToolMissing("the test needs a bare cluster: run it with OMNI_CLUSTER=bare"))
     return cluster

@@ -49,6 +49,6 @@ def needed(package: str) -> list[str]:
     Raises:
         CommandFailed: apt does not know it.
     """
-    # Of each: 'URL' NAME_VERSION_ARCHITECTURE.deb SIZE HASH
+    # One line per package: 'URL' NAME_VERSION_ARCHITECTURE.deb SIZE HASH
     said = run(["apt-get", "-qq", "--print-uris", "--no-install-recommends", "install", package], deadline=FETCH_S)
     return [line.split()[1].partition("_")[0] for line in said.splitlines() if line.startswith("'")]

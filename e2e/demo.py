@@ -106,7 +106,7 @@ def submit(cluster: Cluster, runs: Path) -> None:
 
 
 def keep(results: Path, runs: Path) -> Path:
-    """Copy the results of the demo; those of an earlier demo are replaced.
+    """Copy the results of the demo, and replace the results of an earlier demo.
 
     `runs/JOB` is where `drl fetch` puts the results of the job of that name on another cluster.
     """

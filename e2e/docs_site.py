@@ -1,7 +1,7 @@
 """Hooks of the docs site (mkdocs.yml): pages as GitHub shows them, in the order of docs/README.md.
 
-Links between documents are those of the repository. A link to a document outside docs/ leads to its page on the site,
-one to another file becomes the file's name. PURE, besides reading the repository.
+Links between documents stay as in the repository. A link to a document outside docs/ leads to its page on the site;
+a link to any other file becomes the file's name. PURE, besides reading the repository.
 """
 
 from __future__ import annotations

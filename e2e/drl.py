@@ -48,7 +48,7 @@ def opened(kubeconfig: Path, job: str, namespace: str, folder: Path) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Drl:
-    """The command with a kubeconfig; the context's namespace is that of the user."""
+    """The command with a user's kubeconfig, whose context names the user's namespace."""
 
     kubeconfig: Path
     plugin: ExecPlugin
@@ -58,7 +58,7 @@ class Drl:
 
 
 def drl_of(plane: ControlPlane, namespace: str, role: str, folder: Path, kind: str = "ClusterRole") -> Drl:
-    """`drl` of a service account with a role: view, edit or admin, which have the chart's rules, or one of its own."""
+    """`drl` as a service account with a role: view, edit or admin, with the chart's rules, or a custom one."""
     with plane.api("e2e-user") as api:
         install_user_roles(api)
         core = f"/api/v1/namespaces/{namespace}"

@@ -1,4 +1,4 @@
-"""An exec plug-in of a kubeconfig: a script that prints an ExecCredential, as those of EKS, GKE and OIDC do."""
+"""An exec plug-in of a kubeconfig: a script that prints an ExecCredential, like the EKS, GKE and OIDC plug-ins."""
 
 from __future__ import annotations
 

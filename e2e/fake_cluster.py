@@ -199,7 +199,7 @@ class FakeCluster:
         return copy.deepcopy(self._objects)
 
     def restore(self, saved: dict[Place, Body]) -> None:
-        """Restore a snapshot as etcd does: without an event, and versions go back to those of its time."""
+        """Restore a snapshot as etcd does: no events are sent, and resource versions go back to the snapshot's."""
         self._objects = copy.deepcopy(saved)
         newest = max((int(body["metadata"]["resourceVersion"]) for body in saved.values()), default=0)
         self._versions = itertools.count(newest + 1)

@@ -140,7 +140,7 @@ def _passed(found: aiohttp.ClientResponse) -> dict[str, str]:
 
 @contextmanager
 def fault_proxy(plane: ControlPlane) -> Iterator[FaultProxy]:
-    """A proxy in a thread of its own."""
+    """A proxy in a separate thread."""
     (port,) = free_ports(1, random.Random())
     proxy = FaultProxy(plane, port)
     ready = threading.Event()

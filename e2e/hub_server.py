@@ -73,10 +73,12 @@ class Hub:
     """A running hub.
 
     Attributes:
-        repositories: their commits, the newest last. visibility: public or private.
-        faults: what happens to the next requests.
-        offered: paths that clients wanted to commit. uploads: digests of what
-            they uploaded by Git LFS. objects: its content.
+        repositories: commits by repository, the newest last.
+        visibility: public or private, by repository.
+        faults: faults to inject into the next requests.
+        uploads: digests of the files that clients uploaded by Git LFS.
+        offered: paths that clients asked to commit.
+        objects: content of Git LFS files by digest.
     """
 
     endpoint: str = ""

@@ -19,7 +19,7 @@ from e2e.cluster.ports import free_ports
 from e2e.cluster.tools import KUEUE, Say, Tools, ensure
 from e2e.kuberay import LOOPBACK, kuberay
 
-FRAMEWORKS = ["ray.io/rayjob", "ray.io/raycluster"]  # of Kueue's configuration
+FRAMEWORKS = ["ray.io/rayjob", "ray.io/raycluster"]  # integrations in Kueue's configuration
 KINDS = {"rayjobs", "rayclusters", "workloads", "workloads/status", "clusterqueues", "resourceflavors", "cohorts"}
 METRICS = "/etc/kueue/metrics"
 VERSION = "kueue.x-k8s.io/v1beta2"
@@ -34,8 +34,9 @@ def queue_objects(quota: Mapping[str, int], *, namespace: str = "default", stop:
     """A queue, where urgent work preempts the rest, with CPUs and memory for all. PURE.
 
     Args:
-        quota: of other resources.
-        namespace: whose jobs may name the queue. stop: policy by which it admits nothing.
+        quota: quota of other resources.
+        namespace: namespace whose jobs may name the queue.
+        stop: the queue's `stopPolicy`; anything but `None` stops admission.
     """
     version = {"apiVersion": VERSION}
     given = {"cpu": "100", "memory": "1000Gi", **{name: str(value) for name, value in quota.items()}}
@@ -153,7 +154,7 @@ def _kueue(plane: ControlPlane, say: Say) -> Iterator[None]:
     apply(plane, [*kinds, SPACE])
     names = [f"crd/{kind['metadata']['name']}" for kind in kinds]
     plane.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")  # Kueue ends without one of them
-    # Kueue reads the certificate of its metrics from a fixed path: it gets an /etc of its own.
+    # Kueue reads the certificate of its metrics from a fixed path, so it gets a private /etc.
     mounted = f'mount -t tmpfs kueue /etc && mkdir -p {METRICS} && ln -s {folder} {METRICS}/certs && exec "$@"'
     plane.daemons.start(
         "kueue",

@@ -60,10 +60,10 @@ def operator(
     """An operator on the control plane, ready; stopped by SIGTERM at the end.
 
     Args:
-        kubeconfig: of whom it is; an administrator's if not given.
-        checkout: whose operator.
-        settings: its variables, without their prefix; None for one that it does not know. Without LEASE it has one of
-            its own, so it leads at once.
+        kubeconfig: credentials of the operator; default: an administrator's.
+        checkout: checkout whose operator runs.
+        settings: its environment variables, without their prefix; None leaves a variable unset. Without LEASE the
+            operator gets a new Lease, so it leads at once.
     """
     http, reports = free_ports(2, random.Random())
     log = folder / "operator.log"

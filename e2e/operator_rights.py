@@ -30,7 +30,7 @@ WATCHED: tuple[Rule, ...] = (
     rule("policy", "poddisruptionbudgets", "create"),
     rule("events.k8s.io", "events", "create"),
 )
-LEASE = "shared"  # of the leader, in tests that run the operator with these rights
+LEASE = "shared"  # the leader's Lease in tests that run the operator with these rights
 # In the operator's own namespace: its Leases, and the event of a new leader.
 OWN: tuple[Rule, ...] = (
     rule("coordination.k8s.io", "leases", "list watch create"),

@@ -41,7 +41,7 @@ def text() -> str:
 
 @cache
 def pod_template() -> dict[str, Any]:
-    """The schema of a pod template in KubeRay's RayJob; that of head and workers is the same."""
+    """The schema of a pod template in KubeRay's RayJob, the same for the head and the workers."""
     text = (kuberay_files() / "crd" / "bases" / "ray.io_rayjobs.yaml").read_text(encoding="utf-8")
     crd = yaml.load(text, Loader=yaml.CSafeLoader)  # 1.4 MB: ruamel.yaml is several times slower
     (served,) = (served for served in crd["spec"]["versions"] if served["name"] == "v1")

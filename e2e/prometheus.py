@@ -1,4 +1,4 @@
-"""Prometheus and promtool: installed ones, or those of Debian's package, unpacked and not installed."""
+"""Prometheus and promtool: the installed programs, or Debian's package, unpacked and not installed."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def of_pod_monitor(monitor: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
     Debian's Prometheus cannot ask the API server for pods, so their addresses are in it.
 
     Args:
-        pods: of the PodMonitor's namespace.
+        pods: pods in the PodMonitor's namespace.
     """
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     found = []
@@ -186,8 +186,9 @@ def scraping(
     """A Prometheus that scrapes `host:port` every few seconds; it ends with the context.
 
     Args:
-        labels: of the target, as a PodMonitor gives them. honor_labels: as in a PodMonitor.
-        rules: a file of alert rules, which it evaluates every second.
+        labels: labels of the target, as a PodMonitor gives them.
+        honor_labels: as in a PodMonitor.
+        rules: a file of alert rules, which are evaluated every second.
     """
     scraped = {"targets": [target], "labels": dict(labels or {})}
     with running(programs, {"honor_labels": honor_labels, "static_configs": [scraped]}, folder, rules) as found:

@@ -10,7 +10,7 @@ from typing import Any
 
 Node = dict[str, Any]
 Path = tuple[str, ...]
-DEPTH = 4  # of optional fields: deeper ones come from changes of single fields
+DEPTH = 4  # depth of optional fields; deeper fields appear through changes of single fields
 WRONG: dict[str, list[Any]] = {
     "string": [1, 2.5, True, [], {}, "", "\x07", "a" * 5000, "ä ö", "A/B/C", "-", "a\n"],
     "boolean": [0, 1, "true", [], {}],
@@ -26,7 +26,7 @@ class Documents:
     """A source of random documents.
 
     Attributes:
-        schema: schema of what `change` changes.
+        schema: schema of the documents that `change` changes.
     """
 
     def __init__(self, seed: int, schema: Node) -> None:
@@ -82,7 +82,7 @@ class Documents:
         return self.pick(found)
 
     def value(self, node: Node, depth: int = 0) -> Any:
-        """A value within the bounds of its own schema; rules between fields are another matter."""
+        """A value within the bounds of its schema; it may break rules between fields."""
         if "enum" in node:
             return self.pick(node["enum"])
         if node.get("x-kubernetes-int-or-string"):

@@ -60,7 +60,7 @@ FIELDS: dict[str, list[Any]] = {
     # Without a name a document differs: `drl` needs one, and the API server makes one of generateName.
     "name": ["a", "a" * 43, "a" * 44, "a.b", "1a", "a-", "A", "a\n", "", 1, True, {}],
     "generateName": ["a-", "a.b-", "", "A b", "-", "A-", "a" * 254, 1, None],
-    # Of another namespace the API server would need to know that it exists.
+    # No other valid namespace: the API server would reject one that does not exist.
     "namespace": ["default", "", None, "A b", "-a", "a" * 64, 1],
     "uid": TEXTS,
     "selfLink": TEXTS,

@@ -25,7 +25,7 @@ ANSWERS_S = 20.0
 
 
 def ensure(say: Say = print) -> Path:
-    """The program: an installed one, or that of Debian's package.
+    """The registry program: the installed one, or the one in Debian's package.
 
     Raises:
         ToolMissing: there is neither.
@@ -38,7 +38,7 @@ def ensure(say: Say = print) -> Path:
 
 
 def skopeo(say: Say = print) -> Path:
-    """The program that copies images: an installed one, or that of Debian's package.
+    """The program that copies images: the installed one, or the one in Debian's package.
 
     Raises:
         ToolMissing: there is neither.

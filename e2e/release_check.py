@@ -31,7 +31,7 @@ DIGESTS = "DIGESTS"
 OPERATOR = "omni-operator"
 TRAINING = "omni-rollout-cpu"
 NODE = (NodeSpec("nvidia", {"nvidia.com/gpu": 8}),)
-INSTANCE = 2  # next to the cluster of `make cluster` and that of a test
+INSTANCE = 2  # next to the clusters of `make cluster` and of the tests
 SPACE = "release"
 EXAMPLE = "red-grpo-cluster"
 # The first job must still train after an upgrade and a rollback.
@@ -74,7 +74,7 @@ class Stage:
     """A cluster and a registry.
 
     Attributes:
-        training: image of jobs that the node has already; None: that of the release, from the registry.
+        training: job image that is already on the node; None: the release's image, pulled from the registry.
     """
 
     cluster: BareCluster
@@ -167,7 +167,7 @@ def stage(
     """
     with tempfile.TemporaryDirectory(dir=cache(), prefix="release-") as kept:
         folder = Path(kept)
-        # In a store of its own no layer of an image is there that was built on this machine: all are pulled.
+        # A separate image store has no layers of images built on this machine, so every layer is pulled.
         cluster = BareCluster(INSTANCE, say, images=folder / "images")
         try:
             kubeconfig = cluster.create(NODE, images)

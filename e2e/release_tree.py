@@ -1,4 +1,4 @@
-"""A copy of what a release reads and changes, so that a test may release versions of its own."""
+"""A copy of the files that a release reads and changes, so that a test can release versions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""PURE: software bills of materials, in CycloneDX's JSON, of what a release installs from the locked sets.
+"""PURE: software bills of materials, in CycloneDX's JSON, for the packages that a release installs from locked sets.
 
-A bill lists the Python packages of a set with versions, hashes and the marker under which they are installed. What the
-base of an image brings (Debian's packages, Python itself) is not in it. The same set gives the same bytes.
+A bill lists the Python packages of a set with versions, hashes and the marker under which they are installed. It leaves
+out what an image's base contains (Debian's packages, Python itself). The same set gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A locked package; `hashes` are those of all its files, of which an installation takes one."""
+    """A locked package; `hashes` has one hash for each of its files, and an installation uses one file."""
 
     name: str
     version: str

@@ -69,7 +69,7 @@ def claim(cluster: Cluster, namespace: str, name: str) -> Path:
     volume_name = f"{namespace}-{name}"
     existing = ("persistentvolumeclaim", name, f"--namespace={namespace}", "--ignore-not-found", "--output=name")
     if not cluster.kubectl("get", *existing):
-        # Of an earlier claim of this name, as of a test that runs again: no other claim gets a released volume.
+        # Delete the volume of an earlier claim of this name (a test that ran before): no new claim can bind to it.
         cluster.kubectl("delete", "persistentvolume", volume_name, "--ignore-not-found")
         if folder.exists():
             shutil.rmtree(folder)

@@ -89,7 +89,7 @@ def program(code: str, **changed: Any) -> dict[str, Any]:
 
 
 def pods(api: Api, space: str, job: str, group: str) -> list[dict[str, Any]]:
-    """The job's pods of a group: `headgroup`, or that of a pool."""
+    """The job's pods of a group: `headgroup`, or the worker group of a pool."""
     selector = f"diffusionrl.io/job={job},ray.io/group={group}"
     found: list[dict[str, Any]] = api.get(f"/api/v1/namespaces/{space}/pods", labelSelector=selector)["items"]
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from e2e.cluster.paths import cache
 
 COMMITTED = Path(__file__).with_name("turns.json")
-UNKNOWN_SECONDS = 300.0  # of a test that has not passed yet: as long as most trainings in pods
+UNKNOWN_SECONDS = 300.0  # estimate for a test that has never passed: as long as most trainings in pods
 MARGIN = 1.25  # over the recorded seconds: a machine is seldom as quiet as the one they are from
 
 
@@ -50,10 +50,10 @@ class Candidate:
 
 
 def choose(candidates: Sequence[Candidate], records: Mapping[str, Passed], seconds: float) -> set[str]:
-    """Names of the tests that run in so many seconds.
+    """Names of the tests to run within this many seconds.
 
-    Those of every run come first, then those that changed since they passed last, then those that passed longest ago.
-    One that needs more time than is left is passed over.
+    Tests of every run come first, then tests that changed since they last passed, then tests that passed longest ago.
+    A test that needs more time than is left is skipped.
     """
     chosen = set[str]()
     left = seconds
@@ -83,7 +83,7 @@ def digest(paths: Iterable[Path], root: Path) -> str:
 
 
 def newest(*records: Mapping[str, Passed]) -> dict[str, Passed]:
-    """Of each test the record of the day when it passed last."""
+    """The record of each test's last pass."""
     merged: dict[str, Passed] = {}
     for name, record in (item for some in records for item in some.items()):
         if name not in merged or merged[name].at <= record.at:

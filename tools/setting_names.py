@@ -116,7 +116,7 @@ def _values(by_loss: Mapping[str, frozenset[str]]) -> Iterator[str]:
         yield _tuple(name, (setting for setting, found in kinds.items() if found is kind))
     yield "# Settings that are two numbers, with an example.\n"
     yield f"PAIRS = {{\n{_entries(value_types.PAIRS)}}}\n"
-    yield "# Those of them that are never null.\n"
+    yield "# Numbers and switches that are never null.\n"
     yield _tuple("NEVER_NULL", (setting for setting in kinds if not value_types.may_be_null(setting)))
     yield "# Groups of settings, and those that are empty by default, so that null means empty.\n"
     yield _tuple("GROUPS", groups)

@@ -25,7 +25,7 @@ PATCHES = {
 
 
 class ApiError(ClusterError):
-    """The API server rejected the request; `code` and `reason` are those of its Status object."""
+    """The API server rejected the request; `code` and `reason` come from its Status object."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")

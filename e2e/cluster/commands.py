@@ -131,7 +131,7 @@ def controller_manager(layout: Layout) -> list[str]:
 
 
 def scheduler(layout: Layout) -> list[str]:
-    """The scheduler, without settings of its own."""
+    """The scheduler, with its default configuration."""
     return [layout.tools.program("kube-scheduler"), *_as_client(layout, "scheduler", layout.scheduler_port)]
 
 

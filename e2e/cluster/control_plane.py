@@ -33,7 +33,7 @@ TOKEN_LIFE_S = 4 * 3600
 class ControlPlane:
     """A running control plane.
 
-    `kubeconfig` is that of an administrator; `audit` counts the calls of any client.
+    `kubeconfig` has administrator rights; `audit` counts the calls of any client.
     """
 
     layout: commands.Layout

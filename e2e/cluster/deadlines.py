@@ -50,11 +50,11 @@ def wait_for_progress(what: str, most: int, steps: Callable[[], float], probe: C
     """The first value of `probe` that is neither None nor False, however long the steps before it take.
 
     Args:
-        most: how many more steps may be made until then.
-        steps: how many have been made.
+        most: maximum number of further steps to wait for.
+        steps: returns the number of steps made so far.
 
     Raises:
-        DeadlinePassed: there is none after so many steps, or no step was made for `NO_PROGRESS` seconds.
+        DeadlinePassed: `probe` has no value after `most` steps, or no step was made for `NO_PROGRESS` seconds.
     """
     first = last = steps()
     end = time.monotonic() + NO_PROGRESS

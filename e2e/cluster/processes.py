@@ -49,9 +49,9 @@ def start_ticks(stat: str) -> int:
 
 
 def has_ended(stat: str) -> bool:
-    """Whether `/proc/PID/stat` is that of a process that has ended and was not collected yet.
+    """Whether `/proc/PID/stat` belongs to a zombie: a process that has ended and was not reaped yet.
 
-    Field 3 is `Z` as soon as the first thread has ended; until field 20 is 1, others hold the process's ports.
+    Field 3 is `Z` as soon as the first thread has ended; until field 20 is 1, other threads hold the process's ports.
     """
     fields = stat.rpartition(")")[2].split()
     return fields[0] in "ZX" and int(fields[17]) <= 1
@@ -100,7 +100,7 @@ class Daemons:
     """The daemons of one cluster. Their identities are in `folder/processes`, their output in `folder/logs`.
 
     Args:
-        folder: of the cluster's state.
+        folder: folder of the cluster's state.
         bound: whether they end with the thread that starts them, however it ends.
     """
 
@@ -112,7 +112,7 @@ class Daemons:
         self._records.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: Sequence[str]) -> Identity:
-        """Start a daemon in a session of its own, so that a Ctrl-C at the terminal does not reach it.
+        """Start a daemon in a new session, so that a Ctrl-C at the terminal does not reach it.
 
         Raises:
             ProcessEnded: it ended before it could be recorded.

@@ -57,7 +57,7 @@ PAUSE = Program("pause", ".", "./pause", note="seconds")
 KUBERAY = Program("ray-operator", ".", "github.com/ray-project/kuberay/ray-operator", note="a minute or two")
 KWOK = Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", note="2 to 5 minutes")
 KIND = Program("kind", "kind", "sigs.k8s.io/kind", note="seconds")
-# A module of its own: as a part of KUBE it would let everyone build that again.
+# A separate module: as a part of KUBE it would make everyone rebuild KUBE.
 KUBEADM = Program("kubeadm", "kubeadm", "k8s.io/kubernetes/cmd/kubeadm", note="a minute or two")
 KUEUE = Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", note="2 to 5 minutes")
 S3 = Program("versitygw", "s3", "github.com/versity/versitygw/cmd/versitygw", note="a minute or two")
@@ -70,7 +70,7 @@ MODULE_OF = {name: program.module for program in ALL for name in (program.name, 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Built programs. Those of one module are in one folder below `base`, whose name is a hash of their sources."""
+    """Built programs: one folder below `base` for each module, named after a hash of the module's sources."""
 
     base: Path
 
@@ -107,7 +107,7 @@ class Tools:
 
 
 def sources(folder: Path) -> list[Path]:
-    """The files that determine a module's build, without those of modules inside it."""
+    """The files that determine a module's build, without the files of nested modules."""
     found = [path for path in folder.rglob("*") if path.name in {"go.mod", "go.sum"} or path.suffix == ".go"]
     inner = {path.parent for path in found if path.name == "go.mod"} - {folder}
     return sorted(path for path in found if not inner & set(path.parents))
@@ -288,7 +288,7 @@ def module_folder(name: str, module: Path, base: Path) -> Path:
 
 
 def write_stages(tools: Tools, module: Path) -> None:
-    """kwok refuses to start without stages and brings none inside: take those of its own module."""
+    """Write the stages of kwok's module to a file: kwok needs stages to start and has none built in."""
     folder = module_folder("sigs.k8s.io/kwok", module, tools.base) / "kustomize" / "stage"
     tools.stages.parent.mkdir(parents=True, exist_ok=True)
     tools.stages.write_text("\n---\n".join((folder / name).read_text(encoding="utf-8") for name in STAGES), "utf-8")

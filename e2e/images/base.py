@@ -40,7 +40,7 @@ FORM = "1"  # changes with what this module makes of the same inputs
 
 
 def version() -> str:
-    """Of this Python: 3.11."""
+    """Major and minor version of this Python, such as 3.11."""
     return "{}.{}".format(*sys.version_info[:2])
 
 

@@ -30,7 +30,7 @@ BUILD_S = 7200.0
 ARCHIVE_S = 7200.0  # 3 minutes on a quiet machine; half an hour was too little for 11 GB next to other work
 PACKAGES_S = 900.0
 SAY_EVERY_S = 30.0
-# Of buildah ("[1/2] STEP 3/9: RUN ...") and of Docker ("#5 [build 3/9] RUN ...").
+# Progress lines of buildah ("[1/2] STEP 3/9: RUN ...") and of Docker ("#5 [build 3/9] RUN ...").
 STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: |#\d+ \[[^\]]*\d+/\d+\] ")
 PACKAGES = ("buildah", "debootstrap")
 CERTIFICATES = Path("/etc/ssl/certs")
@@ -60,7 +60,7 @@ class Builder(Protocol):
         """Write a built image as an archive, for a registry or another machine.
 
         Args:
-            labels: added to those of the image; the built image keeps its own.
+            labels: added to the image's labels in the archive; the built image stays unchanged.
         """
 
     def names(self, repository: str) -> set[str]:
@@ -179,7 +179,7 @@ class Docker:
 
 
 class Buildah:
-    """Debian's buildah with a storage of its own in `folder`; RUN steps in a changed root, without namespaces."""
+    """Debian's buildah with separate storage in `folder`; RUN steps run in a chroot, without namespaces."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

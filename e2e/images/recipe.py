@@ -36,11 +36,11 @@ class Recipe:
 
 
 def stage(image: Image, target: Path, root: Path = ROOT) -> None:
-    """Copy what goes into an image, and its Dockerfile, into an empty folder, without times.
+    """Copy an image's inputs and its Dockerfile into an empty folder, with fixed modification times.
 
-    From there it is named and built: a working tree that changes in the meantime changes nothing, and layers depend on
-    content alone. Locked sets lose their comments, one of which changes with every line of pyproject.toml: the layer of
-    what they install, the largest, stays.
+    The image is named and built from there, so edits to the working tree during the build have no effect, and layers
+    depend on content alone. Comments are removed from locked sets, because one of them changes with every line of
+    pyproject.toml: the layer of installed packages, the largest, stays cached.
 
     Raises:
         BuildFailed: the image's ignore file names a file that is not there.

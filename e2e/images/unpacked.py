@@ -30,9 +30,9 @@ class Unpacked:
         root, no capability, and these folders mounted. The process keeps its id, so signals reach it.
 
         Args:
-            path: of the script.
-            variables: added to the image's and to those of the script's environment.
-            mounted: where each of these folders is seen; by a path without links.
+            path: where to write the script.
+            variables: environment variables to add to the image's and to the script's.
+            mounted: mount points in the image by folder; folders are paths without symbolic links.
         """
         user, group = self.config["User"].split(":")
         own = dict(item.split("=", maxsplit=1) for item in self.config["Env"])
@@ -45,7 +45,7 @@ class Unpacked:
         lines = [
             "#!/bin/sh",
             "set -e",
-            # In mounts of its own, which end with it.
+            # In a separate mount namespace, which ends with the process.
             '[ "$1" = --inside ] || exec unshare --mount "$0" --inside "$@"',
             "shift",
             f"mount --bind '{self.root}' '{self.root}'",

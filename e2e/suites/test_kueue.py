@@ -24,7 +24,7 @@ PATIENCE = 90.0
 
 
 def queue_objects(accelerators: int = 2, stop: str = "None") -> list[dict[str, Any]]:
-    """A queue with so many accelerators."""
+    """A queue with a quota of this many accelerators."""
     return kueue.queue_objects({"nvidia.com/gpu": accelerators}, stop=stop)
 
 

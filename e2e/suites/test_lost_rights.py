@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {"CANARY_SECONDS": "600", "RETRY_SECONDS": "0.1", "LEASE
 
 @pytest.fixture
 def kubeconfig(installed: ControlPlane, api: Api, namespace: str) -> Path:
-    """Of an operator with the chart's rights in one namespace."""
+    """Kubeconfig of an operator with the chart's rights in one namespace."""
     installed.await_account(namespace)
     grant(api, namespace, "Role", (*WATCHED, *OWN))
     grant(api, namespace, "ClusterRole", CLUSTER)

@@ -114,7 +114,7 @@ def test_the_operator_runs_its_exec_plugin_again(
 
 @asynccontextmanager
 async def watching(accounts: Accounts, seen: set[str]) -> AsyncIterator[None]:
-    """kopf with the operator's login; it opens its watch anew every second."""
+    """kopf with the operator's login; it reopens its watch every second."""
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
     stop = asyncio.Event()

@@ -237,7 +237,7 @@ def silent() -> Iterator[int]:
     [
         (False, 5, 'failed calling webhook "gate.example.com"'),
         (True, 2, 'failed calling webhook "gate.example.com"'),
-        # Kubernetes' own limit is longer than that of a write, which ends with the Lease.
+        # Kubernetes' timeout for the webhook is longer than the operator's for a write, which ends with the Lease.
         (True, 10, "no answer in time: the API server, or a webhook that it calls, is too slow"),
     ],
     ids=["refused", "silent", "silent longer than a write"],

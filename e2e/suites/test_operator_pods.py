@@ -193,7 +193,8 @@ def follow_queue(
     """Report queues for which one pod, four, and one are enough.
 
     Args:
-        name: of the queue in reports. condition: type of the condition about it.
+        name: name of the queue in reports.
+        condition: type of the condition about the queue.
         refused: asserts that the API server refuses another number in the job.
     """
     api = job.api

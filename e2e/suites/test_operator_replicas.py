@@ -1,6 +1,6 @@
 """Two replicas of the operator: one leads through the Lease; it is killed, stopped, frozen, and the other takes over.
 
-Each replica has a service account of its own with the chart's rights, so the audit log tells their writes apart.
+Each replica has a separate service account with the chart's rights, so the audit log tells their writes apart.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_a_real_prometheus_scrapes_it(
 def test_dashboards_and_alert_rules_on_a_real_prometheus(
     programs: prometheus.Programs, running: RunningOperator, plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """Of a job that has failed once and reports a step, scraped as the chart's PodMonitor says."""
+    """A job fails once and then reports a step; Prometheus scrapes it as the chart's PodMonitor says."""
     with plane.api() as api:
         job = JobOnPlane(api, namespace, "watched", spec={"backoffLimit": 3})
         job.run_and_lose_a_head()

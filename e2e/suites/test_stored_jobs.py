@@ -17,8 +17,8 @@ from e2e.operator_process import RunningOperator
 
 pytestmark = pytest.mark.cluster
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/diffusionrljobs.diffusionrl.io"
-# Kubernetes 1.29 checks unchanged fields too, at each write. The gate cannot be closed since 1.33, but in the emulation
-# of earlier versions, of which this is the earliest.
+# Kubernetes 1.29 checks unchanged fields too, at each write. Since 1.33 the feature gate can only be disabled while
+# emulating an earlier version; this is the earliest one.
 AS_BEFORE = ("--emulated-version=1.31", "--feature-gates=CRDValidationRatcheting=false")
 WINDOW = {"start": 5, "end": 10, "size": 2}
 # A rule of the spec, and one of a part of it.
@@ -47,7 +47,7 @@ def checks_all(plane: ControlPlane) -> bool:
 
 
 def without_rule(node: Any, rule: str) -> Any:
-    """A part of a definition without a rule, and without those of the same object, which are joined with it."""
+    """A part of a definition without a rule, and without the rules of the same object that are joined with it."""
     if isinstance(node, list):
         found = [item for item in node if isinstance(item, dict) and rule in item.get("messageExpression", "")]
         return [without_rule(item, rule) for item in node if item not in found]

@@ -36,7 +36,7 @@ JOB = ["namespace", "name"]
 
 
 class OperatorMetrics:
-    """Metrics of the operator, and the page with those of its jobs."""
+    """Metrics of the operator, and the page with the metrics of its jobs."""
 
     def __init__(self, jobs: JobMetrics | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -175,12 +175,12 @@ class ShownJobs:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The values of a job's series: a hundredth of the memory of its object.
+    """The values of a job's series. They take a hundredth of the memory of the job's object.
 
     Attributes:
         conditions: the status of each of `CONDITION_TYPES`.
         versions: weight versions by role.
-        figures: those of `_FIGURES` and `_SUMS`.
+        figures: values of `_FIGURES`, then of `_SUMS`.
     """
 
     key: Key
@@ -215,7 +215,7 @@ def _status_of(body: Body) -> Status:
         return Status()  # invalid; the next pass overwrites it
 
 
-Series: TypeAlias = Iterable[tuple[tuple[str, ...], float]]  # values of the labels besides those of the job
+Series: TypeAlias = Iterable[tuple[tuple[str, ...], float]]  # values of the labels besides the job's labels
 
 
 def _series(jobs: Sequence[_Shown]) -> Iterator[Metric]:

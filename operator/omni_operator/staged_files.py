@@ -13,9 +13,10 @@ PREFIX = ".staged-"
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A temporary folder; if the block succeeds, its files replace those of the same names in `folder`.
+    """A temporary folder; if the block succeeds, its files replace files of the same names in `folder`.
 
-    It is in `folder`, which may be a mount: its parent may be on another file system, or belong to others.
+    It is inside `folder`, because `folder` may be a mount: its parent may be on another file system, or belong to
+    another user.
     """
     existed = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Settings of what runs on a bare node. PURE. JSON is YAML: each of the programs reads it."""
+"""Configuration files of the programs on a bare node. PURE. Written as JSON, which every YAML parser reads."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class BareCluster:
     def _start_node(
         self, daemons: Daemons, layout: commands.Layout, authority: pki.Authority, spec: NodeSpec, number: int
     ) -> None:
-        """One node: its files, its images, its cgroup, and its first process, in namespaces of its own."""
+        """One node: its files, its images, its cgroup, and its first process, in separate namespaces."""
         node = configuration.Node(number, spec.name, self.folder / "nodes" / spec.name, layout.pki, self.network)
         for path, text in configuration.files(node).items():
             path.parent.mkdir(parents=True, exist_ok=True)

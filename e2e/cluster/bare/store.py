@@ -81,7 +81,7 @@ class Known:
         return found
 
     def add(self, image: NodeImage) -> None:
-        """Remember an image, or those of an archive."""
+        """Record an image, or all images of an archive."""
         taken = dict.fromkeys(names_of(image), fingerprint(image))
         self._write(self.read() | taken)
 

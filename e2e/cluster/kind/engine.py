@@ -1,4 +1,4 @@
-"""Container engines that run kind's nodes: Docker where its daemon answers, else podman with a storage of its own."""
+"""Container engines that run kind's nodes: Docker where its daemon answers, else podman with separate storage."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ runroot = "{run}/storage"
 [storage.options.overlay]
 skip_mount_home = "true"
 """
-# crun refuses cgroup v1 next to v2, and limits cannot be raised everywhere. By default a container has 2,048 threads,
-# too few for two pods of Ray. `podman rm --force` waits `stop_timeout` for systemd before it kills a node. Locks in
-# shared memory would be those of the machine's other containers too.
+# runtime: crun refuses cgroup v1 next to v2. default_ulimits: limits cannot be raised everywhere. pids_limit: the
+# default of 2,048 threads is too few for two Ray pods. stop_timeout: `podman rm --force` waits this long for systemd
+# before it kills a node. lock_type: locks in shared memory would be shared with the machine's other containers.
 CONTAINERS = """[containers]
 default_ulimits = []
 pids_limit = 0
@@ -121,8 +121,8 @@ class Engine:
 
     Attributes:
         program: `docker` or `podman`.
-        variables: of its environment.
-        folder: of podman's storage and settings; None: Docker.
+        variables: environment variables for the program.
+        folder: folder of podman's storage and settings; None: Docker.
     """
 
     program: str
@@ -177,7 +177,7 @@ class Engine:
             self.run(*command, "--ignore", *ids, deadline=deadlines.IMPORT_IMAGE)
 
     def weigh(self, nodes: int) -> None:
-        """Let so many more nodes of podman have as much of the CPUs as they report, as those of bare clusters."""
+        """Give this many more podman nodes the CPU shares that they report, as bare clusters do."""
         if self.folder is not None:
             nodes += len(self.run("ps", "--quiet").split())
             for hierarchy in machine.hierarchies():
@@ -239,7 +239,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def podman(folder: Path, say: Say) -> Engine:
-    """Podman with storage and settings in `folder`; those of the machine are neither read nor changed.
+    """Podman with storage and settings in `folder`; the machine's podman storage and settings stay untouched.
 
     Raises:
         ToolMissing: no root, or packages that cannot be installed.

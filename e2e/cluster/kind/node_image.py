@@ -91,7 +91,7 @@ def kubernetes() -> str:
 
 
 def ensure(engine: Engine, tools: Tools, say: Say) -> str:
-    """The name of the image, built unless podman has it; those of earlier versions are removed.
+    """The name of the image, built unless podman has it; images of earlier versions are removed.
 
     Raises:
         ToolMissing: debootstrap cannot be installed, or the disk has no room.
@@ -198,7 +198,7 @@ def program_of(name: str) -> str:
 
 
 def write_images(names: Iterable[str], root: Path, tools: Tools, target: Path) -> None:
-    """Write images of these names as one archive: those of Kubernetes and etcd share a layer."""
+    """Write images of these names as one archive, because the Kubernetes and etcd images share a layer."""
     links = {f"usr/local/bin/{link}": "kube" for link in KUBE.links}
     kube = layer({"usr/local/bin/kube": Path(tools.program("kube")).read_bytes()}, links)
     stored: dict[str, bytes] = {}

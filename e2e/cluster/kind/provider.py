@@ -44,7 +44,7 @@ class KindCluster:
         self._say = say
         self._base = folder or cache()
         self.name = f"{NAME}-{instance}" if instance else NAME
-        # Routes to pods would be those of another cluster, if all had kind's own range.
+        # Each cluster has a separate pod CIDR: with kind's default, routes to pods of two clusters would conflict.
         self._pods = f"10.{244 + instance}.0.0/16"
         self.folder = self._base / (f"kind{instance}" if instance else "kind")
         self._record = self.folder / "cluster.json"
@@ -167,7 +167,7 @@ class KindCluster:
         addons.await_available(self.kubectl, addons.DEPLOYMENTS)
 
     def _add_routes(self) -> None:
-        """Let this machine reach pods, as it reaches those of bare clusters; routes end with the cluster's bridge."""
+        """Add routes from this machine to the pods, as bare clusters have; they vanish with the cluster's bridge."""
         with self.api("e2e-routes") as api:
             nodes = api.get("/api/v1/nodes")["items"]
         for node in nodes:

@@ -57,9 +57,9 @@ def configuration(
 
 
 def _patches(version: str, *, own_dns: bool) -> list[dict[str, str]]:
-    """Patches of what kind writes for kubeadm, in one version of kubeadm's API.
+    """JSON patches of kind's kubeadm configuration, for one version of kubeadm's API.
 
-    They add to kind's own arguments, which a patch by merging would replace.
+    They add to kind's arguments, which a merge patch would replace.
     """
     volume = {"name": "audit", "hostPath": AUDIT, "mountPath": AUDIT, "readOnly": False, "pathType": "Directory"}
     steps = [_argument(version, "apiServer", name, value) for name, value in AUDIT_FLAGS.items()]

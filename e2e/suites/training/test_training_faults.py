@@ -74,7 +74,7 @@ def test_a_quota_a_missing_secret_a_full_volume_and_memory_that_runs_out_are_nam
     api.post(f"/api/v1/namespaces/{space}/secrets", {"metadata": {"name": "wandb"}, "stringData": {"key": "x"}})
     killed.create(program(OVERRUN, trainer__resources=limited, trainer__podTemplate=UNWATCHED))
     greedy.await_condition("Failed", "True", "OutOfMemory", within=ENDED)
-    # Of one process with cgroups v1, of the whole container with v2.
+    # The OOM killer ends one process with cgroups v1, the whole container with v2.
     said = killed.await_condition("Failed", "True", "OutOfMemory", within=ENDED)["message"]
     assert "the training program got SIGKILL" in said or "was killed because it ran out of memory" in said
     failed = full.await_condition("Failed", "True", "ApplicationError", within=ENDED)

@@ -89,7 +89,7 @@ def one(found: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
 
 
 def scale_by(job: Job, requests: int) -> None:
-    """Let autoscaling find so many requests enough for one judge."""
+    """Set `requestsPerReplica` of the judge's autoscaling."""
     job.api.patch(job.own_path, {"spec": {"reward": {"model": {"autoscaling": {"requestsPerReplica": requests}}}}})
 
 

@@ -63,7 +63,7 @@ def impatient(system: System) -> Iterator[None]:
 
 
 def job_spec() -> dict[str, Any]:
-    """The example with small batches, and no checkpoint of its own before the last step."""
+    """The example with small batches, and no periodic checkpoint before the last step."""
     spec = on_two_vendors(
         NAME,
         trainer__totalSteps=STEPS,

@@ -1,6 +1,6 @@
 """Training in two pods on two nodes: the updates of one pod, and the loss of one; only the accelerators are fake.
 
-The loss of the pod with the training program is that of a job in one pod: test_training_faults.py.
+Losing the pod with the training program is the same as for a job in one pod: test_training_faults.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def second_node(system: System, api: Api) -> Iterator[str]:
 
 
 def job_in(count: int, name: str, steps: int) -> dict[str, Any]:
-    """The example in so many pods, each on a node of its own, and the head on a third one; nothing is evaluated."""
+    """The example in this many pods, each on another node, and the head on a third node; without evaluation."""
     labels = {"diffusionrl.io/job": name, "ray.io/group": "trainer"}
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
     spec = example(
@@ -108,10 +108,10 @@ def without_program(system: System, found: list[dict[str, Any]]) -> dict[str, An
 
 
 def compare(alone: dict[str, Any], shared: dict[str, Any]) -> None:
-    """A step of one pod, and the same one of two.
+    """The same step in one pod and in two.
 
-    Engines that generate images one by one have no batch that differs: with the same weights, rewards are equal. The
-    gradients of two ranks are added in another order: the tolerance is that of `tests/ml/workers/test_ranks.py`.
+    Engines that generate images one by one have no batch that differs: with the same weights, rewards are equal. Two
+    ranks add gradients in another order; the tolerance is the same as in `tests/ml/workers/test_ranks.py`.
     """
     first = shared["step"] == 1
     for name in ("reward/mean", "reward/std"):

@@ -162,7 +162,7 @@ class SeparateOnly:
     """The rule that fields of a model with `placement` are for Separate.
 
     Attributes:
-        names: of the fields, in YAML.
+        names: the fields' names in YAML.
         text: the message.
     """
 
@@ -188,7 +188,7 @@ def names_of(model: type[BaseModel]) -> frozenset[str]:
 
 
 class LenientModel(BaseModel):
-    """A part of what the operator or the cluster writes: unknown fields are ignored, values are converted."""
+    """A part of an object that the operator or the cluster writes: unknown fields are ignored, values are converted."""
 
     model_config = ConfigDict(
         extra="ignore",

@@ -170,7 +170,7 @@ class Spec(StrictModel):
 
     @property
     def rollout_accelerators(self) -> int:
-        """Accelerators of all rollout pods; 0 where engines share those of the trainer."""
+        """Accelerators of all rollout pods; 0 where engines share the trainer's accelerators."""
         return self.rollout.replicas * self.rollout_accelerator.count if self.rollout.separate else 0
 
     @property
@@ -191,19 +191,19 @@ class Spec(StrictModel):
 
     @property
     def judge_accelerator(self) -> Accelerator:
-        """Accelerators of one reward pod, where a judge has pods of its own."""
+        """Accelerators of one reward pod, where the judge has separate pods."""
         judge = self.reward.model
         return (judge.accelerator if judge else None) or self.trainer.accelerator
 
     @property
     def judge_pods(self) -> int:
-        """Number of reward pods; 0 without a judge that has pods of its own."""
+        """Number of reward pods; 0 without a judge in separate pods."""
         judge = self.reward.model
         return judge.replicas if judge and judge.separate else 0
 
     @property
     def judge_accelerators(self) -> int:
-        """Accelerators of all reward pods; 0 without a judge that has pods of its own."""
+        """Accelerators of all reward pods; 0 without a judge in separate pods."""
         return self.judge_pods * self.judge_accelerator.count
 
     @property

@@ -35,6 +35,6 @@ def find_bad_annotations(annotations: Mapping[str, str]) -> Iterator[Violation]:
 
 
 def is_key(key: str) -> bool:
-    """Whether a text is the key of a label, with or without a domain, as that of a finalizer."""
+    """Whether a text is a valid label key, with or without a domain. Finalizer names have the same form."""
     match = _KEY.fullmatch(key)
     return match is not None and len(match["domain"] or "") <= DOMAIN_LIMIT

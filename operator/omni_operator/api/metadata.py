@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from .base import RULE, Violation, whole, without_nulls
 from .labels import find_bad_annotations, find_bad_labels
 
-NAME_LIMIT = 43  # of 63, because names of attempts and pods add suffixes
+NAME_LIMIT = 43  # less than 63, because names of attempts and pods add suffixes
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 

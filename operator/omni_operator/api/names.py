@@ -14,20 +14,20 @@ JOB_LABEL = f"{GROUP}/job"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 RENDERED_ANNOTATION = f"{GROUP}/rendered"  # digest of the rendered object
-SPEC_ANNOTATION = f"{GROUP}/spec"  # of a RayJob: digest of what of the spec it was made of
-PODS_ANNOTATION = f"{GROUP}/pods"  # of a RayJob: its pods and their accelerators, by worker group, as JSON
-CHECKSUM_ANNOTATION = f"{GROUP}/checksum"  # of a RayJob: digest of its entrypoint and of the three annotations before
-# Of a RayJob in a queue: when it asked for another number of rollout pods, and how often for all of them.
+SPEC_ANNOTATION = f"{GROUP}/spec"  # on a RayJob: hash of the spec fields that determine an attempt's pods
+PODS_ANNOTATION = f"{GROUP}/pods"  # on a RayJob: its pods and their accelerators, by worker group, as JSON
+CHECKSUM_ANNOTATION = f"{GROUP}/checksum"  # on a RayJob: digest of its entrypoint and the three annotations above
+# On a queued RayJob: when it asked for another number of rollout pods, and how often it asked for all of them.
 ASKED_ANNOTATION = f"{GROUP}/asked"
 # files of the trainer pods
 JOB_ANNOTATION = f"{GROUP}/job.yaml"
 OVERRIDES_ANNOTATION = f"{GROUP}/overrides.txt"
-OPEN_ANNOTATION = f"{GROUP}/open-ports"  # of a NetworkPolicy: ports that pods may reach at every address
-PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # of a job: its rollout and reward pods are not replaced
+OPEN_ANNOTATION = f"{GROUP}/open-ports"  # on a NetworkPolicy: ports that pods may reach at every address
+PAUSE_ANNOTATION = f"{GROUP}/pause-rolling-update"  # on a job: its rollout and reward pods are not replaced
 FINALIZER = f"{GROUP}/finalizer"  # earlier versions added it to jobs; it is removed where it is found
 FIELD_MANAGER = "diffusionrl-operator"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod has its own
-SELECTOR = JOB_LABEL  # of all objects of all jobs; policies of a cluster replace the label `managed-by`
+SELECTOR = JOB_LABEL  # on all objects of all jobs; policies of a cluster replace the label `managed-by`
 RAYJOB_NAME_LIMIT = 47  # KubeRay's
 # the end of a RayJob's name
 LETTERS = string.ascii_lowercase
@@ -44,9 +44,10 @@ class RollingNames:
     """Names for the replacement of the pods of a worker group.
 
     Attributes:
-        template: label of its pods, the digest of what they are made of.
-        before, replacing, refused: annotations of a RayCluster whose pods are replaced: the template before, since
-            when, and the one that was given up.
+        template: label of the pods: hash of the template they were created from.
+        before: annotation of the RayCluster: the template before the replacement.
+        replacing: annotation of the RayCluster: when the replacement began.
+        refused: annotation of the RayCluster: the template that was given up.
     """
 
     template: str

@@ -101,7 +101,7 @@ class PodCounts(LenientModel):
 
 
 class RolloutStatus(PodCounts):
-    """Pods with engines: rollout pods, or those of the trainer."""
+    """Pods with engines: rollout pods, or the trainer's pods."""
 
     summary: Short | None = Field(default=None, description="ready/desired, for kubectl get.")
     selector: Short | None = Field(

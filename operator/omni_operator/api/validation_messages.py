@@ -88,7 +88,7 @@ def _message(detail: dict[str, Any], path: FieldPath, root: type[BaseModel]) -> 
 
 
 def describe_value(detail: Mapping[str, Any]) -> str:
-    """The message of an error in a value that was given as text, such as that of an option.
+    """The message of an error in a value that was given as text, such as an option's value.
 
     Args:
         detail: an error of pydantic.

@@ -95,7 +95,7 @@ def _read(call: TrainerCall) -> Iterator[str]:
 def _left_open(call: TrainerCall, texts: Sequence[str]) -> Iterator[str]:
     """A line for each variable and command of the script whose text is in the job, or would be in its name.
 
-    Those of other assignments are in the lines about what is left out.
+    Assignments that are not in the job are in the lines about what is left out.
     """
     of_name = [each for each in call.arguments if each.lstrip("+").startswith("trainer.experiment_name=")]
     unknown = [(name, f"{name} is {_NOT_RUN if name.startswith(_COMMANDS) else _NOT_SET}") for name in call.unknown]
@@ -120,7 +120,7 @@ def _texts(node: object) -> Iterator[str]:
 
 
 def _local_urls(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """URLs of this machine in a job, each once; on a cluster, they would be those of each pod."""
+    """Localhost URLs in a job, without duplicates; on a cluster, each pod would reach only itself."""
     return tuple(dict.fromkeys(_LOCAL.findall(json.dumps(document))))
 
 

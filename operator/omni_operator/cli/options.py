@@ -82,7 +82,7 @@ class ClusterView:
         return _located(loaded, plan.find_refusals(loaded.job, self.settings))
 
     def policy_problems(self, loaded: LoadedJob) -> Iterator[Problem]:
-        """Those of them that are due to the operator's policy for pods."""
+        """Why the operator's pod policy would refuse the job."""
         return _located(loaded, find_policy_refusals(loaded.job, self.settings))
 
     def warnings(self, loaded: LoadedJob) -> list[str]:

@@ -17,7 +17,7 @@ FAMILIES = REGISTERED["actor_rollout_ref.model.architecture"]
 
 
 def find_problem(model: Path, pixels: int) -> str | None:
-    """Why no sample of the model has a side of so many pixels; None if one has, or nothing is known of the model.
+    """Why the model cannot generate samples with a side of `pixels`; None if it can, or the model is unknown.
 
     Args:
         model: folder in diffusers' layout.

@@ -25,7 +25,7 @@ from omni_operator.cluster.nested_json import load_json
 
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 1024
-SHOWN_BYTES = 80  # of an answer that cannot be used
+SHOWN_BYTES = 80  # how much of an unusable answer an error shows
 MERGE = "application/merge-patch+json"
 DEFAULT_FILE = "~/.kube/config"
 POD_FILES = Path(SERVICE_ACCOUNT)
@@ -101,7 +101,7 @@ class Connection:
             answer = self.client.call_api(*request, _request_timeout=timeout)
         except HTTPError as error:
             raise Unavailable(f"no answer from the cluster: {what}: {error}; {REACH}") from error
-        except ApiException as error:  # of the package: TLS failed
+        except ApiException as error:  # raised by the kubernetes package: TLS failed
             raise Unavailable(f"no answer from the cluster: {what}: {_describe_tls(error)}") from error
         if answer.status < 300:
             return answer
@@ -125,7 +125,7 @@ class Connection:
         )
         sent = request[2]
         if token := sent.get("authorization"):
-            sent["authorization"] = token.strip()  # of a file that ends with a line break
+            sent["authorization"] = token.strip()  # a token file may end with a line break
             if not (sent["authorization"].isascii() and sent["authorization"].isprintable()):
                 # Not by the error of the HTTP client, which prints the token.
                 raise UnusableKubeconfig(
@@ -171,7 +171,7 @@ def connect(
     Args:
         kubeconfig: default: KUBECONFIG, else ~/.kube/config; without these, in a pod, its service account.
         context: default: the current one.
-        namespace: default: that of the context, else `default`; with a service account, its own.
+        namespace: default: the context's, else `default`; with a service account, the pod's.
 
     Raises:
         UnusableKubeconfig: the message says why.

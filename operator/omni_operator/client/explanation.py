@@ -14,7 +14,7 @@ from omni_operator.status.reasons.table import REASONS
 
 from .events import Event
 
-# Of reasons that Kubernetes gives, and the operator does not repeat.
+# Advice for reasons that come from Kubernetes, and that the operator does not explain.
 ADVICE = {
     **dict.fromkeys(sorted(PULL_ERRORS), "check the name of the image and the pull secrets"),
     "CrashLoopBackOff": "read the log of the pod: drl logs NAME",

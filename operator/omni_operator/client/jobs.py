@@ -32,7 +32,7 @@ from .submission import find_differences
 POLL_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 UNKNOWN_FIELD = "strict decoding error"  # as the API server says it
-# The built-in role `view` grants events of the core group; they are the same objects as those of events.k8s.io.
+# The built-in role `view` grants events of the core group; events.k8s.io serves the same objects.
 CORE_EVENTS = Kind("", "v1", "events", "Event")
 
 
@@ -121,7 +121,7 @@ class Client:
         Args:
             kubeconfig: default: KUBECONFIG, else ~/.kube/config; without these, in a pod, its service account.
             context: default: the current one.
-            namespace: default: that of the context, else `default`; with a service account, its own.
+            namespace: default: the context's, else `default`; with a service account, the pod's.
 
         Raises:
             UnusableKubeconfig: the message says why.

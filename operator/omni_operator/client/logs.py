@@ -49,10 +49,10 @@ def find_pods(client: Client, job: Job) -> tuple[JobPod, ...]:
 
 
 def select_pods(pods: tuple[JobPod, ...], wanted: str | None) -> tuple[JobPod, ...]:
-    """The trainer pods; or the pod of a name, or those of a role: `head`, `rollout` or `reward`.
+    """The trainer pods, or the pod with this name, or the pods with this role: `head`, `rollout` or `reward`.
 
     Raises:
-        PodNotFound: there are pods, and none is of that name.
+        PodNotFound: the job has pods, and none has this name or role.
     """
     if wanted is None:
         return tuple(pod for pod in pods if pod.role == TRAINER_GROUP)
@@ -177,7 +177,7 @@ class _Reader:
                     break
                 at, _, text = line.partition(" ")
                 self._last = max(at, self._last)
-                if at > resumed:  # kubelets write all times with nine decimals; sinceTime repeats those of its second
+                if at > resumed:  # kubelets write all times with nine decimals; sinceTime repeats lines of that second
                     self._put(LogLine(self._pod.name, text))
         except Unavailable:
             return False

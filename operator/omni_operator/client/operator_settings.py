@@ -48,12 +48,12 @@ def read_operator_settings(connection: Connection, namespace: str) -> ClusterSet
 def select_settings(deployments: Iterable[Mapping[str, Any]], namespace: str) -> ClusterSettings:
     """The settings of the only one of these Deployments that watches a namespace.
 
-    Anyone who may create Deployments in any namespace can give one the label and the variables of an operator, so none
-    is preferred: neither the first one, nor one whose variables can be read.
+    Anyone who may create Deployments in some namespace can give one an operator's label and variables. So if several
+    match, none is preferred: not the first one, and not one whose variables can be read.
 
     Raises:
-        SettingsUnreadable: none of them does, or the environment variables are not those of this version.
-        AmbiguousOperator: several do, or may do.
+        SettingsUnreadable: none watches the namespace, or its environment variables belong to another version.
+        AmbiguousOperator: several watch the namespace, or may watch it.
     """
     candidates: dict[str, ClusterSettings | SettingsError] = {}
     for deployment in deployments:

@@ -50,7 +50,8 @@ class RunPlace:
     """Where a job's run folder is.
 
     Attributes:
-        path: of the run folder, in the trainer pods. claim: None if the job names none.
+        path: path of the run folder in the trainer pods.
+        claim: name of the PersistentVolumeClaim; None if the job names none.
         mount: where the pods mount the claim.
     """
 
@@ -68,7 +69,7 @@ class RunPlace:
 def select_pod_bodies(bodies: Iterable[dict[str, Any]], cluster: str | None) -> list[dict[str, Any]]:
     """The pods whose controller is a RayCluster.
 
-    Labels do not tell them: other pods can have the same, such as those of a deleted job of the same name.
+    Labels do not identify them: pods of a deleted job of the same name, for example, have the same labels.
 
     Args:
         cluster: uid of the RayCluster, from the job's status; None before there is one.

@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PortForwarder:
-    """Forwards while it is open; use it in a `with`. Each local connection has a WebSocket of its own.
+    """Forwards while it is open; use it in a `with`. Each local connection has a separate WebSocket.
 
     Args:
         local_port: 0: any free one.

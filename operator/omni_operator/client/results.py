@@ -53,7 +53,7 @@ def fetch(
     """Copy results of a run into a folder, from a running pod of the job or a short-lived one that mounts its claim.
 
     Args:
-        image: of the short-lived pod. None: the one that the job names, or that its last attempt ran, or the operator's
+        image: image of the short-lived pod. None: the job's image, or the image of its last attempt, or the operator's
             default if its settings are readable.
         checkpoints: all complete checkpoints, with the state to resume from; else only the newest adapter.
         only: copy this file of the run folder and nothing else, such as `report.html`.

@@ -42,14 +42,14 @@ def read_surroundings(client: Client, job: Job) -> Surroundings:
     name = Names(job.name).attempt(attempt)
     events = listed("events", CORE_EVENTS, fieldSelector="type=Warning")
     queue = None
-    # Without a label of its own, Kueue may have put the job into the queue `default` of the namespace.
+    # Kueue may have put a job without a queue label into the namespace's queue `default`.
     if (job.body["metadata"].get("labels") or {}).get(KUEUE_QUEUE) or job.status.state == "Queued":
         queue = find_queue_state(listed("Kueue's Workloads", WORKLOADS), name)
     return Surroundings(pods, queue, select_warnings(events, job.name, name), tuple(unread))
 
 
 def select_warnings(bodies: Iterable[Mapping[str, Any]], job: str, attempt: str) -> tuple[Event, ...]:
-    """The events about a job and the objects of its attempt, whose names begin with that of its RayJob."""
+    """The events about a job and the objects of its attempt, whose names begin with the RayJob's name."""
     return tuple(
         event
         for event in sort_events(bodies)

@@ -27,14 +27,14 @@ class NoCredentials(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Address and credentials as they were loaded once.
+    """Address and credentials, as loaded at one time.
 
     Attributes:
         configuration: with a service account it reads the token again every minute, because kubelets replace it.
-        namespace: the operator's own.
+        namespace: the operator's namespace.
         expires: when an exec plug-in's token expires, if the plug-in says so.
-        source: the files that were loaded: a kubeconfig, or several; none for a service account.
-        digest: of what these files and the certificates had then.
+        source: the files that were loaded: one or several kubeconfigs; none for a service account.
+        digest: hash of the contents of these files and of the certificates when they were loaded.
     """
 
     configuration: Configuration
@@ -143,9 +143,9 @@ async def _from_kubeconfig(paths: str) -> Loaded:
 
 
 def digest_files(configuration: Configuration, source: tuple[str, ...]) -> str:
-    """Digest of what certificates and kubeconfigs have now; one that cannot be read counts as empty.
+    """Hash of the current contents of certificates and kubeconfigs; an unreadable file counts as empty.
 
-    They are replaced in place when certificates are renewed, and connections keep what they read.
+    The files are replaced in place when certificates are renewed, while connections keep what they have read.
     """
     digest = hashlib.sha256()
     for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, *source):

@@ -14,7 +14,7 @@ from .errors import AlreadyExists, ClusterError
 from .kinds import Body
 from .protocol import Cluster, object_reference
 
-NOTE_BYTES = 1024  # of the API server
+NOTE_BYTES = 1024  # the API server's limit
 log = logging.getLogger(__name__)
 
 

@@ -58,15 +58,15 @@ class Cluster(Protocol):
         """Apply the status of an object that has not changed since `body`; return the object afterwards."""
 
     async def apply_condition(self, kind: Kind, namespace: str, name: str, uid: str, condition: Body | None) -> Body:
-        """Apply one condition as a field manager of its own, or remove the one applied before; return the object."""
+        """Apply one condition with a separate field manager, or remove it if applied before; return the object."""
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:
         """Merge changes into an object that has not changed since `body`; return the object afterwards."""
 
     async def scale_group(self, kind: Kind, namespace: str, name: str, uid: str, change: GroupChange) -> Body:
-        """Change the number of pods of a worker group, as a field manager of its own; return the object afterwards.
+        """Change the number of pods of a worker group, with a separate field manager; return the changed object.
 
-        Conflict if the object, the group at that place, or its number of pods is not the expected one.
+        Raises Conflict if the object, the group at that index, or its number of pods is not the expected one.
         """
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:

@@ -1,10 +1,10 @@
 """Queue of jobs: passes over a job never overlap, several triggers are merged into one pass, idle jobs have no task.
 
-A job is queued, in a pass, or asleep until a time in a heap. Namespaces take turns, so that jobs of one do not delay
-those of another, and none has all passes under way, which may wait for a slow webhook. Within a namespace, a pass that
-asks for another one at once is followed by it before passes over other jobs, while what was parsed for it is still
-cached. The queue starts at most one pass per turn of the event loop: most passes make no request, so more of them would
-delay everything else in the process.
+A job is queued, in a pass, or asleep until a time in a heap. Namespaces take turns, so that the jobs of one namespace
+do not delay the jobs of another. No namespace can occupy all running passes, which may wait for a slow webhook. Within
+a namespace, a pass that asks for another one at once gets it before other jobs have a pass, while its parsed objects
+are still cached. The queue starts at most one pass per turn of the event loop: most passes make no request, so more of
+them would delay everything else in the process.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class JobWorkers:
         job.queued = False
         job.running = True
         job.woken = False
-        # A new context: that of the trigger would be kept as long as the pass runs.
+        # A new context: otherwise the pass would keep the trigger's context alive as long as it runs.
         name = f"job {key[0]}/{key[1]}"
         context = contextvars.Context()
         task = asyncio.get_running_loop().create_task(self._run(job), name=name, context=context)

@@ -39,7 +39,7 @@ LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
 
 
 async def run(settings: Settings, credentials: Credentials, version: str) -> bool:
-    """Run the operator until it is stopped, or must observe everything anew. Return whether it must.
+    """Run the operator until it is stopped or has to restart with new lists. Return whether it has to restart.
 
     Raises:
         OSError: a port is in use.

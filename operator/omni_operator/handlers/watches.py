@@ -41,11 +41,11 @@ class Watches:
     """Watches of jobs, their children and the operator's Lease.
 
     Attributes:
-        namespaces: those to watch; empty: all.
-        own_namespace: that of the operator's Leases.
+        namespaces: namespaces to watch; empty: all.
+        own_namespace: namespace of the operator's Leases.
         lease_changed: called with type and object of each change of a Lease.
         restored: called when a list has older objects than before: etcd was restored from an older snapshot.
-        children_listed: set when all kinds of children were listed once, in all namespaces but those that wait alone.
+        children_listed: set when all kinds of children were listed once, in all namespaces except denied ones.
         wake: called with the job that an event belongs to.
         watched: called with the resource of every event, for metrics.
     """
@@ -159,7 +159,7 @@ class Watches:
             log.info("all objects are listed; the watches deliver changes")
 
     def _awaited(self) -> set[Unlisted]:
-        """The lists that everything waits for: not those of namespaces that wait alone, unless all do."""
+        """The lists to wait for: without lists of denied namespaces, unless all namespaces are denied."""
         alone = {namespace for _, namespace in self._denied}
         if not alone < set(self.namespaces):
             return self._unlisted

@@ -1,4 +1,4 @@
-"""PURE: digests by which a change of what was rendered is noticed."""
+"""PURE: digests that detect changes of rendered objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from omni_operator.api.names import PODS_ANNOTATION, RENDERED_ANNOTATION, SPEC_ANNOTATION
 
 CHECKED = (RENDERED_ANNOTATION, SPEC_ANNOTATION, PODS_ANNOTATION)
-LENGTH = 32  # of hexadecimal digits: half of SHA-256, which also fits into a label
+LENGTH = 32  # hexadecimal digits: half of SHA-256, which also fits into a label
 
 
 def compute_digest(body: Mapping[str, Any]) -> str:

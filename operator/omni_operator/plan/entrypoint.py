@@ -33,7 +33,7 @@ def resolve_for_pods(job: DiffusionRLJob) -> tuple[DiffusionRLJob, RunLayout]:
 
 
 def render_pod_overrides(made: DiffusionRLJob, layout: RunLayout) -> list[str]:
-    """The trainer's overrides: those of `drl run`, and the address of the RayCluster.
+    """The trainer's overrides: the same as for `drl run`, and the address of the RayCluster.
 
     Args:
         made, layout: what `resolve_for_pods` returns.

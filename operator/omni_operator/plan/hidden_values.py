@@ -7,7 +7,7 @@ from typing import Any
 
 HIDDEN = "(hidden)"
 _NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
-_USER = re.compile(r"://[^/\s@]+@")  # of a URL
+_USER = re.compile(r"://[^/\s@]+@")  # user and password in a URL
 
 
 def hide_values(document: Any) -> None:

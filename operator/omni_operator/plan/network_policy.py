@@ -69,7 +69,7 @@ def _from_scrapers() -> Object:
 
 
 def _destinations(job: DiffusionRLJob) -> Iterator[str]:
-    """URLs of reward servers, stores, model hub and trackers; those of known hosts without a name."""
+    """URLs of reward servers, stores, model hub and trackers; only the scheme where a service has a default host."""
     yield from (url for scorer in job.spec.reward.scorers if (url := scorer.server_url))
     endpoint = job.spec.storage.endpoint
     if job.spec.uses_s3:
@@ -115,7 +115,7 @@ def _to_operator(settings: ClusterSettings) -> list[Object]:
     if settings.report_url is None:
         return []
     to = [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}]
-    # Any port: behind a Service, the port of the pod differs from that of the URL.
+    # Any port: behind a Service, the pod's port can differ from the URL's.
     return [{"to": to}]
 
 

@@ -125,9 +125,9 @@ def digest_attempt(job: DiffusionRLJob, attempt: int, settings: ClusterSettings)
 
 
 def digest_spec(job: DiffusionRLJob) -> str:
-    """The digest of what of the spec, and of a scheduler's labels and annotations, an attempt is made of.
+    """Hash of the spec fields, and of the scheduler's labels and annotations, that determine an attempt's pods.
 
-    Unlike that of the rendered attempt, it is the same in another version of the operator, and with other settings.
+    Unlike the hash of a rendered attempt, it does not depend on the operator's version and settings.
     """
     labels, annotations = (scheduler_entries(fields) for fields in (job.metadata.labels, job.metadata.annotations))
     spec = _without_live(job).spec

@@ -24,13 +24,13 @@ ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 JUDGE = "reward.reward_model"
 ACTOR = "actor_rollout_ref.actor"
 CORRECTIONS = (CORRECTION, f"{ACTOR}.rollout_correction")  # the reference has both names
-RANK = 32  # of a new adapter
+RANK = 32  # default rank of a new adapter
 ALPHA = 64
 SYNC_COMPATIBLE = "trainer.v1.separate_async.sync_compatible"
 
 
 def render_overrides(job: DiffusionRLJob, layout: RunLayout) -> list[str]:
-    """All overrides in order: those of the spec's fields, then the user's, which cannot contradict them."""
+    """All overrides in order: first from the spec's fields, then the user's, which cannot contradict them."""
     settings = render_settings(job, layout)
     return [*(format_assignment(name, value) for name, value in settings.items()), *job.spec.algorithm.overrides]
 
@@ -163,7 +163,7 @@ def _older_samples(spec: Spec, layout: RunLayout) -> Settings:
 
 
 def _judge(spec: Spec, layout: RunLayout) -> Settings:
-    """The judge that the run serves, and the nodes of its own accelerators."""
+    """Settings of the judge that the run serves, and of its nodes if it has separate accelerators."""
     judge = spec.reward.model
     if judge is None:
         return {}
@@ -264,7 +264,7 @@ def _trainer(job: DiffusionRLJob, layout: RunLayout) -> Settings:
         settings["trainer.output.url"] = f"{spec.output.url.rstrip('/')}/{job.metadata.name}"
         settings["trainer.output.deadline_s"] = spec.output.deadline_seconds
     if spec.uses_s3 or spec.sends_to_hub:
-        # In pods, an endpoint may be that of the store of the model, which an init container downloads.
+        # In pods, the endpoint may belong to the store with the model, which an init container downloads.
         elsewhere = not spec.uses_s3 and trainer_variables(job).get(HUB_ENDPOINT)
         location = {"endpoint": None if elsewhere else spec.storage.endpoint, "region": spec.storage.region}
         settings |= {f"trainer.store.{name}": value for name, value in location.items() if value}

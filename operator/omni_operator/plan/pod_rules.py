@@ -1,7 +1,7 @@
-"""PURE: what of a pod template the cluster's policy does not allow.
+"""PURE: checks of a pod template against the cluster's policy.
 
-The rules are those of Pod Security `restricted`, with the policy's exceptions. They expect a final template: merged,
-without nulls, and of the right types.
+The rules are the Pod Security standard `restricted`, with the policy's exceptions. They expect a final template:
+merged, without nulls, and with values of the right types.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Breach:
 
 
 def find_breaches(template: Object, policy: PodPolicy, audience: str) -> Iterator[Breach]:
-    """Everything in a template that the policy does not allow; `audience` is that of the operator's own tokens."""
+    """Everything in a template that the policy forbids; `audience` is the audience of the operator's own tokens."""
     spec: Object = template.get("spec", {})
     yield from _pod(spec, policy)
     yield from _identity(spec, policy, audience)

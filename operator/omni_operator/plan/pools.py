@@ -1,4 +1,4 @@
-"""PURE: pools of a job: the trainer's pods, and those of engines and of a judge that have their own."""
+"""PURE: pools of a job: the trainer's pods, and the separate pods of engines and of a judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_operator.api.spec.rollout import Rollout
 from .rolled_fields import digest_rolled
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-DRAIN_SECONDS = 60  # of spec.rollout.drainSeconds, and of reward pods
+DRAIN_SECONDS = 60  # default of spec.rollout.drainSeconds, and the value for reward pods
 # Ray resource that places the training program in a trainer pod of a job with one pool. Renaming it would make running
 # jobs differ from what a new operator renders.
 DRIVER_RESOURCE = "trainer"
@@ -55,7 +55,7 @@ class Pool:
 
 
 def pools_of(job: DiffusionRLJob) -> tuple[Pool, ...]:
-    """The pools, that of the trainer first."""
+    """The pools, the trainer's first."""
     trainer = job.spec.trainer
     rollout = job.spec.rollout
     trainer_pool = Pool(

@@ -31,7 +31,7 @@ from .pools import KUEUE_QUEUE, Pool, pools_of
 
 OUR_VOLUMES = {RUNS, MODELS, OUTPUT, SHARED_MEMORY}  # the operator mounts these itself
 WANDB_VARIABLES = {"WANDB_API_KEY", "WANDB_MODE"}
-# Of the annotations of a pod Kubernetes takes 256 KiB; the rest is for KubeRay, Kueue and others.
+# Kubernetes limits the annotations of a pod to 256 KiB; 16 KiB are left for KubeRay, Kueue and others.
 ANNOTATIONS_BYTES = 240 * 1024
 # YAML may take ten times the bytes of JSON: of a list at depth 12, by its indentation. Not more, so most specs fit.
 SMALL_SPEC_BYTES = ANNOTATIONS_BYTES // 16

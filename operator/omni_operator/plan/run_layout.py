@@ -19,9 +19,9 @@ class RunLayout:
 
     Attributes:
         run_folder: absolute path of the run folder.
-        nodes, accelerators_per_node: nodes and accelerators of the trainer.
-        rollout_nodes, rollout_accelerators_per_node: those of standalone engines; 0 where the trainer's are shared.
-        judge_nodes, judge_accelerators_per_node: those of a judge; 0 where it shares the trainer's.
+        nodes, accelerators_per_node: the trainer's.
+        rollout_nodes, rollout_accelerators_per_node: the standalone engines'; 0 where they share the trainer's.
+        judge_nodes, judge_accelerators_per_node: the judge's; 0 where it shares the trainer's.
         rollout_ray_resource, judge_ray_resource: Ray resource that their accelerators count as; None: as the trainer's.
         pinned: the nodes of each pool have a Ray resource that names the pool.
     """

@@ -93,12 +93,12 @@ MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A job, and what of the recipe is not in it.
+    """A converted job, and the assignments of the recipe that are not in it.
 
     Attributes:
-        document: the job; invalid if the recipe lacks what a job requires.
-        without_effect: assignments that do nothing here.
-        refused: assignments that ask for what does not exist here, each with the reason.
+        document: the job; invalid if the recipe lacks a required field.
+        without_effect: assignments that have no effect in a job.
+        refused: assignments that a job does not support, each with the reason.
     """
 
     document: dict[str, Any]
@@ -134,8 +134,8 @@ class _Made:
 def convert(arguments: Sequence[str]) -> Conversion:
     """Convert the arguments of the reference's trainer.
 
-    Of several assignments to one setting, the last counts. Settings that are not given get the reference's defaults
-    where a job has others.
+    If a setting is assigned several times, the last one counts. Settings that are not given get the reference's
+    defaults where a job has others.
     """
     arguments = list(joined_options(arguments))
     made = _Made()
@@ -258,7 +258,7 @@ def _place(made: _Made, name: str, value: Any, text: str, algorithm: str | None)
     elif (
         name == "trainer.default_local_dir"
         or has_no_effect(name)
-        # The algorithm determines it: those of ESTIMATORS always record log-probabilities, which a KL loss is of.
+        # The algorithm determines it: algorithms in ESTIMATORS always record log-probabilities, which a KL loss needs.
         or (name == KL and value is True and (algorithm or "FlowGRPO") not in ESTIMATORS)
         or (name == LOG_PROBS and value is not ((algorithm or "FlowGRPO") in ESTIMATORS) and isinstance(value, bool))
     ):
@@ -295,7 +295,7 @@ def _lora(made: _Made, values: Mapping[str, Any]) -> None:
     made.put("model.lora", {"startFrom": texts(adapter)[0]} if adapter else {})
     if rank:
         made.put("model.lora.rank", number(rank))
-    # all-linear is the reference's default for a new adapter; null is that of this trainer.
+    # The reference's default for a new adapter is all-linear; this trainer's default is null.
     if modules := texts(values.get(LORA[2], None if adapter else ALL_LINEAR)):
         made.put("model.lora.targetModules", modules)
     if alpha:

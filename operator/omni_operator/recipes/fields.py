@@ -25,8 +25,7 @@ LORA = tuple(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_m
 WINDOW = (f"{ALGO}.sde_window_size", f"{ALGO}.sde_window_range", f"{ALGO}.sample_strategy", f"{ALGO}.iters_per_group")
 SCORER = "reward.custom_reward_function"
 SCORERS = "reward.reward_functions"
-ARGUMENTS = f"{SCORER}.reward_kwargs"  # of verl
-# of this project
+ARGUMENTS = f"{SCORER}.reward_kwargs"  # verl's name; the next two are this project's
 BUILTIN = "reward.scorer"
 SETTINGS = "reward.scorer_kwargs"
 POOL = (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
@@ -102,7 +101,7 @@ class Refusal(ValueError):
     """A value for which there is no field, and why.
 
     Attributes:
-        setting: whose value it is, if several are read.
+        setting: name of the setting with this value, if several are read.
     """
 
     def __init__(self, reason: str, setting: str | None = None) -> None:
@@ -228,7 +227,7 @@ def defaults(algorithm: str | None, values: Mapping[str, Any]) -> dict[str, str]
     no samples, whose number is then the job's.
 
     Args:
-        values: of the settings that the recipe gives.
+        values: values of the settings that the recipe gives.
     """
     noise = {} if (algorithm or "FlowGRPO") in ESTIMATORS else {f"{ALGO}.noise_level": "0.0"}
     of_trainer = values.get("trainer.n_gpus_per_node", 8)
@@ -243,11 +242,11 @@ def default_parallel_size(accelerators: Any) -> int:
     return 1 if isinstance(accelerators, int) and accelerators % 2 else 2
 
 
-SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # of Hydra
+SHORT_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path"}  # Hydra's
 
 
 def joined_options(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments, with a value of Hydra's own options that is an argument of its own after a `=`."""
+    """The arguments, with each Hydra option and its separate value joined into one argument: `OPTION=VALUE`."""
     rest = iter(arguments)
     for each in rest:
         option = SHORT_OPTIONS.get(each, each)
@@ -258,9 +257,9 @@ _INTERPOLATION = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")
 
 
 def value_of(name: str, texts: Mapping[str, str]) -> Any:
-    """The value of a setting, with those of the settings that its text stands for: `${data.train_batch_size}`.
+    """The value of a setting, with references to other settings resolved, such as `${data.train_batch_size}`.
 
-    One that begins with what is not known stays a text.
+    A value that begins with an unknown reference stays a text.
     """
     others = {each: text for each, text in texts.items() if each != name}
     text = _INTERPOLATION.sub(lambda at: str(value_of(at[1], others)) if at[1] in others else at[0], texts[name])

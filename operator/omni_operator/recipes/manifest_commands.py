@@ -188,7 +188,7 @@ def _service(service: _Service, name: str) -> Iterator[Command]:
 
 
 def _words(command: str | Sequence[str] | None) -> list[str]:
-    """The words of a command of compose, which puts values for variables of its own shell in."""
+    """The words of a compose command. Compose substitutes variables of the shell in which it runs."""
     if command is None:
         return []
     if isinstance(command, str):

@@ -22,7 +22,7 @@ def in_one_line(text: str) -> str:
     """A template in the quotes of an override, without line breaks."""
     quote = text[0]
     source = text[1:-1].replace("\r\n", "\n").replace("\r", "\n")
-    # Quotes within the override's quotes are escaped; those of the other kind need not be.
+    # Quotes within the override's quotes are escaped; quotes of the other kind need not be.
     line_break = "{{ '\\n' }}" if quote == '"' else '{{ "\\n" }}'
     found = []
     place = 0

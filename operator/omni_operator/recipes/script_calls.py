@@ -14,7 +14,7 @@ from .shell_variables import ASSIGNMENT, MARK
 _SHELLS = ("bash", "sh")
 _SHELL_TEXT = re.compile(r"-\w*c\w*")  # `bash -c`, `bash -lc`
 _SHELL_OPTION = re.compile(r"[-+]\w*o")  # `-o pipefail`, `-euo pipefail`
-_IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # of the path of a script
+_IN_FRONT = ("exec", "nohup", "setsid", "command", "env")  # words that may precede the path of a script
 _MODULE_OPTION = re.compile(r"-\w*m|--module")  # in front of a module that a program runs
 
 
@@ -57,9 +57,9 @@ def runs_module(word: str) -> bool:
 
 
 def variables_set_by(words: Sequence[str]) -> Iterator[str]:
-    """Environment variables that a command in front of the trainer sets for it: of `env`, and of `ray job submit`.
+    """Environment variables that a command before the trainer's, `env` or `ray job submit`, sets for it.
 
-    Of a file with a runtime environment, whose content is not known, it is said that there are some.
+    A runtime environment file, whose content is unknown, gives a text that names the file.
     """
     if words[:1] == ["env"]:
         yield from (match["name"] for word in words if (match := ASSIGNMENT.match(word)))

@@ -41,7 +41,7 @@ def _result(operands: Sequence[str], *, patterns: bool) -> bool | None:
         case ["!", *rest] if rest:
             inner = _result(rest, patterns=patterns)
             return None if inner is None else not inner
-        case [text] if not patterns:  # of `[[ a < b ]]` the scanner leaves one word
+        case [text] if not patterns:  # the scanner leaves one word of `[[ a < b ]]`
             return bool(text)
         case ["-n" | "-z" as kind, text]:
             return bool(text) == (kind == "-n")

@@ -29,7 +29,7 @@ _MOST_SCRIPTS = 20  # that call one another
 _TRAINER = re.compile(r"(?:[A-Za-z_]\w*\.)*(main_\w+)|(?:.*/)?(main_\w+)\.py")
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _CALCULATED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")  # variables that arithmetic sets
-_ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # of a list with && and ||
+_ENDS = ("\n", ";", "&", ")", ";;", ";&", ";;&")  # tokens that end a list with && and ||
 _LEAVE = ("break", "continue", "return", "exit")
 _PATTERN = re.compile(r"[*?\[{]")  # a word that may become other words
 _UNKNOWN = re.compile(r"\0([^\0]*)\0|(\$\{\w+\}|\$\w+)")  # `\$NAME` and '$NAME' too, which nothing replaces
@@ -113,7 +113,7 @@ def _is_read(name: str, texts: Sequence[str]) -> bool:
 
 
 class _Script:
-    """Goes through a script once. Of conditions it goes every way, and compares what each leaves in the variables."""
+    """Goes through a script once. Follows every branch of a condition, and compares the variables after each branch."""
 
     def __init__(self, find: FindScript) -> None:
         self.calls: list[list[str]] = []
@@ -125,7 +125,7 @@ class _Script:
         self.not_found: dict[str, None] = {}
         self.not_sourced: dict[str, None] = {}  # not found, and may set variables
         self._find = find
-        self._path = ""  # of the script that runs; empty for the recipe
+        self._path = ""  # path of the running script; empty for the recipe
         self._running: list[str] = []  # texts, each called by the one before it
         self._tokens: list[Word | Operator] = []
         self._at = 0
@@ -170,7 +170,7 @@ class _Script:
     def _run_shell(
         self, name: str, text: str, path: str, exported: Mapping[str, Value], arguments: Sequence[str] = ()
     ) -> None:
-        """Run a text in a shell of its own, which gets these variables."""
+        """Run a text in a new shell, which gets these variables."""
         values = self.variables.values
         environment = self.environment
         functions = self._functions

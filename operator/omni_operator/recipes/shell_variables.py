@@ -43,9 +43,9 @@ class Variables:
     """Variables at one place of a script.
 
     Attributes:
-        values: by name. `@` are the arguments of the function that runs; those of the script are taken as none.
-        line: of the command that runs.
-        conditional: lines of assignments under conditions, by the expansion that is not known because of them.
+        values: by name. `@` are the arguments of the running function; the script itself is assumed to have none.
+        line: line of the running command.
+        conditional: lines of conditional assignments, by the expansion whose value is unknown because of them.
     """
 
     values: dict[str, Value] = field(default_factory=dict)

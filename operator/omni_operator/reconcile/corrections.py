@@ -29,12 +29,12 @@ FORGOTTEN = timedelta(minutes=10)  # after which a correction begins a new row
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Corrections in a row of one thing.
+    """Consecutive corrections of one field.
 
     Attributes:
-        at: time of the last one; None if there was none.
-        generation: of the job's spec; a changed spec ends the pause.
-        text: what is changed again and again, and by whom.
+        at: time of the last correction; None if there was none.
+        generation: generation of the job's spec; a changed spec ends the pause.
+        text: message about what keeps being changed, and by whom.
     """
 
     count: int = 0
@@ -55,7 +55,7 @@ class Corrections:
         return end if now < end else None
 
     def row_end(self, now: datetime, generation: int) -> datetime | None:
-        """When so many in a row are forgotten that others change the thing all the time; None: they are not so many."""
+        """When a row of corrections too long to be a coincidence is forgotten; None: the row is shorter."""
         if self.at is None or self.count < AT_ONCE or generation != self.generation:
             return None
         end = self.at + FORGOTTEN
@@ -67,7 +67,7 @@ NO_CORRECTIONS = Corrections()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the operator changes, and to what. The same again is a correction of what another one has changed since."""
+    """A field and its desired value. Writing the same value again means that another client overwrote it."""
 
     what: tuple[str, ...]
     value: object = None
@@ -75,7 +75,7 @@ class Change:
 
 @dataclass(slots=True)
 class CorrectionRows:
-    """Corrections in a row of all that belongs to a job."""
+    """Consecutive corrections of each field of a job's objects."""
 
     _rows: dict[tuple[str, ...], tuple[object, Corrections]] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """Condition `ReconcileError` of a job whose passes fail, written without reading the rest of its status.
 
-Another field manager owns this one condition, so that writing and removing it leaves all else as it is.
+Another field manager owns this one condition, so that writing and removing it changes nothing else.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class JobMemory:
     """State between passes over one job.
 
     Attributes:
-        uid: of the job.
+        uid: the job's uid.
         written: when its status was last written.
         conflicts: passes in a row that ended with a conflict.
         altered: whether another status was stored than the one that was sent.
@@ -25,7 +25,7 @@ class JobMemory:
         lost_cluster: uid of such a RayCluster.
         ensured: generation of the job and last change of its shared objects when these were last compared; None while
             something is missing or waits to be corrected.
-        corrections: of its objects, which others may change again each time.
+        corrections: corrections of the job's objects, which other clients may change again each time.
         seen: states of head and attempt, and since when this process sees them.
     """
 

@@ -67,7 +67,7 @@ def change(body: Body, step: ReplacementStep, rendered: Body, now: datetime) -> 
     annotations: dict[str, str | None] = {}
     match step:
         case StartReplacement():
-            # Of several changes in a row, the first one was made from a template whose pods served.
+            # After several changes in a row, keep the template before the first change: its pods served.
             kept = before or json.dumps({part: group[part] for part in MADE_OF if part in group}, sort_keys=True)
             annotations = {names.before: kept, names.replacing: format_timestamp(now)}
             _make_of(group, rendered)

@@ -30,7 +30,7 @@ from omni_operator.plan.overrides import ROLLOUT_NODES
 from omni_operator.status.decisions.situation import AskForPods
 from omni_operator.status.observed.timestamps import format_timestamp
 
-OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # of a Workload
+OWNER_LABEL = "kueue.x-k8s.io/job-uid"  # label of a Workload
 PREEMPTING = "Pending the preemption of"  # in Kueue's message while pods of others are ending
 
 

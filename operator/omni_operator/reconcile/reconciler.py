@@ -260,7 +260,7 @@ class Reconciler:
     async def _recover(
         self, key: Key, body: Body, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
     ) -> ReconcileResult | None:
-        """Find what no watch delivers. The result of the pass if it is not known what exists."""
+        """Look up objects that the watches have lost. The pass's result if it stays unknown which objects exist."""
         try:
             known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
         except Refused as error:
@@ -286,7 +286,7 @@ class Reconciler:
         return await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
 
     def _unchanged(self, spec: ValidSpec | InvalidSpec, observed: Observation, number: int) -> bool:
-        """Whether the spec is allowed, and that of the attempt but for what can change while it runs."""
+        """Whether the spec is allowed, and differs from the attempt's only in fields that can change while it runs."""
         rayjob = observed.rayjob(number)
         if isinstance(spec, InvalidSpec) or spec.refused or rayjob is None:
             return False

@@ -38,13 +38,13 @@ class ServerErrors:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether there are so many that they are shown as a refusal."""
+        """Whether there are enough errors to show them as a refusal."""
         return self.count >= SERVER_ERRORS
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Refusals in a row of requests for one generation of a job.
+    """Consecutive refusals of requests for one generation of a job.
 
     Attributes:
         last: the last refusal; None if there is none.
@@ -69,7 +69,7 @@ class Refusals:
         return self.last if self.generation == generation and self.until and now < self.until else None
 
 
-# Of nearly all jobs, so they share them.
+# Nearly all jobs have no refusals and no server errors, so they share these objects.
 NO_REFUSALS = Refusals()
 NO_SERVER_ERRORS = ServerErrors()
 

@@ -1,7 +1,7 @@
-"""Specifications of the jobs that had the last passes: each generation is validated, checked and rendered once.
+"""Cache of the specs of recently reconciled jobs: each generation is validated, checked and rendered once.
 
-The passes over a job that starts follow each other closely. A parsed specification takes several times the memory of
-all else that is cached of a job, so only the last ones stay.
+Passes over a starting job follow each other closely. A parsed spec takes several times the memory of everything else
+that is cached for a job, so the cache keeps only the most recent specs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ValidSpec:
 
     @cached_property
     def made_of(self) -> str:
-        """Digest of what of the specification attempts are made of."""
+        """Hash of the spec fields that determine an attempt's pods."""
         return digest_spec(self.job)
 
     def digest(self, number: int) -> str:

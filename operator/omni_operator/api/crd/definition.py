@@ -38,7 +38,7 @@ COLUMNS = (
     ("Lag", "integer", ".status.weights.lag", "Weight versions that the slowest engine is behind.", 1),
     ("RayJob", "string", ".status.children.rayJob", "RayJob of the running attempt.", 1),
 )
-# Of `kubectl scale` and of a HorizontalPodAutoscaler.
+# The scale subresource, for `kubectl scale` and HorizontalPodAutoscalers.
 SCALE = {
     "specReplicasPath": ".spec.rollout.replicas",
     "statusReplicasPath": ".status.rollout.updated",

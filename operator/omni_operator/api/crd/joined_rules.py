@@ -29,9 +29,9 @@ LONGEST = 1000
 
 
 def join_rules(schema: Schema, at: str = "") -> Schema:
-    """The schema with at most one rule for each object that is about its present state and not very long.
+    """The schema with the rules of each object joined into one, except transition rules and very long rules.
 
-    A joined rule accepts what all of its rules accept. Its message has those of all rules that are broken, each with
+    A joined rule accepts what all of its rules accept. Its message joins the messages of all broken rules, each with
     the path of its field.
 
     Args:
@@ -65,14 +65,14 @@ def _joined(rules: Sequence[Rule], schema: Schema, at: str) -> Rule:
 
 
 def _quoted(text: str) -> str:
-    """The text as a literal of CEL, whose strings in double quotes are those of JSON."""
+    """The text as a CEL literal: CEL strings in double quotes have the same syntax as JSON strings."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _text(rule: Rule, at: str) -> str:
     """The message as a sentence that begins with the path of the field, and the space that separates it from others."""
     field = rule.get("fieldPath", "")
-    # Of an item or a value of a map only the API server knows the whole path, and it shows that of the object.
+    # Only the API server knows the whole path of a list item or a map value; it shows the path of the object.
     path = field.strip(".") if {"[", "*"} & set(at) else f"{at}{field}"
     return f"{path}: {rule['message']}. " if field else f"{rule['message']}. "
 

@@ -1,10 +1,10 @@
-"""PURE: rules of a spec that a stored job may break, which was valid before a newer definition (CRD) had them.
+"""PURE: spec rules that a stored job may break, because it was created before a newer definition (CRD) added them.
 
-The API server evaluates the rules of an object at each change of it, so such a job could not even be suspended.
-`optionalOldSelf`, which Kubernetes has for this, needs version 1.30. So each rule of the spec becomes two:
+The API server evaluates an object's rules on each change, so such a job could not even be suspended. Kubernetes has
+`optionalOldSelf` for this, but only since version 1.30. So each rule of the spec becomes two:
 
-- a job that is created obeys it. It is the one that has no status: the API server drops that of a new job;
-- a spec that obeyed it still does after a change.
+- a new job must obey the rule. A job without a status is new: the API server drops the status of a job it creates;
+- a spec that obeyed the rule must still obey it after a change.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NAMED = re.compile(r"\[self\.")
 
 
 def spare_stored(schema: Schema) -> Schema:
-    """The schema of jobs, whose rules are joined already, with the rules of the spec as rules of creations and changes.
+    """The schema of jobs, with already joined rules, after each rule of the spec is split for creations and changes.
 
-    Those of the job itself, about its name, which never changes, become rules of creations.
+    The job's other rules are about its name, which never changes: they become rules for creations.
     """
     spec = schema["properties"]["spec"]
     rules = spec.get(VALIDATIONS, ())
@@ -53,6 +53,6 @@ def _in_spec(condition: str) -> str:
 
 
 def _moved(rule: Rule) -> dict[str, Any]:
-    """The messages of a rule of the spec as those of a rule of the job."""
+    """A rule of the spec with its field path and messages rewritten for a rule of the job."""
     made = {**rule, "fieldPath": f".spec{rule.get('fieldPath', '')}"}
     return {name: _SELF.sub("self.spec", text) if name == "messageExpression" else text for name, text in made.items()}

@@ -18,7 +18,7 @@ DEEPEST = 64  # levels; pod templates, the deepest part of a job, have about 15
 # Characters of a document whose aliases are replaced by their values. Each value has one more than its text. The API
 # server stores objects of 1.5 MiB.
 LARGEST_SIZE = 2_000_000
-LARGEST_BITS = 1023  # of an integer: as much as a float can have; Python cannot print one of more than 4,300 digits
+LARGEST_BITS = 1023  # size of an integer: as in the largest float; Python cannot print more than 4,300 digits
 # What ruamel.yaml raises for a scalar that does not have the form of its tag, as !!bool abc.
 INVALID = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
@@ -34,12 +34,12 @@ def make_yaml() -> YAML:
 
 
 class _Composer(Composer):
-    """Refuses what is nested too deeply, aliases of what they are in, and aliases that make the document too large."""
+    """Refuses values that are nested too deeply, aliases inside their own value, and aliases that expand too far."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._open: list[Any] = []
-        self._sizes: dict[Any, int] = {}  # of composed nodes, with their aliases' values
+        self._sizes: dict[Any, int] = {}  # size of each composed node, with aliases expanded
 
     @override
     def compose_node(self, parent: Any, index: Any) -> Any:

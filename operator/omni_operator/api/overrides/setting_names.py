@@ -316,7 +316,7 @@ PAIRS = {
     "actor_rollout_ref.actor.optim.betas": "[0.9,0.999]",
     "actor_rollout_ref.rollout.algo.sde_window_range": "[0,5]",
 }
-# Those of them that are never null.
+# Numbers and switches that are never null.
 NEVER_NULL = (
     "actor_rollout_ref.actor.checkpoint.async_save", "actor_rollout_ref.actor.fsdp_config.forward_prefetch",
     "actor_rollout_ref.actor.fsdp_config.fsdp_size", "actor_rollout_ref.actor.fsdp_config.optimizer_offload",

@@ -11,7 +11,7 @@ from omni_operator.api.spec.pods import Accelerator
 from omni_operator.api.spec.rollout import Rollout
 from omni_operator.api.spec.training import Trainer
 
-VENDORS = ("NVIDIA", "Ascend")  # of accelerators that compute, and may be combined
+VENDORS = ("NVIDIA", "Ascend")  # vendors whose accelerators may be combined in a job
 ENGINES = (
     "must be all accelerators of the trainer (spec.trainer.replicas x spec.trainer.accelerator.count) divided by "
     "spec.rollout.engine.tensorParallelSize: engines and trainer share them"

@@ -61,7 +61,7 @@ class AutoscalingRules:
     """Rules of a model with the fields `placement`, `replicas` and `autoscaling`, which is for Separate only.
 
     Attributes:
-        field: of the model, as `spec.rollout`.
+        field: path of the model, such as `spec.rollout`.
         instead: how to change `replicas` without autoscaling.
     """
 

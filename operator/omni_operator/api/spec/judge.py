@@ -88,7 +88,7 @@ class JudgeModel(StrictModel):
 
     @property
     def separate(self) -> bool:
-        """Whether the judge has pods of its own."""
+        """Whether the judge has separate pods."""
         return self.placement == "Separate"
 
     @property

@@ -42,7 +42,7 @@ _USES_S3 = (
     "(has(self.data.validation) && self.data.validation.exists(p, p.startsWith('s3://'))))"
 )
 _USES_HUB = "(has(self.output) && self.output.url.startsWith('hf://'))"
-STORAGE_RULES = (  # of the spec
+STORAGE_RULES = (  # evaluated on the spec
     Cel(
         "!has(self.storage.endpoint) && !has(self.storage.region) && !has(self.storage.secretName) || "
         f"{_USES_S3} || {_USES_HUB}",

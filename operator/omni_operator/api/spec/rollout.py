@@ -251,7 +251,7 @@ class Rollout(StrictModel):
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),
         Cel("has(self.sampler.window) || self.pipeline.steps >= 2", NOTHING_TO_TRAIN, ".pipeline"),
-        # Of most jobs the placement alone is looked up: other rules refuse these fields with Colocated.
+        # Placement first, so that most jobs need only this lookup: other rules refuse these fields with Colocated.
         Cel(
             "self.placement != 'Separate' || !has(self.minReplicas) || self.minReplicas <= self.replicas",
             MORE_THAN_ALL,

@@ -2,7 +2,7 @@
 
     python -m omni_operator.cli.local.parent_death PARENT COMMAND [ARGUMENT...]
 
-A program of its own, because the child itself must call prctl before its command runs.
+A separate program, because the child itself must call prctl before its command runs.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _target(job: DiffusionRLJob, device: Device | None) -> Target:
 
 
 def _rollout_target(job: DiffusionRLJob, trainer: Target, device: Device | None) -> Target:
-    """The named device for rollout pods, or that of the trainer."""
+    """The device named for rollout pods, or the trainer's device."""
     vendor = job.spec.rollout_accelerator.vendor
     if device is None:
         if job.spec.rollout.separate and trainer.vendor and vendor not in (*ANY_DEVICE, trainer.vendor):
@@ -126,7 +126,7 @@ def _devices_of(vendor: str | None) -> str:
 
 
 def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -> None:
-    """Refuse a device of another vendor than that of the job's pods."""
+    """Refuse a device whose vendor differs from the vendor of the job's pods."""
     vendor = devices.vendor(device)
     if wanted not in (*ANY_DEVICE, vendor):
         console.refuse(
@@ -136,7 +136,7 @@ def _check_vendor(option: str, device: Device, field: str, wanted: str | None) -
 
 
 def _estimate(job: DiffusionRLJob, target: Target, rollout: Target) -> dict[str, Any]:
-    """Run the estimate in a process of its own, because this package does not import the training stack."""
+    """Run the estimate in a separate process, because this package does not import the training stack."""
     options = [] if target.vendor else ["--cpu"]
     if target.capacity is not None:
         options += ["--capacity", str(target.capacity)]
@@ -183,7 +183,7 @@ def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Seque
 
 
 def _pods(job: DiffusionRLJob) -> tuple[fit_text.Pods, fit_text.Pods]:
-    """Pods of the trainer, and those of the engines, if these have some."""
+    """The trainer's pods, and the rollout pods, which count only if engines have separate pods."""
     trainer = job.spec.trainer
     rollout = job.spec.rollout
     return (

@@ -16,18 +16,19 @@ NAME = 24  # width of the first column
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Pods of a pool: their number, and that of the devices of each."""
+    """Pods of a pool: number of pods, and number of devices in each."""
 
     hosts: int
     devices: int
 
 
 def render(found: Mapping[str, Any], trainer: Pods, rollout: Pods) -> str:
-    """The whole text.
+    """The output of `drl fit` as text.
 
     Args:
         found: what `drl fit --json` prints.
-        trainer, rollout: pods of each pool; those of rollouts count only if `found` has pools.
+        trainer: the trainer's pods.
+        rollout: the rollout pods, used only if `found` has pools.
     """
     lines = [
         f"{found['architecture']}, {_count(found['parameters'])} parameters, "
@@ -92,7 +93,7 @@ def _on_one_machine(found: Mapping[str, Any], trainer: Pods) -> str:
 
 
 def _verdict(found: Mapping[str, Any], subject: str, reserve: float, whole: str = "") -> Iterator[str]:
-    """Whether a pool fits, or the job; `whole`: what of it one machine has."""
+    """Whether a pool or a job fits; `whole` says which pods one machine has to hold."""
     peak = found["peak"]
     capacity = found["capacity"]
     target = found["target"]
@@ -117,7 +118,7 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
     before = found["peak"]
     for each in advice:
         reached = f"{_gib(each['peak'])} GiB{', fits' if each['fits'] else ''}"
-        # Of a phase that does not fit either, and is not the largest yet.
+        # The change lowers another phase, which does not fit either, but is not the peak yet.
         other = f"; lowers the phase {each['phase']}" if each["peak"] >= before else ""
         yield f"  {change_text(each['setting'], each['value']):64} {reached} ({each['costs']}{other})"
         before = each["peak"]
@@ -126,7 +127,7 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def change_text(setting: str, value: Any) -> str:
-    """A setting of the trainer as the user of a job writes it: its field, or an override next to those of the job."""
+    """A trainer setting as a job's author writes it: the field of the spec, or an additional override."""
     shown = str(value).lower() if isinstance(value, bool) else value
     owner = owner_of(setting)
     if owner == "spec.model.lora":

@@ -42,7 +42,7 @@ def cluster_client(
     """A client of the cluster; its errors are printed and end the command.
 
     Args:
-        name: of the job that the command is about, which may have been run on this machine instead.
+        name: name of the job that the command is about, which may have run on this machine instead.
     """
     try:
         from omni_operator.client import (

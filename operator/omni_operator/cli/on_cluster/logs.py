@@ -55,9 +55,9 @@ def logs(
 ) -> None:
     """Print the output of a job on a cluster.
 
-    It is that of the trainer's pods, with all ranks, or of those that --pod names. After the pods are gone, prints
-    train.log from the job's claim, by a pod that mounts it and is deleted at the end. With --json, prints an object for
-    each line: its pod, which is null for train.log, and its text.
+    The output comes from the trainer's pods, with all ranks, or from the pods that --pod names. After the pods are
+    gone, prints train.log from the job's claim, by a pod that mounts it and is deleted at the end. With --json, prints
+    an object for each line: its pod, which is null for train.log, and its text.
     """
     with cluster_client(namespace, context, kubeconfig, name) as client:
         from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods

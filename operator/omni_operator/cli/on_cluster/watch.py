@@ -197,5 +197,5 @@ def step_event(status: Status) -> dict[str, Any] | None:
         "eta_s": progress.estimated_remaining_seconds,
         "weights/version": status.weights.trainer_version,
     }
-    not_finite = {"reward/mean"} if progress.samples else set()  # of samples without a mean
+    not_finite = {"reward/mean"} if progress.samples else set()  # there are samples, but no mean of their rewards
     return {name: value for name, value in made.items() if value is not None or name in not_finite}

@@ -101,7 +101,7 @@ def parse_rayjob(body: Body) -> ObservedRayJob:
 
 
 def _alteration(body: Body, annotations: Mapping[str, Any]) -> str:
-    """What was changed of a RayJob that is never changed, and by whom; empty without such a change.
+    """Message about changed fields of a RayJob that must not change, and who changed them; empty if unchanged.
 
     An attempt of an earlier version of the operator has no checksum, and only its annotations may be missing.
     """

@@ -1,4 +1,4 @@
-"""Fields of objects that passes read. Of a job that is too large to be started, only the reason is kept."""
+"""Fields of objects that passes read. For a job that is too large to start, only the reason is kept."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ REPORTS_ANNOTATION = "diffusionrl.io/reports-url"
 # after a lost race; after a failed request
 SOON = 0.1
 RETRY_SECONDS = 1.0
-LONGEST_SECONDS = 60  # of LEASE_SECONDS, so of any replica
+LONGEST_SECONDS = 60  # largest allowed LEASE_SECONDS, so no replica has more
 MOST_TRANSITIONS = 2**31 - 1  # that the API server takes
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ class LeaderElection:
     """A candidate, and the leader while it leads.
 
     Attributes:
-        identity: name of this process; no two processes that run at the same time have the same.
-        reports_url: where other replicas reach this one's report endpoint; None: they do not.
+        identity: name of this process, unique among running processes.
+        reports_url: where other replicas reach this one's report endpoint; None: they cannot.
         begun: called when this process becomes the leader.
-        ended: called when it is the leader no more, or stops: ends what `begun` began, within some seconds. Returns
+        ended: called when it is no longer the leader, or stops: ends what `begun` began, within some seconds. Returns
             whether everything ended by itself, without being cancelled.
         stop_seconds: for `ended` when the process stops.
-        restored: called when the API server has an older state than before; from then on this process does not take
-            part until it has observed everything anew.
+        restored: called when the API server has an older state than before; this process then leaves the election
+            until it has listed all objects again.
     """
 
     cluster: Cluster

@@ -46,7 +46,7 @@ class ObjectWatch:
 
     Attributes:
         handle: called with each change: `ADDED`, `MODIFIED` or `DELETED`. Objects of a list are `ADDED`.
-        listed: called after each list with the versions of the objects that exist by uid, and that of the list.
+        listed: called after each list with the resource versions of existing objects by uid, and the list's version.
         synced: called after each list, and when the kind turns out not to be served.
         denied: called when the operator may not list the objects.
     """

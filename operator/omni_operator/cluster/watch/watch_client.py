@@ -22,7 +22,7 @@ SILENCE_SECONDS = 70.0
 CONNECT_SECONDS = 10.0
 WATCH_SECONDS = 300, 600  # after which the API server ends a watch
 PAGE = 250  # objects; they are in memory with their managedFields
-# Of a page with several objects. One job may have 1.5 MB, so that a full page of them would not fit in the memory.
+# Limit for a page with several objects: a job may have 1.5 MB, so a full page might not fit in memory.
 PAGE_BYTES = 16 * 1024**2
 PAGE_TRIES = 6
 PAGE_PAUSE = 0.2

@@ -102,7 +102,7 @@ def add_shared_memory(resources: Resources, default_requests: Mapping[str, str],
 
 
 def pre_stop(program: str, seconds: int) -> Object:
-    """A hook that runs a program of the image for at most so many seconds before a pod that is deleted ends."""
+    """A preStop hook that runs a program of the image for at most `seconds` before a deleted pod ends."""
     command = ["python3", "-m", program, str(seconds)]
     return {
         "spec": {

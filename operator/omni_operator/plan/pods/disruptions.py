@@ -32,13 +32,14 @@ def protect_pod(job: DiffusionRLJob) -> Object:
 
 
 def render_budget(job: DiffusionRLJob, attempt: int, cluster: str, uid: str, trainers: int) -> Object | None:
-    """PodDisruptionBudget of an attempt, which goes with its RayCluster; None if the job has none.
+    """PodDisruptionBudget of an attempt, which its RayCluster owns; None if the job has none.
 
     RayClusters have no `scale` subresource, so the budget has to say how many pods there are. Pods that are not ready
     may always be evicted: a job that does not run blocks no drain.
 
     Args:
-        cluster: name of the attempt's RayCluster, which has the uid.
+        cluster: name of the attempt's RayCluster.
+        uid: uid of the RayCluster.
         trainers: number of its trainer pods.
     """
     if not _blocks(job):

@@ -74,10 +74,10 @@ def is_offline(value: str | None) -> bool:
 
 
 def endpoint_problem(job: DiffusionRLJob, hub: str | None) -> str | None:
-    """Why `spec.storage.endpoint` may be that of the store or of the hub; None: it is clear.
+    """Why it is unclear whether `spec.storage.endpoint` is for the store or for the hub; None if it is clear.
 
     Args:
-        hub: `HF_ENDPOINT` of the trainer. With it, `spec.storage.endpoint` is that of the S3-compatible store.
+        hub: the trainer's `HF_ENDPOINT`. If it is set, `spec.storage.endpoint` is for the S3-compatible store.
     """
     if not job.spec.sends_to_hub or not job.spec.storage.endpoint:
         return None

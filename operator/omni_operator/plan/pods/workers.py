@@ -30,7 +30,7 @@ Object = dict[str, Any]
 REQUESTS = {"cpu": "1", "memory": "4Gi"}
 # Ray's CPUs only count actors: every agent-loop, reward, server and router actor requests one.
 LOGICAL_CPUS = 16
-# Of the programs of the training; the head runs none.
+# Environment variables of the training programs; the head runs none of them.
 VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0"}
 JOB_FOLDER = "/etc/diffusionrl/job"
 JOB = "job.yaml"

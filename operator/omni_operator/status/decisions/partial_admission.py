@@ -22,8 +22,8 @@ from omni_operator.status.observed.timestamps import EARLIEST, parse_timestamp
 from .situation import AskForPods
 from .timeouts import Timeouts
 
-MOST_STEPS = 7  # of a round: many pods go down by several at a time
-MOST_DOUBLINGS = 3  # of the pause
+MOST_STEPS = 7  # steps in a round: a large number of pods goes down by several at a time
+MOST_DOUBLINGS = 3  # how often the pause may double
 RECHECK = timedelta(seconds=30)
 
 

@@ -1,11 +1,11 @@
-"""PURE: replacement of the rollout and reward pods of a running attempt after a change of what they are made of.
+"""PURE: rolling replacement of the rollout and reward pods of a running attempt after their template has changed.
 
-All state is in the RayCluster, so a pass needs no memory: a group's template has a digest, which its pods get as a
-label; annotations have the template before the change, since when pods are replaced, and the one that was given up.
+All state is in the RayCluster, so a pass needs no memory. Pods have the digest of their group's template as a label.
+Annotations hold the template before the change, when the replacement began, and the template that was given up.
 
 Invariants, for each group:
-- a pod of the group's template is never replaced;
-- no pod that serves is replaced unless at most `most_unavailable` pods do not serve afterwards;
+- a pod with the group's current template is never replaced;
+- a serving pod is replaced only if at most `most_unavailable` pods do not serve afterwards;
 - at most `most_unavailable` pods are being replaced.
 """
 
@@ -69,10 +69,10 @@ class Pods:
 
 
 def hold_templates(facts: JobFacts, observed: Observation, unchanged: Callable[[int], bool]) -> JobFacts:
-    """The facts with the templates that the running attempt has, where it must not get those of the spec.
+    """The facts with the running attempt's templates, where the attempt must not get the spec's templates.
 
     Args:
-        unchanged: whether the spec differs from that of an attempt in nothing but what is replaced.
+        unchanged: whether the spec differs from an attempt's spec only in the templates of replaceable pods.
     """
     cluster = observed.cluster(observed.newest)
     if cluster is None:
@@ -264,7 +264,7 @@ def _known_at(
 
 
 def _live(pods: Iterable[ObservedPod], group: PodGroup, *, outdated: bool = False) -> list[ObservedPod]:
-    """The pods of a group that stay, or those of them with another template than the group's."""
+    """The pods of a group that are not being deleted; if `outdated`, only pods with an outdated template."""
     live = [pod for pod in pods if pod.group == group.name and not pod.deleting and pod.name not in group.removed]
     return [pod for pod in live if pod.template != group.template] if outdated else live
 

@@ -26,7 +26,7 @@ class Queue:
 
     Attributes:
         condition: type of the condition.
-        field: of the job that says how many pods there are.
+        field: field of the job that determines the number of pods.
         things, wait: as in `96 samples wait for generation`.
     """
 
@@ -45,11 +45,11 @@ QUEUES = {
 def scale(
     facts: JobFacts, observed: Observation, attempt: int, now: datetime, *, patience: timedelta | None = None
 ) -> tuple[ScaleGroup, ...]:
-    """Let the rollout and reward pods of an attempt be as many as the spec, or its autoscaling, says.
+    """Changes that give an attempt as many rollout and reward pods as the spec, or its autoscaling, says.
 
     Args:
-        patience: of an attempt that has not started, how long rollout pods may be without a node before it starts
-            without them; None: it runs.
+        patience: for an attempt that has not started: how long rollout pods may be without a node before it starts
+            without them. None: the attempt runs.
     """
     cluster = observed.cluster(attempt)
     if cluster is None or cluster.deleting:
@@ -150,7 +150,7 @@ def recommend(policy: Autoscaling, queue: QueueHistory | None, current: int, now
 
 
 def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, str] | None:
-    """Reason and message of what keeps pods of a group from starting: a quota, or no node with room.
+    """Reason and message of the limit that keeps pods of a group from starting: a quota, or no node with room.
 
     A quota refuses the pods of all groups: KubeRay creates none after the first that is refused.
     """
@@ -163,7 +163,7 @@ def find_limit(observed: Observation, attempt: int, group: str) -> tuple[str, st
 
 
 def review_scaling(facts: JobFacts, observed: Observation, attempt: int, now: datetime) -> Table:
-    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` are those of `as_running`."""
+    """The conditions `RolloutsScaled` and `RewardsScaled`; `facts` come from `as_running`."""
     return {QUEUES[pool.group].condition: _review_pool(pool, observed, attempt, now) for pool in facts.pools}
 
 

@@ -135,7 +135,7 @@ class FinishReplacement:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpTemplate:
-    """Give new pods of a group the template before: those of this one do not serve in time.
+    """Return a group to its previous template, because pods of the new one do not serve in time.
 
     Attributes:
         text: why, for the condition.

@@ -42,7 +42,7 @@ TEXT_LIMIT = 512
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 CONFIG_ERROR = "CreateContainerConfigError"
 SIDECAR = "SidecarNotRunning"
-_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"  # of the scheduler
+_UNBOUND_CLAIM = "unbound immediate PersistentVolumeClaims"  # the scheduler's message
 _MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 # What a ResourceQuota's admission answers; the quota's status is unknown until a controller has counted new resources.
 _QUOTA = re.compile(r"\b(exceeded|failed|status unknown for) quota: ")

@@ -44,10 +44,10 @@ class PoolFacts:
 
     Attributes:
         group: name of the worker group.
-        pods: their number; 0 where engines or judge run in the trainer's pods, or there is no judge.
-        accelerators: of one pod.
+        pods: number of pods; 0 where engines or judge run in the trainer's pods, or there is no judge.
+        accelerators: accelerators of one pod.
         live: whether the running attempt follows changes of `replicas`, or autoscaling.
-        autoscaling: None: the number of pods is that of the spec.
+        autoscaling: None: the spec sets the number of pods.
     """
 
     group: str
@@ -63,7 +63,7 @@ class RollingUpdate:
 
     Attributes:
         group: name of the worker group.
-        template: digest of what the spec makes its pods of.
+        template: digest of the pod template that the spec gives.
         most_unavailable: pods of the group that may be missing because they are being replaced.
         deadline: how long new pods may take to serve.
         paused: name of the annotation that pauses the replacement; empty: it is not paused.
@@ -89,18 +89,18 @@ class JobFacts:
         trainer: the trainer's pods.
         rollouts, judges: the pods that a running attempt may gain and lose.
         least_rollout_pods: with fewer, the trainer waits.
-        fewest_at_start: with so many rollout pods an attempt starts if others find no node; 0: with all.
-        held: the spec asks for other pods than the running attempt has, which keeps them: its queue has admitted these,
-            or a trainer with an earlier spec, or of another version of the operator, works with them.
-        outdated: the newest attempt differs from the spec in what it cannot get while it runs.
-        rolling: one for each group whose pods are replaced, in the running attempt, after a change of the spec.
+        fewest_at_start: number of rollout pods that an attempt needs to start if others find no node; 0: all.
+        held: the running attempt keeps pods that differ from the spec's: its queue has admitted them, or its trainer
+            works with them and has an earlier spec or comes from another version of the operator.
+        outdated: the newest attempt differs from the spec in fields that cannot change while it runs.
+        rolling: one for each group whose pods a change of the spec replaces in the running attempt.
         max_lag: versions that an engine may be behind the trainer.
         max_age: time since the last weight sync after which weights are too old.
         keeps_results: the run folder outlives the pods.
         sends_output: results are sent to a store.
         vendor: vendor of the accelerators; None if the job does not name it.
         retain: `cleanupPolicy: Retain`: what an attempt leaves is kept for inspection.
-        complete: False if fields of the spec are invalid, so that there are defaults instead of them.
+        complete: False if fields of the spec are invalid and replaced by defaults.
     """
 
     uid: str

@@ -21,9 +21,9 @@ class PoolSize:
 
     Attributes:
         group: name of the worker group.
-        accelerators: of one pod.
-        least: number of pods with fewer of which the trainer waits.
-        fewest, most: numbers of pods that it may ask its queue for; 0: only `pods`.
+        accelerators: accelerators of one pod.
+        least: number of pods below which the trainer waits.
+        fewest, most: range of pod numbers that the attempt may ask its queue for; 0: only `pods`.
     """
 
     group: str
@@ -53,19 +53,19 @@ class ObservedRayJob:
 
     Attributes:
         digest: digest of the rendered object at its creation.
-        made_of: digest of what of the spec it was made of; empty if an earlier version of the operator created it.
+        made_of: hash of the spec fields that determine its pods; empty if an earlier operator version created it.
         orphaned: its controller is not the job any more.
-        altered: what others changed of it that the operator never changes; empty without such a change.
+        altered: message if other clients changed fields that the operator never changes; else empty.
         pools: its pods, the trainer's first; empty if an earlier version of the operator created it.
         asked: None before it asked its queue for another number of pods than at its creation.
         deployment: `status.jobDeploymentStatus`, empty before KubeRay's first pass.
         job: `status.jobStatus`, Ray's status of the job.
         reason: `status.reason`, KubeRay's reason of a failure.
         suspended: `spec.suspend`, which the queue (Kueue) sets.
-        in_queue: it has the label of a Kueue queue, that of its job, or that which Kueue adds where a namespace has a
-            LocalQueue named `default`.
+        in_queue: it has the label of a Kueue queue: the job's label, or the label that Kueue adds in a namespace with
+            a LocalQueue named `default`.
         started: start of Ray's job; None before.
-        ended: its end, by KubeRay's clock; of a failed one, in a pass, since when the operator sees it.
+        ended: end of Ray's job, by KubeRay's clock; in a pass, a failed job ends when the operator first sees it.
     """
 
     name: str
@@ -111,14 +111,15 @@ class PodGroup:
 
     Attributes:
         name: `ROLLOUT_GROUP` or `REWARD_GROUP`.
-        index: its place in the RayCluster's spec.
-        replicas: its number of pods. least, most: limits between which KubeRay keeps it.
-        template: digest of what the pods were made of that the job may change while they run; empty if the operator
-            that created the attempt gave it none.
+        index: its index in the RayCluster's spec.
+        replicas: its number of pods.
+        least, most: limits between which KubeRay keeps `replicas`.
+        template: digest of the part of the pod template that the job may change while pods run; empty if the operator
+            that created the attempt set none.
         removed: names of the pods that KubeRay is to delete.
-        replacing: since when the pods are replaced, or when the last ones were deleted; None: they are not replaced.
-        refused: digest whose pods did not become ready, and were replaced again.
-        refusal: why.
+        replacing: when the replacement began, or when the last pods were deleted; None: no replacement.
+        refused: digest of the template that was given up, because its pods did not become ready.
+        refusal: why that template was given up.
     """
 
     name: str
@@ -141,8 +142,8 @@ class ObservedRayCluster:
         head_ready: condition `HeadPodReady`; None until KubeRay sets it.
         head_since: last change of that condition: by KubeRay's clock in the cache, in a pass by the operator's.
         provisioned: condition `RayClusterProvisioned`: all pods have been ready.
-        groups: the worker groups of rollout pods, unless engines run in the trainer's, and of reward pods, if a judge
-            has pods of its own.
+        groups: the worker groups of rollout pods, unless engines run in the trainer's pods, and of reward pods, if a
+            judge has separate pods.
     """
 
     name: str
@@ -241,13 +242,13 @@ class TrainerReport:
         at: time of arrival, by this process's clock.
         version: version of the last published weights.
         samples: samples generated in this attempt, since its trainer last started.
-        unscored: those of them that could not be scored.
+        unscored: samples that could not be scored, included in `samples`.
         checkpoint: name of the newest checkpoint.
         checkpoint_at: arrival of the report of that checkpoint.
-        queue: samples that were not generated yet.
-        judge_queue: requests that the judge had not answered yet.
-        replicas: lowest weight version of the replicas that serve, by the address of their pod.
-        judges: the same of the judge's replicas, whose weights never change: 0.
+        queue: number of samples still to generate.
+        judge_queue: number of requests that the judge has not answered yet.
+        replicas: lowest weight version of the serving replicas, by the address of their pod.
+        judges: the same for the judge's replicas; always 0, because their weights never change.
         phase: what the trainer waits for, before and between steps.
         error: the trainer's message about the error that ended it.
         output: what was sent to the store last; None: nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-LONGEST = timedelta(hours=1)  # of stabilizationSeconds
+LONGEST = timedelta(hours=1)  # largest allowed stabilizationSeconds
 PEAKS_KEPT = 64
 
 
@@ -37,9 +37,10 @@ class QueueHistory:
 
 
 def add_peak(history: QueueHistory | None, waiting: int, now: datetime) -> QueueHistory:
-    """The history with one more report. Of too many peaks, the oldest become one, the largest at the later time.
+    """The history with one more report.
 
-    A time after `now` is from before the clock was set back: it is taken as now.
+    If there are too many peaks, the two oldest are merged: the larger value at the later time. A time after `now` is
+    from before the clock was set back, and counts as `now`.
     """
     earlier = history.peaks if history else ()
     kept = [(min(at, now), number) for at, number in earlier if number > waiting and at > now - LONGEST]

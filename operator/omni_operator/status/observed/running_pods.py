@@ -35,10 +35,10 @@ def as_admitted(facts: JobFacts, observed: Observation) -> JobFacts:
 
 
 def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts:
-    """The facts with the pods of an attempt instead of those of the spec.
+    """The facts with the pods of an attempt instead of the spec's pods.
 
-    Where the attempt follows `replicas`, their number is that of the spec, which the status calls desired. Without a
-    RayJob, or with one of an earlier version of the operator, all is as in the spec but what autoscaling has changed.
+    Where the attempt follows `replicas`, the number of pods is the spec's, which the status calls desired. Without a
+    RayJob, or with one from an earlier version of the operator, everything except autoscaled numbers is the spec's.
     """
     rayjob = observed.rayjob(attempt)
     cluster = observed.cluster(attempt)
@@ -59,10 +59,10 @@ def as_running(facts: JobFacts, observed: Observation, attempt: int) -> JobFacts
 
 
 def count_accelerators(facts: JobFacts, cluster: ObservedRayCluster | None) -> int:
-    """Accelerators of an attempt: those of the pods that its RayCluster asks for.
+    """Number of accelerators of all pods that an attempt's RayCluster requests.
 
     Args:
-        facts: those of `as_running`.
+        facts: returned by `as_running`.
     """
     total = facts.trainer.pods * facts.trainer.accelerators
     for pool in facts.pools:

@@ -27,7 +27,7 @@ from .timestamps import format_timestamp
 
 Count = Annotated[int, Field(ge=0, le=COUNT_LIMIT)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # of seconds, or per second
+Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # seconds, or a rate per second
 Line = Annotated[str, StringConstraints(max_length=1024)]
 Host = Annotated[str, StringConstraints(max_length=64)]
 REPLICAS_LIMIT = 1024

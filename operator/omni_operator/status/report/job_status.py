@@ -167,10 +167,11 @@ def find_heartbeat(facts: JobFacts, status: Status, observed: Observation, attem
 def derive_unknown_status(
     facts: JobFacts, previous: Status, refusal: Refusal | None, others: str, now: datetime
 ) -> Status:
-    """Status of a job of which nothing else can be decided.
+    """Status of a job about which nothing else can be decided.
 
     Args:
-        refusal: of a request for what exists; None if the operator waits, because `others` change it all the time.
+        refusal: refusal of the request that reads existing objects; None if the operator waits.
+        others: message about other clients that keep changing the job's objects.
     """
     table = {"Updated": false_because(CHANGED_BY_OTHERS, others)}
     conditions = (
@@ -334,7 +335,7 @@ def _children(observed: Observation, attempt: int, before: Children) -> Children
 
 
 def _rollout(observed: Observation, attempt: int, facts: JobFacts) -> RolloutStatus:
-    """Pods with engines: rollout pods, or those of the trainer."""
+    """Pods with engines: rollout pods, or the trainer's pods."""
     cluster = observed.cluster(attempt)
     if facts.rollouts.pods:
         return _rollout_pods(observed, attempt, facts, cluster)

@@ -58,7 +58,7 @@ def update_weights(previous: Weights, report: TrainerReport | None) -> Weights:
 
 
 def update_checkpoint(previous: CheckpointStatus, report: TrainerReport | None) -> CheckpointStatus:
-    """Newest checkpoint; an attempt that has not saved one resumes from that of an earlier attempt."""
+    """Newest checkpoint; an attempt that has not saved one resumes from an earlier attempt's checkpoint."""
     if report is None or report.checkpoint is None or report.checkpoint == previous.last:
         return previous
     return CheckpointStatus(
@@ -113,7 +113,7 @@ def update_usage(previous: Status, report: TrainerReport | None, counting: Count
     samples = usage.samples
     if report and report.samples is not None:
         before = previous.progress.samples or 0
-        # Fewer are those of a trainer that has started again in the same attempt.
+        # A lower count means that the trainer has restarted in the same attempt.
         samples = min(samples + report.samples - (before if before <= report.samples else 0), COUNT_LIMIT)
     price = round(seconds * 1000 / samples, 1) if samples and seconds else None
     return Usage(

@@ -20,13 +20,13 @@ NEXT_ATTEMPT = false_because(
 def is_outdated(
     facts: JobFacts, status: Status, observed: Observation, makes: Callable[[ObservedRayJob], bool]
 ) -> bool:
-    """Whether the newest attempt differs from the spec in what it cannot get while it runs.
+    """Whether the newest attempt differs from the spec in fields that cannot change while it runs.
 
-    Before the trainer runs, no pods are replaced, so nothing can change. Of one that runs, the previous result holds
-    while the spec does not change.
+    Before the trainer runs, no pods are replaced, so nothing can change. Once it runs, the previous result holds until
+    the spec changes.
 
     Args:
-        makes: whether the spec makes an attempt, but for what may change while it runs.
+        makes: whether the spec gives the same attempt, except for fields that may change while it runs.
     """
     rayjob = observed.rayjob(observed.newest)
     updated = status.condition("Updated")
