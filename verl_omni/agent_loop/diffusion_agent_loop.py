@@ -60,7 +60,7 @@ LOOPS_OF_TEXT = "verl.experimental.agent_loop."  # their classes begin so; data 
 SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wait here
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
-_writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # of the batch, if samples are stored
+_writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # None: samples are not stored
 _score_later: ContextVar[bool] = ContextVar("score_later", default=False)
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed", "_pad_prompt_extra_field"]
@@ -122,7 +122,7 @@ class DiffusionAgentLoopWorker:
         self._sent_limit = max(1, min(SENT_TO_A_REWARD_WORKER, share))
         self._sent: Counter[int] = Counter()  # unscored samples by the number of the reward worker
         self._sending: asyncio.Semaphore | None = None
-        # It would log for each row that a diffusion model has no builder of its own.
+        # It would log, for each row, that no builder is registered for a diffusion model.
         logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
 
     def _for_loops(self) -> dict[str, Any]:

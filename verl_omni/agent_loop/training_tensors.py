@@ -46,7 +46,7 @@ def training_tensors(
     Args:
         fields: `extra_fields` of a sample. log_probs: its `response_logprobs`.
         conditions: names of the family's conditions.
-        keys: of the prompt and the negative prompt; None: nothing is shared.
+        keys: keys of the prompt and the negative prompt; None: nothing is shared.
     """
     found = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
     if log_probs is not None:
