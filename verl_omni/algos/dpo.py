@@ -1,4 +1,4 @@
-"""Direct preference optimization of a flow-matching model, on pairs of its own samples.
+"""Direct preference optimization of a flow-matching model, on pairs of samples that it generated.
 
 Diffusion-DPO (arXiv:2311.12908, eq. 14) with velocity instead of noise prediction (arXiv:2501.13918, eq. 8).
 """
