@@ -128,7 +128,7 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2To
     """A Qwen2 byte-pair tokenizer trained on the words; other text is encoded as bytes.
 
     Args:
-        special: special tokens besides those of turns.
+        special: special tokens in addition to the chat-turn tokens.
     """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
