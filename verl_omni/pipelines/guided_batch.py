@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def with_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
-    """Tensor `name` [B, ...] of the batch, then that of the negative prompts: [2 B, ...]."""
+    """Tensor `name` of the batch [B, ...], followed by the tensor of the negative prompts: [2 B, ...]."""
     return torch.cat([batch[name], batch[f"negative_{name}"]])
 
 
