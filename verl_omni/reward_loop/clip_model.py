@@ -19,7 +19,7 @@ from verl_omni.utils.model_folder import model_folder
 MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
 _LOADED: dict[tuple[Any, ...], Any] = {}
-_RESTING: set[tuple[Any, ...]] = set()  # of those, the ones whose tensors are in host memory
+_RESTING: set[tuple[Any, ...]] = set()  # keys of `_LOADED` whose tensors are in host memory
 _LOADING = threading.Lock()  # scorers run in threads
 
 

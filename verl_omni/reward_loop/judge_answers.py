@@ -77,7 +77,7 @@ def rating(answer: JudgeAnswer, highest: float | None = None) -> float | None:
     Args:
         highest: the best rating; "4/10" is no rating up to 5. None: any.
     """
-    # Of an answer that ends at max_tokens, digits of the last word may be missing.
+    # If an answer is cut at max_tokens, its last number may lack digits.
     text = re.sub(r"\S+\Z", "", answer.text) if answer.is_cut else answer.text
     alone = _ALONE.fullmatch(text)
     found = [alone, *_RATING.finditer(text)] if alone else list(_RATING.finditer(text))

@@ -148,7 +148,7 @@ def connect(
     max_tokens: int,
     environment: Mapping[str, str] = os.environ,
 ) -> Judge:
-    """The judge of a scorer's settings; without a base_url that of verl's reward router, if verl started one.
+    """The judge from a scorer's settings; without a base_url, the judge behind verl's reward router, if one runs.
 
     Args:
         api_key_env: name of the variable in `environment` that holds the key.

@@ -1,4 +1,4 @@
-"""PURE: settings of a part of `reward.reward_functions`, besides those of its scorer."""
+"""PURE: settings of one entry of `reward.reward_functions`, besides the scorer's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-TRAINER = "trainer"  # value of a scorer's `device`: that of the trained model
+TRAINER = "trainer"  # value of a scorer's `device`: the same device as the trained model
 COMBINED = "combined"  # what the weighted mean or sum is called among the scores
 OWN_SETTINGS = ("path", "name", "weight", "required")
 

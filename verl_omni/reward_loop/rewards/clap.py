@@ -86,7 +86,7 @@ class ClapModel(ScoringModel):
     @override
     def longest_prompt(self) -> int:
         text = self.model.config.text_config
-        # Positions of RoBERTa begin after that of padding.
+        # RoBERTa numbers positions from the padding token's id + 1.
         return int(text.max_position_embeddings - text.pad_token_id - 1)
 
     @torch.inference_mode()

@@ -46,7 +46,7 @@ async def compute_score(
 
     Args:
         ground_truth: the text that the image must show.
-        base_url, model, api_key_env, timeout, attempts, max_tokens: of the judge, see `judge_client`.
+        base_url, model, api_key_env, timeout, attempts, max_tokens: settings of the judge, see `judge_client`.
         question: what the judge is asked instead of QUESTION.
 
     Returns:

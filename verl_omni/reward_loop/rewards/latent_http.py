@@ -35,8 +35,8 @@ def compute_score(
     Args:
         solution_image: the final latents of a sample, which the engine returns with `output_type: latent`.
         timeout: seconds per attempt. max_retries: attempts after the first, while the server is unreachable or answers
-            5xx. retry_backoff: as of the scorer `http`.
-        noise_level, noise_seed: of the noise that the server adds to the latents before it scores them.
+            5xx. retry_backoff: as for the scorer `http`.
+        noise_level, noise_seed: level and seed of the noise that the server adds to the latents before it scores them.
 
     Returns:
         `score`, `server_score`, and the server's further numbers; None if the server's score is null.
