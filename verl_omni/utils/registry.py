@@ -1,4 +1,4 @@
-"""Registry of named things: those of this package, and those that users register from their own modules."""
+"""Registry of named objects: built-in ones, and ones that users register from their own modules."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 S3 = "s3"
 FILE = "file"
-# of one request, which the client itself repeats
+# Timeouts in seconds of one request, and how many times the client sends it.
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 60.0
 REQUESTS = 3
@@ -44,7 +44,7 @@ class Access:
     """How S3 is reached.
 
     Attributes:
-        endpoint: URL of an S3-compatible server; None: that of AWS.
+        endpoint: URL of an S3-compatible server; None: AWS.
         region: None: what AWS's variables say, else us-east-1.
     """
 
@@ -108,7 +108,7 @@ class Store:
             StoreError: there is no such object, or the store does not give it.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own: the pods of a job may download into one claim at the same time.
+        # A unique name: the pods of a job may download into one claim at the same time.
         aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PART}")
         try:
             source = self._files.open_input_stream(f"{self._root}/{name}" if name else self._root)
@@ -123,7 +123,7 @@ class Store:
         aside.replace(path)
 
     def objects(self) -> list[Listed]:
-        """Everything below this folder, in order; one object with an empty name if the URL is that of a file.
+        """Everything below this folder, in order; one object with an empty name if the URL names a file.
 
         Raises:
             StoreError: there is nothing, or the store does not list it, or an object's name leads out of the folder.
