@@ -79,7 +79,7 @@ class _Bucket:
         self._limit = limit
         self.entries: dict[str, Entry] = {}
         self._parts: list[Tensor | slice] = []  # a slice is one of the buffer
-        self._size = self._copied = 0  # bytes of the bucket, and those of them that are in the buffer
+        self._size = self._copied = 0  # bytes of the bucket, and bytes copied to the buffer
 
     def has_room(self, size: int) -> bool:
         """Whether a tensor of so many bytes may be added. The first one always may."""
