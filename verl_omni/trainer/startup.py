@@ -88,7 +88,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
     """Fill in the settings whose default depends on the machine, the model or the length of the run.
 
     Args:
-        cpus: CPUs of each node; None: those of this machine.
+        cpus: CPUs of each node; None: this machine's.
 
     Raises:
         FileNotFoundError: the model is not a folder in diffusers' layout, or a data file does not exist.

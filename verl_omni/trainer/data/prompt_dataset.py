@@ -239,7 +239,7 @@ def check_refused(
     """Refuse prompts that the engine would refuse, and negative prompts if samples are guided.
 
     Args:
-        setting: what names the files of the prompts. tokenizer: that of the agent loop. limit: tokens that it keeps.
+        setting: setting that names the prompt files. tokenizer: the agent loop's. limit: tokens that it keeps.
 
     Raises:
         ValueError: the message names the first row.

@@ -271,7 +271,7 @@ def _single_value(path: Path) -> Any | None:
 
 
 def _parse(text: str, path: Path, line: int | None = None) -> Any:
-    """A JSON value of a file: all of it, or that of one line."""
+    """Parse a file, or one line of it, as JSON."""
     place = str(path) if line is None else f"{path}:{line}"
 
     def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from verl_omni.trainer.settings.reference_modules import DATASET
 
 
 def total_steps(config: DictConfig) -> int:
-    """Training steps of the run: `total_training_steps`, or those of `total_epochs` if they are fewer.
+    """Training steps of the run: `total_training_steps`, or the steps in `total_epochs` if they are fewer.
 
     An epoch has as many steps as full batches fit into it, as verl's data loader counts them.
 

@@ -50,9 +50,9 @@ class GenerationAhead(Generic[Batch]):
         return self._again.get(step, max(self._first, step - 1 - self._ahead))
 
     def start(self, version: int) -> None:
-        """Start to generate the batches of the published version, and those that were lost.
+        """Start to generate the batches of the published version, and restart lost batches.
 
-        Those of earlier versions must have been drained.
+        Batches of earlier versions must have been drained.
         """
         made: dict[int, Future[Batch]] = {}
         for step, batch in self._batches.items():

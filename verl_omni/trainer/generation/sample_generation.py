@@ -88,7 +88,7 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
 
 
 def evaluation_seeds(rows: Sequence[Mapping[str, Any]], seed: int) -> list[int]:
-    """The seed of each row of an evaluation: that of its column `seed`, otherwise `seed` plus its place."""
+    """The seed of each row of an evaluation: its column `seed`, otherwise `seed` plus the row's index."""
     return [seed + place if row.get("seed") is None else int(row["seed"]) for place, row in enumerate(rows)]
 
 
@@ -205,7 +205,7 @@ def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | 
 
 
 def _output_type(rollout: DictConfig, meta_info: Mapping[str, Any]) -> str:
-    """The output type of the samples; an evaluation may have one of its own."""
+    """The output type of the samples; evaluations may override it."""
     own = rollout.val_kwargs.pipeline.get("output_type") if meta_info.get("validate") else None
     return str(own or rollout.pipeline.output_type)
 

@@ -17,7 +17,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 LORA_RANK = 32
 HALF = "bfloat16"
-MOST_ACCELERATORS = 8  # of a node
+MOST_ACCELERATORS = 8  # per node
 # Samples are not made smaller than this. Sides that are multiples of the step suit every model family.
 SMALLEST_SIDE = 256
 SIDE_STEP = 32
@@ -233,7 +233,7 @@ def _engines(config: DictConfig, accelerators: int, times: int = 1) -> str:
     """The number of engines that a job must name, which share the trainer's accelerators; empty with their own.
 
     Args:
-        accelerators: of a node of the trainer.
+        accelerators: accelerators of each trainer node.
         times: how many times as many accelerators an engine gets.
     """
     rollout = config.actor_rollout_ref.rollout

@@ -105,7 +105,7 @@ def measure(
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: conditions of one sample, and what the engine records of it.
         accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
-        known: passes that have been run for this model; those of this engine are added.
+        known: cache of passes that were run for this model; this engine's passes are added.
     """
     rollout = config.actor_rollout_ref.rollout
     batch = max(1, min(rollout.max_num_seqs, samples))
@@ -131,14 +131,14 @@ def measure(
 def _run_passes(
     config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], batch: int, allocator: CachingAllocator | None
 ) -> PassMemory:
-    """Run the passes of a batch; reads only settings that `measure` has in the key of what is known."""
+    """Run the passes of a batch. Reads only settings that are in `measure`'s cache key."""
     settings = config.actor_rollout_ref
     architecture = settings.model.architecture
     pipeline = settings.rollout.pipeline
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     passes: dict[str, int] = {}
     shapes = sample_shapes(architecture)
-    encoder_input = getattr(shapes, "encoder_input", None)  # of families with input images
+    encoder_input = getattr(shapes, "encoder_input", None)  # only families with input images have it
     encoders, passes["text encoding"] = encode_texts(config, model, dtype, batch, allocator)
     transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)

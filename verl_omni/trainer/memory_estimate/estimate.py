@@ -16,7 +16,7 @@ GIB = 1 << 30
 DEVICE_CONTEXT = int(0.6 * GIB)
 PROCESS = GIB
 FORKED_PROCESS = int(0.6 * GIB)
-# Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
+# Share of a device's memory reserved for what is not counted: fragmentation, workspaces of kernels and collectives.
 RESERVE = 0.08
 ENCODERS = "trainer's encoders"
 START_VALUES = "values before the update"
@@ -89,7 +89,7 @@ class Setup:
 
     @property
     def trains_on(self) -> str:
-        """Name of what a micro-batch has."""
+        """What a micro-batch consists of, as a noun."""
         return "pairs" if self.pairs else "trajectories"
 
     @property
@@ -255,7 +255,7 @@ def receiving(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
 
 
 def bucket(setup: Setup, trainer: TrainerMemory) -> int:
-    """Bytes of the largest bucket of a weight update; a tensor that exceeds the limit has one of its own."""
+    """Bytes of the largest bucket of a weight update; a tensor that exceeds the limit gets a separate bucket."""
     return max(trainer.largest_sent, min(setup.bucket, trainer.sent))
 
 
@@ -370,7 +370,7 @@ def without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 def bytes_of_a_step(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """Bytes that one training step moves, without those of the weight update."""
+    """Bytes that one training step moves, excluding the weight update."""
     trained = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
     gathers = trained + trainer.evaluations
     samples = {

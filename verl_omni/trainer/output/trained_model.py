@@ -61,7 +61,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
         expected = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
         if expected != {name: tuple(value.shape) for name, value in own.items()}:
             raise NoTrainedModel(f"{checkpoint} was not trained from {model}: names or shapes of their weights differ")
-        made.load_state_dict(own, strict=False)  # buffers are those of the model
+        made.load_state_dict(own, strict=False)  # buffers keep the model's values
         build.cast(made, getattr(torch, dtype), frozenset(made._keep_in_fp32_modules or ()))
         made.save_pretrained(out / component)
         written.append(out / component)

@@ -43,9 +43,9 @@ TEXTS = (
     "progress.jsonl",
     "report.html",
 )
-CHECK_SECONDS = 60.0  # of the first file, before anything is trained
-REFUSED_SECONDS = 10.0  # of requests that are refused for a reason that does not pass
-GRACE_SECONDS = 20.0  # of what is left when a run is stopped or has failed
+CHECK_SECONDS = 60.0  # limit for uploading the first file, before training starts
+REFUSED_SECONDS = 10.0  # limit for retrying requests that are refused for a permanent reason
+GRACE_SECONDS = 20.0  # limit for remaining uploads when a run is stopped or has failed
 PAUSE_FIRST = 1.0
 PAUSE_MOST = 30.0
 
@@ -56,14 +56,14 @@ class OutputNotSent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Results to send: those of the checkpoint of `step`, if there is one."""
+    """Results to send, including the checkpoint of `step` if there is one."""
 
     step: int | None
     checkpoint: Path | None
 
 
 def files_of(folder: Path, checkpoint: Path | None) -> list[ResultFile]:
-    """The files of a run folder to send, those of the checkpoint first."""
+    """The files of a run folder to send, the checkpoint's files first."""
     weights: list[Path] = []
     if checkpoint is not None:
         adapter = checkpoint / "lora"

@@ -111,8 +111,8 @@ class ReplicaPool(Generic[M]):
     On a node that is being removed, a replica finishes the samples that it has and is stopped then. Ray ends such a
     node when nothing runs on it.
 
-    A thread looks at the nodes every `POLL_SECONDS`. Each start has a thread of its own, because loading a model takes
-    minutes. Ranks are never used twice, so the named actors of a replica that is gone are in no one's way.
+    A thread polls the nodes every `POLL_SECONDS`. Each start runs in a separate thread, because loading a model takes
+    minutes. Ranks are never reused, so names of new actors cannot collide with the actors of a lost replica.
 
     Args:
         looked: called at the end of each look, with `Room.hosts`.
@@ -142,7 +142,7 @@ class ReplicaPool(Generic[M]):
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
-        self._ending: list[Any] = []  # of `take_left`, not stopped yet
+        self._ending: list[Any] = []  # replicas from `take_left` that are not stopped yet
         self._unproven: set[int] = set()  # ranks of replicas that have started, and have not served yet
         # starts in a row after which no replica served
         self._failures = 0

@@ -122,7 +122,7 @@ class ReplicaUpdates:
     def versions_by_host(self, places: Mapping[str, int]) -> dict[str, int]:
         """Lowest version that an update has brought to the replicas of each host on which all serve.
 
-        A host is the address of its node, in a cluster that of the pod. Asks no replica.
+        A host is identified by the address of its node (on Kubernetes, of its pod). Sends no request to a replica.
 
         Args:
             places: see `versions_of_hosts`.

@@ -59,7 +59,7 @@ def _reward(settings: Mapping[str, Any]) -> str:
     functions = _get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
         parts = [f"{key} (weight {text(part.get('weight', 1.0))})" for key, part in functions.items()]
-        aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # of runs from before the setting
+        aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # runs older than this setting lack it
         return f"{' + '.join(parts)}, {text(aggregation).replace('_', ' ')}"
     path = _get(settings, "reward.custom_reward_function.path")
     if path:

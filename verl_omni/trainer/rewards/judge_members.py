@@ -1,4 +1,4 @@
-"""Replicas of a judge with accelerators of its own, which may fail, leave and join while a run goes on."""
+"""Replicas of a judge on dedicated accelerators, which may fail, leave and join during a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JudgeRouting(Protocol):
 class JudgeMembers:
     """The `Members` of a judge's pool.
 
-    Unlike replicas of the engine, those of a judge have no weights to wait for: one that has started serves.
+    Unlike a rollout replica, a judge replica serves as soon as it has started: it gets no weight updates.
 
     Attributes:
         serving: replicas that get questions.

@@ -102,7 +102,7 @@ class RewardWorkers(PinnedRewardLoopManager):
     """
 
     def __init__(self, config: DictConfig, judge: JudgeServers | None, pool: RayResourcePool | None = None) -> None:
-        # Not the parent's constructor, which starts a judge of its own.
+        # Does not call the parent's constructor, which would start another judge.
         self.config = config
         self.judge = judge
         self.scores_late = scorer_devices.scores_late(config)

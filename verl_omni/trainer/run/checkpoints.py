@@ -51,7 +51,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def run_number(folder: Path, resumed_from: Path | None) -> int:
-    """Number of a run that writes into `folder`: that of the run that it continues, or a new one.
+    """Number of a run that writes into `folder`: the number of the run that it continues, or a new one.
 
     Args:
         resumed_from: checkpoint that the run starts from.
@@ -64,8 +64,8 @@ def step_of(checkpoint: Path) -> int:
     """Step of a checkpoint's folder.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it is not complete. ValueError: its name is not that of a
-            checkpoint.
+        FileNotFoundError: there is no such folder, or it is not complete.
+        ValueError: its name is not a checkpoint's.
     """
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"no checkpoint {checkpoint}; write the path of a folder step_NNNNNN")

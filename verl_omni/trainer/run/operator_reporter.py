@@ -157,7 +157,7 @@ class OperatorReporter:
             answer = client.post(self.url, json={**event, **notes}, headers={"Authorization": f"Bearer {token}"})
             answer.raise_for_status()
             found = answer.json()
-            if not isinstance(found, dict):  # of another server: an error would end this thread
+            if not isinstance(found, dict):  # another server answered; an exception would end this thread
                 return f"the answer is no JSON object: {answer.text[:SHOWN]}", 0.0
             with self._changed:
                 # One that has grown meanwhile is for the next event.

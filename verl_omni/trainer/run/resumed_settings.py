@@ -65,7 +65,7 @@ TRAINING_FILES = "data.train_files"
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
 GLOBAL_STD = "algorithm.global_std"
 OPTIM = "actor_rollout_ref.actor.optim"
-SHOWN = 8  # of the settings that differ
+SHOWN = 8  # differing settings that a message lists
 Content = Mapping[str, Sequence[str | None]]
 
 
@@ -96,7 +96,7 @@ def _values(config: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
-    if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # of an earlier version, where DanceGRPO had another default
+    if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # earlier versions had another default for DanceGRPO
         found[GLOBAL_STD] = found.get("algorithm.adv_estimator") != "dance_grpo"
     if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":
         found.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change

@@ -26,8 +26,8 @@ from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
 OWNER = ".owner"
-VIDEO_QUALITY = 90  # of WebP's lossy coding, at most 100
-VIDEO_EFFORT = 2  # of 0 to 6: the time to write grows faster than the file shrinks
+VIDEO_QUALITY = 90  # quality of WebP's lossy compression, at most 100
+VIDEO_EFFORT = 2  # from 0 to 6: the time to write grows faster than the file shrinks
 VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
 
 
@@ -44,7 +44,7 @@ class Sample:
     score: float | None  # None: it could not be scored
     image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
     inputs: Sequence[Image.Image] = ()  # images of its prompt
-    sde_noise_seed: int | None = None  # of the noise after the initial one, if it has a seed of its own
+    sde_noise_seed: int | None = None  # seed of the noise of the steps, if it differs from `seed`
     version: int | None = None
 
 
@@ -129,7 +129,7 @@ class RunFolder:
     def step(
         self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None, unscored: int = 0
     ) -> dict[str, float]:
-        """Append the metrics of a step, with `step` among them, and an event; they replace those of the same step.
+        """Append the metrics of a step, including `step`, and an event; they replace earlier metrics of the same step.
 
         A step has metrics twice if a checkpoint was saved before its evaluation.
 

@@ -13,7 +13,7 @@ from verl_omni.trainer.run.run_folder import RunFolder
 
 
 def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, str]) -> Path | None:
-    """Start a run in its folder, with events of what its user should know.
+    """Start a run in its folder, with events for warnings and notes to the user.
 
     Args:
         without_effect: settings that do nothing here, with the reason.

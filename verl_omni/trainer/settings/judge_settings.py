@@ -113,7 +113,7 @@ def elastic(config: DictConfig) -> bool:
 
 
 def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str) -> int:
-    """Number of replicas that nodes have room for; without `node_resource`, that of the settings.
+    """Number of replicas that nodes have room for; without `node_resource`, the number in the settings.
 
     Args:
         nodes: Ray's resources of each node.

@@ -62,9 +62,9 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
 
 
 def sample_problems(config: DictConfig) -> Iterator[str]:
-    """Scorers of what the model does not generate, a line for each: of audio, or of images where it makes videos.
+    """Messages about scorers of a modality that the model does not generate: audio, or images if it makes videos.
 
-    Of models of a user's family nothing is known.
+    Models of a user-defined family are not checked.
     """
     from verl_omni.pipelines.registry import FAMILIES, family
 

@@ -14,8 +14,8 @@ from verl_omni.reward_loop.part_settings import TRAINER
 from verl_omni.trainer.settings import async_settings, judge_settings
 
 _ACCELERATOR = re.compile(r"(?:cuda|npu)(?::(\d+))?")
-PLACED = 1e-4  # of a custom resource, which a node has once: enough to place an actor on the node
-SMALLEST_SHARE = 1e-4  # of an accelerator, in Ray
+PLACED = 1e-4  # amount of a node's custom resource (1 in total) that places an actor on the node
+SMALLEST_SHARE = 1e-4  # Ray's smallest share of an accelerator
 FUNCTION = "reward.custom_reward_function"
 WITH_MODELS = ("aesthetic", "clap", "clip_score", "hpsv3", "pickscore")  # built-in scorers with a setting `device`
 
