@@ -107,8 +107,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
         Returns:
             A proto without rows; `meta_info["metrics"]` has this rank's metrics, with `perf/flops/actor` and, on an
-            accelerator whose peak is known, `perf/mfu/actor`. Of ranks that share a sequence, the
-            driver gets those of the first.
+            accelerator whose peak is known, `perf/mfu/actor`. For ranks that share a
+            sequence, the driver gets the metrics of the first.
 
         Raises:
             ray.exceptions.GetTimeoutError: stored samples were not loaded within `rollout.deadline_seconds`.

@@ -35,13 +35,13 @@ ADAPTER = "lora"
 class DiffusionActor:
     """The trained transformer with its optimizer and learning-rate schedule.
 
-    The model stays in evaluation mode: with dropout, likelihoods would be those of another policy than the one that
-    sampled.
+    The model stays in evaluation mode: with dropout, the likelihoods would belong to a different policy than the one
+    that sampled.
 
     Args:
         rollout_n: samples per prompt; a mini-batch has the rows of `ppo_mini_batch_size` prompts, over all ranks.
         mesh: device mesh to shard over with FSDP2; None for one process, which shards only for mixed precision.
-        device: training device, that of the mesh if there is one; None for the CPU.
+        device: training device, the same as the mesh's if there is one; None for the CPU.
 
     Raises:
         ValueError: a mini-batch has fewer rows than there are ranks, or groups that share sequences; or the sequence
@@ -225,7 +225,7 @@ class DiffusionActor:
                 term, found = objective.term(part, place)
                 # The sum over all micro-batches and terms is the mean over the mini-batch.
                 share = term.sum() / (rows * passes)
-                # FSDP2 averages gradients over all ranks, but those of a sequence's parts must be added up.
+                # FSDP2 averages gradients over all ranks, but the gradients of a sequence's parts must be summed.
                 (share * self.sequence_ranks).backward()
                 loss += share.item()
                 measurements.add(found, learns)
@@ -279,7 +279,7 @@ class DiffusionActor:
 
         Args:
             which: the trained policy, the old one, or the moving average.
-            dtype: dtype to cast each tensor to; None: that of the parameters.
+            dtype: dtype to cast each tensor to; None: the parameter's dtype.
 
         Raises:
             ValueError: a policy is asked for that is not kept.
@@ -288,7 +288,7 @@ class DiffusionActor:
         return self._weights(kind, which, dtype)
 
     def _values(self, which: PolicyName) -> Mapping[str, Tensor] | None:
-        """Values that replace those of the module, by parameter name; None for the trained policy."""
+        """Values to use instead of the module's, by parameter name; None for the trained policy."""
         match which:
             case "old":
                 return self.policy.require_old().values
@@ -336,7 +336,7 @@ class DiffusionActor:
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter in diffusers' `load_lora_weights` format; nothing when all weights are trained.
 
-        With `ema_decay`, it is that of the moving average.
+        With `ema_decay`, the adapter of the moving average is written.
         """
         with self.offload.loaded():
             self._stage_adapter(folder)()

@@ -17,7 +17,7 @@ from verl_omni.workers.actor.precision import Precision, float32_parts
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, shards
 from verl_omni.workers.config import DiffusionFSDPConfig
 
-GRAPHS = 64  # of one class of layers; torch's limit of 8 is for functions whose recompilation is a mistake
+GRAPHS = 64  # compiled graphs per layer class; torch's limit of 8 assumes that recompilation is a mistake
 
 
 def parallelize(

@@ -41,7 +41,7 @@ def load_sharded(
 
     Args:
         model: `DiffusionModelConfig`.
-        component: folder of the transformer in that of the model.
+        component: folder of the transformer in the model's folder.
         before_sharding: changes the model, with its adapter, before it is sharded; its weights may be on `meta`.
         open_files: opens the files of the folder that it gets.
 

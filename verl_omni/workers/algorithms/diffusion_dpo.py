@@ -79,7 +79,7 @@ class DPOObjective:
         return dpo.loss(margin, beta=self.config.dpo_beta) * preferred, {**measured, "preferred": preferred}
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        # Of all pairs, which every rank has as many of; `metrics` makes them those of the pairs with a preference.
+        # Means over all pairs, of which each rank has the same number; `metrics` divides by the share with a preference.
         of_all = {MARGIN: measured["margin"], ACCURACY: measured["right"], PREFERRED: measured["preferred"]}
         return {name: values.sum().item() / count for name, values in of_all.items()}
 

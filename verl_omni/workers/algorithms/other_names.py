@@ -1,4 +1,4 @@
-"""PURE: other names of algorithms, those of the reference and of papers, to the algorithm and its settings."""
+"""PURE: aliases of algorithms, from the reference and from papers, with the settings that they imply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OtherName:
 
     Attributes:
         algorithm: name of the algorithm here.
-        defaults: overrides; those of the user come after them.
+        defaults: overrides; the user's overrides come after them.
     """
 
     algorithm: str

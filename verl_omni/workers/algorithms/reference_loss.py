@@ -1,6 +1,6 @@
 """Policy losses in the reference's form: a class that gets mappings of tensors and returns a loss with metrics.
 
-The form is that of its pull request 101 (github.com/verl-project/verl-omni/pull/101, May 2026).
+The form is from its pull request 101 (github.com/verl-project/verl-omni/pull/101, May 2026).
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class RegisteredAlgorithm:
         required: settings that must have one value.
         row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
         conflicts: settings -> a message for each that the algorithm cannot use.
-        like: of a user's algorithm, the one of this package that has the same settings outside `diffusion_loss`.
-        loss: import path of a policy loss of the user, which replaces that of `implementation`.
+        like: for a user's algorithm, the built-in one with the same settings outside `diffusion_loss`.
+        loss: import path of a user's policy loss, which replaces the loss of `implementation`.
     """
 
     implementation: str

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 # what verl's router raises then
 NO_SERVER = "No available servers"
 SERVER_POLL_SECONDS = 1.0
-# Of its replica, that a sample survives: each old pod of a rolling update may take it along once. A sample that ends
-# every engine it is sent to would otherwise end all of them, and those that replace them.
+# How often a sample is retried after its replica was lost; a rolling update may cost it one replica per old pod.
+# A sample that crashes its engine would otherwise crash every replica, and the replacements too.
 LOSSES_OF_A_SAMPLE = 5
 REASONS_SHOWN = 3
 MEDIA = ("video_data", "audio_data")
@@ -99,7 +99,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         """Generate one sample; arguments as in `vLLMOmniHttpServer.generate`.
 
         Returns:
-            The sample; its `extra_fields["prompt_keys"]` are those of `prompt_keys`, unless they are None.
+            The sample; `extra_fields["prompt_keys"]` has the result of `prompt_keys`, unless it is None.
 
         Raises:
             ReplicaError: the replica's engine failed, or, on the trainer's accelerators, has ended.
@@ -229,7 +229,7 @@ def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     seeds, because they decide how long embeddings are and whether there are negative ones.
 
     Args:
-        arguments: those of `vLLMOmniHttpServer.generate`.
+        arguments: as in `vLLMOmniHttpServer.generate`.
     """
     images = arguments.get("image_data") or []
     if any(arguments.get(name) is not None for name in MEDIA) or not all(isinstance(one, Image) for one in images):

@@ -19,7 +19,7 @@ class Answer:
     """What the engine's proxy knows of the answer to one HTTP request.
 
     Attributes:
-        versions: of the weights of its samples.
+        versions: versions of the weights that generated its samples.
         refusal: why it was not served.
     """
 
