@@ -54,8 +54,8 @@ def unneeded(loss: str, name: str, value: Any) -> str | None:
     """Why an override that says whether there are log-probabilities, or a KL loss, has no effect; None: it has one.
 
     An algorithm on recorded steps always has the engine's log-probabilities, and another one never does. A KL loss
-    needs recorded steps; the other algorithms have other terms for this. In a review of the reference (verl-omni#106) the
-    setting only keeps a reference policy, which direct preference keeps anyway.
+    needs recorded steps; the other algorithms have other terms for this. In a review of the reference (verl-omni#106)
+    the setting only keeps a reference policy, which direct preference keeps anyway.
     """
     if name == KL and value is True and not ALGORITHMS[loss].on_recorded_steps:
         own = f"; what keeps {loss} near the base is diffusion_loss.{NEAR_BASE[loss]}" if loss in NEAR_BASE else ""
