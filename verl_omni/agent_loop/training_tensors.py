@@ -30,8 +30,8 @@ class TrainingTensors:
     """The training tensors of one sample, without a batch dimension.
 
     Attributes:
-        own: of this sample alone.
-        shared: of all samples of a prompt, by the prompt's key.
+        own: tensors of this sample alone.
+        shared: tensors of all samples of a prompt, by the prompt's key.
     """
 
     own: dict[str, Tensor]
