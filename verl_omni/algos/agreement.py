@@ -89,7 +89,7 @@ class RoundingErrors:
         self._means: dict[float, float] = {}
 
     def measure(self, timesteps: Tensor, squared: Tensor) -> None:
-        """Replace what is known of these timesteps.
+        """Replace the means of these timesteps.
 
         Args:
             timesteps, squared: one value for each row of all ranks, [N].
