@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SD3Encoder:
-    """Prompts and images to the tensors that the engine would record of them. It rests in host memory.
+    """Encodes prompts and images to the tensors that the engine would record. It stays in CPU memory between calls.
 
     Args:
         folder: the model, in diffusers' layout.
