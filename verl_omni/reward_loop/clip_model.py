@@ -24,7 +24,7 @@ _LOADING = threading.Lock()  # scorers run in threads
 
 
 class LoadableModel(ABC):
-    """What `load_once` loads."""
+    """Base class of models that `load_once` loads."""
 
     __slots__ = ()
 
@@ -162,7 +162,7 @@ def unit(embeddings: Tensor) -> Tensor:
 
 
 def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: str = "CLIP") -> list[str]:
-    """What is missing on this machine, a phrase each; nothing is loaded.
+    """Messages about what is missing on this machine; nothing is loaded.
 
     Args:
         given: a scorer's settings. defaults: names of its settings MODEL and, if it has one, PROCESSOR.

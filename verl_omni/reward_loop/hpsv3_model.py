@@ -60,8 +60,10 @@ class Hpsv3Model(LoadableModel):
     It computes in the dtype of its weights, and the head in fp32.
 
     Attributes:
-        model: Qwen2VLModel of transformers. processor: of the base model, with the token `<|Reward|>`.
-        head: weight [out, in] and bias [out] of the linear layers, fp32. device: where all of them are.
+        model: Qwen2VLModel of transformers.
+        processor: processor of the base model, with the added token `<|Reward|>`.
+        head: weight [out, in] and bias [out] of the linear layers, fp32.
+        device: device of the model and the head.
     """
 
     model: Any
@@ -143,7 +145,7 @@ class Hpsv3Model(LoadableModel):
 
 
 def hpsv3_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing on this machine, a phrase each; nothing is loaded."""
+    """Messages about what is missing on this machine; nothing is loaded."""
     found = []
     try:
         weights_file(str(given.get(MODEL) or WEIGHTS))

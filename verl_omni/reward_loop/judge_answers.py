@@ -1,4 +1,4 @@
-"""PURE: the text of a judge's answer, without what is no part of it: thoughts, and the fence of a code block."""
+"""PURE: the text of a judge's answer, without thoughts and without the fence of a code block."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class UnusableAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JudgeAnswer:
-    """What a judge says.
+    """The answer of a judge.
 
     Attributes:
-        is_cut: it ended at `max_tokens`, so more might have followed.
+        is_cut: it ended at `max_tokens`, so its end may be missing.
     """
 
     text: str

@@ -41,8 +41,8 @@ class JudgeRouter:
 
     Args:
         replicas: host:port of each replica.
-        name: what the judge is called in errors.
-        silence: seconds after which a replica that has requests, and answers none of them, is treated as failed.
+        name: name of the judge in error messages.
+        silence: seconds after which a replica with unanswered requests is treated as failed.
         wait: seconds that a request without a replica waits for one that is added; its 503 has the header `WAITING`
             then. None: none will be added.
     """

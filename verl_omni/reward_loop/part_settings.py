@@ -12,7 +12,7 @@ OWN_SETTINGS = ("path", "name", "weight", "required")
 
 
 def part_problems(key: str, given: Any) -> Iterator[str]:
-    """What is wrong with the part `key`, a line for each setting."""
+    """Messages about invalid settings of the part `key`."""
     where = f"reward.reward_functions.{key}"
     if not isinstance(given, Mapping):
         shown = "null" if given is None else given

@@ -69,7 +69,7 @@ def failures_allowed(samples: int, share: float) -> int:
 
 
 def too_many_text(first: str, count: int, allowed: int) -> str:
-    """What `TooManyUnscored` says."""
+    """Message of `TooManyUnscored`."""
     return (
         f"{first}. {count} {'sample has' if count == 1 else 'samples have'} no score, and reward.max_failed_share "
         f"allows {allowed} in this batch: correct the scorer, or raise the share (docs/rewards.md)"

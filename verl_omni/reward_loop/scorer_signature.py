@@ -37,7 +37,7 @@ class Signature:
     open_ended: bool
 
     def problems(self, given: Collection[str]) -> list[str]:
-        """PURE: what is wrong with settings of these names, a phrase each; unknown names with the nearest valid one."""
+        """PURE: messages about missing and unknown settings; for unknown names, with the nearest valid one."""
         unknown = [] if self.open_ended else sorted(set(given) - self.settings)
         missing = sorted(self.required - set(given))
         return [

@@ -86,7 +86,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             return unscored(ScoringFailure(failed_score(name, error)))
 
     def _name(self, data_source: str) -> str:
-        """What the scorer is called in errors."""
+        """Name of the scorer in error messages."""
         reward = self.config.reward
         return scorer_name(reward, data_source) if self.custom is None else custom_name(reward, self.custom)
 

@@ -65,5 +65,5 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of settings, a phrase each."""
+    """Messages about invalid values of settings."""
     return url_problems("server_url", given)

@@ -87,7 +87,7 @@ def _rating(answer: judge_answers.JudgeAnswer, judge: Judge, lowest: float, high
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing or invalid in the settings, a phrase each."""
+    """Messages about missing or invalid settings."""
     return [*connection_problems(given), *_template_problems(given)]
 
 
