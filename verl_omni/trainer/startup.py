@@ -162,7 +162,7 @@ def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
 
 
 def start(config: DictConfig, report_phase: ReportPhase) -> Stack:
-    """Start everything; `report_phase` gets a text for each phase of the wait."""
+    """Start everything; `report_phase` gets a description of each phase."""
     return start_actors(config, start_ray(config, report_phase), report_phase)
 
 
@@ -319,7 +319,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
 def _replica_pool(
     rollout: DictConfig, servers: Any, updates: ReplicaUpdates, agent_loop: Any
 ) -> ReplicaPool[ReplicaUpdates]:
-    """What replaces lost replicas, and follows the nodes; it starts with the training.
+    """The pool that replaces lost replicas and follows the nodes; it starts with the training.
 
     With `rollout.node_resource`, there is room on every node that has the resource; without it, for as many replicas as
     the settings say.

@@ -30,7 +30,7 @@ class Change:
     """A setting to change.
 
     Attributes:
-        costs: what the change costs, for the user.
+        costs: description of the change's cost, for the user.
     """
 
     setting: str
@@ -110,7 +110,7 @@ def _needed(
 ) -> list[Change]:
     """The changes without those that a later one makes needless; of these, the ones that cost most go first.
 
-    Of two changes that say how many engines the job needs, both stay, because the later one counts on the other.
+    Two changes that name the number of engines are both kept, because the later one depends on the earlier one.
     """
     kept = [each.change for each in found]
     if not found or not found[-1].fits:

@@ -36,10 +36,11 @@ class EngineMemory:
     """Bytes of one engine worker, awake.
 
     Attributes:
-        transformer: its share of the transformers under tensor parallelism. text_encoders, vae: whole.
-        passes: peak beyond the weights of each pass; encoding, denoising, decoding (not of latents) follow each other.
-        asleep: host memory for all weights while it sleeps, which its process keeps when it is awake.
-        kept: what the allocator of its process holds after them, until the engine sleeps; 0 without an accelerator.
+        transformer: its share of the transformers under tensor parallelism. text_encoders, vae: not divided.
+        passes: peak of each pass in addition to the weights: encoding, denoising, then decoding unless the output is
+            latents.
+        asleep: CPU memory for all weights while it sleeps; its process keeps it when it is awake.
+        kept: memory that its allocator holds after the passes until the engine sleeps; 0 without an accelerator.
         batch: samples of one batch.
     """
 
@@ -58,7 +59,7 @@ class EngineMemory:
 
     @property
     def peak(self) -> int:
-        """What its largest pass needs."""
+        """Peak of its largest pass."""
         return max(self.passes.values())
 
     def or_larger(self, other: EngineMemory) -> EngineMemory:
@@ -69,13 +70,13 @@ class EngineMemory:
 
     @property
     def held(self) -> int:
-        """What its process takes for passes as long as it does not sleep."""
+        """Memory that its process holds for passes while it is awake."""
         return max(self.peak, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class PassMemory:
-    """What the passes of a batch take on an engine that has all weights, and the sizes of these.
+    """Memory of the passes of a batch on an engine with all weights, and the sizes of the weights.
 
     Attributes:
         encoders, vae: bytes of each tensor. transformer: likewise, with its name.

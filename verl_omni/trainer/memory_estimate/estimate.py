@@ -24,7 +24,7 @@ START_VALUES = "values before the update"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the settings say about the layout of a run.
+    """Layout of a run, from its settings.
 
     Attributes:
         nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
@@ -33,8 +33,8 @@ class Setup:
         samples: number of samples that the engines generate for a step; 0: training reads pairs of a data set.
         pairs: bytes of the images of a step's pairs, as the ranks get them; 0: the engines generate the samples.
         evaluates: whether the engines generate samples for evaluations.
-        stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it; of
-            pairs, what the ranks have encoded.
+        stored: bytes of a step's samples in the object store.
+        trained: bytes that the ranks load from it; for pairs, bytes that the ranks have encoded.
         pixels: bytes of a sample as it is scored.
         waiting: bytes of a step's samples that wait for a judge or a scorer until all are generated.
         scorers: reward workers with models on the trainer's accelerators, over all nodes; 0: none.
@@ -173,7 +173,7 @@ def fits(peak: int, capacity: int) -> bool:
 
 
 def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer keeps on the device between updates."""
+    """The trainer's memory on the device between updates."""
     away = setup.accelerator and setup.offloads_weights
     return {
         "weights": 0 if away else trainer.weights,
@@ -184,7 +184,7 @@ def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
 
 
 def scoring(setup: Setup) -> dict[str, int]:
-    """What the scorers that share the trainer's device have on it while they score a batch."""
+    """Memory on the trainer's device of the scorers that share it, while they score a batch."""
     return {
         "reward models": setup.scorers_per_rank * setup.scorer_weights,
         "reward activations": setup.scorers_per_rank * setup.scorer_activations,
@@ -192,28 +192,28 @@ def scoring(setup: Setup) -> dict[str, int]:
 
 
 def scorers_at_rest(setup: Setup) -> dict[str, int]:
-    """What they have in host memory otherwise, for a host whose ranks have accelerators."""
+    """CPU memory of these scorers between batches, for a host whose ranks have accelerators."""
     return {"reward models at rest": math.ceil(setup.scorers / setup.nodes) * setup.scorer_weights}
 
 
 def scorers_on_cpu(setup: Setup) -> dict[str, int]:
-    """What they have in host memory all the time, for each rank without an accelerator."""
+    """CPU memory of these scorers, for each rank without an accelerator."""
     return {"reward models": setup.scorers_per_rank * setup.scorer_weights}
 
 
 def encoders_at_rest(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What a rank has in host memory to encode pairs, except while it does so on an accelerator."""
+    """CPU memory of a rank's encoders of pairs, except while they run on an accelerator."""
     return {ENCODERS: trainer.encoders if setup.pairs else 0}
 
 
 def encoding(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer has on the device while it encodes the pairs of a step, before the update."""
+    """The trainer's memory on the device while it encodes the pairs of a step, before the update."""
     moved = trainer.encoders if setup.accelerator else 0
     return {**resting(setup, trainer), ENCODERS: moved, "activations": trainer.encoding}
 
 
 def updating(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer has on the device in an update."""
+    """The trainer's memory on the device in an update."""
     return {
         "weights": trainer.weights,
         "delayed copies": trainer.delayed_copies,
@@ -228,7 +228,7 @@ def updating(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
 
 
 def sending(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer has on the device while it sends weights: all of them, and the tensor that is sent."""
+    """The trainer's memory on the device while it sends weights: all weights, and the tensor being sent."""
     cast = trainer.largest_sent if trainer.largest_sent != trainer.largest else 0
     return {
         **resting(setup, trainer),
@@ -250,7 +250,7 @@ def awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[st
 
 
 def receiving(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What a weight update takes next to an engine: the buffer, and the adapter until it is bound."""
+    """Memory of a weight update next to an engine: the buffer, and the adapter until it is bound."""
     return {"weight buffer": bucket(setup, trainer), "staged adapter": trainer.sent if setup.sends_adapter else 0}
 
 
@@ -277,7 +277,7 @@ def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase
 
 
 def _not_asleep(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
-    """What an engine has on the device while the trainer works."""
+    """An engine's memory on the device while the trainer works."""
     return {} if setup.sleeps else awake(setup, trainer, engine) | kept_by_engine(setup, engine)
 
 
@@ -287,7 +287,7 @@ def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
 
 
 def kept_by_engine(setup: Setup, engine: EngineMemory) -> dict[str, int]:
-    """What the allocator of an engine's process on an accelerator keeps of its passes until the engine sleeps."""
+    """Memory from its passes that the allocator of an engine on an accelerator keeps until the engine sleeps."""
     return {"engine activations": engine.held} if setup.accelerator and setup.generation else {}
 
 
@@ -323,12 +323,12 @@ def host_phases(setup: Setup) -> tuple[str, ...]:
 
 
 def starting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the ranks of a host with accelerators keep there, in an update, of the policy before it."""
+    """CPU memory, on a host with accelerators, for its ranks' values from the policy before an update."""
     return {START_VALUES: setup.ranks_per_node * trainer.start_values}
 
 
 def checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What a rank has in host memory while a checkpoint is written in the background."""
+    """CPU memory of a rank while a checkpoint is written in the background."""
     copied = trainer.trained + trainer.optimizer + trainer.delayed_copies
     return {"checkpoint copy": copied if setup.copies_checkpoints else 0}
 
@@ -342,7 +342,7 @@ def trajectories(setup: Setup) -> int:
 
 
 def to_score(setup: Setup, phase: str) -> dict[str, int]:
-    """What is in the object store, if one host has all of it, and is scored when all samples are generated."""
+    """Object store memory if one host has all of it, and scoring starts after all samples are generated."""
     return {"samples to score": setup.waiting if phase in (setup.generation, "scoring") else 0}
 
 

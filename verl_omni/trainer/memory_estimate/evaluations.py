@@ -1,4 +1,4 @@
-"""What the engines generate for evaluations: the settings of the samples, and their number."""
+"""Samples that the engines generate for evaluations: their settings and their number."""
 
 from __future__ import annotations
 

@@ -70,10 +70,11 @@ QUESTION_TOKENS = 512  # upper bound for HPSv3's question with a prompt
 
 @dataclass(frozen=True, slots=True)
 class RewardMemory:
-    """What the scorers of one reward worker have on an accelerator of the trainer's, in bytes.
+    """Bytes that the scorers of one reward worker use on an accelerator of the trainer.
 
     Attributes:
-        weights: of all models. activations: the largest peak of a call.
+        weights: weights of all models.
+        activations: largest peak of a call.
     """
 
     weights: int = 0

@@ -17,7 +17,7 @@ FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the trained model is kept.
+    """How the trained model is stored.
 
     Attributes:
         ranks: all ranks. shards: ranks that share one copy of the weights. sequence: ranks that share the sequence of

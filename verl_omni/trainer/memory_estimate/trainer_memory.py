@@ -165,7 +165,7 @@ def _keeps_maxima(optim: DictConfig) -> bool:
 def _pair_encoder(
     config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], sharding: Sharding
 ) -> pair_encoder.PairEncoderMemory:
-    """What encodes the pairs of a data set; nothing if the engine generates the samples."""
+    """Memory for encoding the pairs of a data set; 0 if the engine generates the samples."""
     if config.algorithm.sample_source != "offline":
         return pair_encoder.PairEncoderMemory(0, 0)
     pairs = math.ceil(config.data.train_batch_size / sharding.groups)
@@ -181,7 +181,7 @@ def _sent_bytes(settings: DictConfig, parameters: Sequence[nn.Parameter]) -> lis
 
 
 def _gathered_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
-    """What FSDP2 gathers, if the actor uses it."""
+    """Memory that FSDP2 gathers, if the actor uses it."""
     if not sharding.wrapped:
         return 0
     reshards = settings.actor.fsdp_config.reshard_after_forward

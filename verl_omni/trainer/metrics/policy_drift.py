@@ -25,7 +25,7 @@ RECOVERED = 0.5  # share of a limit below which a sign may be reported again
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """What the metrics up to a step say.
+    """Whether a policy has diverged, from its metrics up to a step.
 
     Attributes:
         recent: by metric, the values of the last `WINDOW` steps that recorded it.

@@ -1,4 +1,4 @@
-"""Where results are sent: the interface, and a folder of a store. `hub_destination` has the Hugging Face hub."""
+"""Destinations of results: the interface, and a folder of a store. `hub_destination` has the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def result_file(path: Path, name: str, *, may_change: bool) -> ResultFile:
 
 
 class Destination(Protocol):
-    """Where results are sent."""
+    """Destination of results."""
 
     url: str
 

@@ -122,7 +122,7 @@ def open_repository(config: DictConfig, folder: Path, variables: Mapping[str, st
 def _answer(
     request: hub_commit.Request, variables: Mapping[str, str], ended: Callable[[], bool]
 ) -> hub_commit.Answer | None:
-    """What the program that sends answers; None if it does not before `ended`."""
+    """Reply of the upload process; None if it sends none before `ended`."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             [sys.executable, "-m", hub_commit.__name__],

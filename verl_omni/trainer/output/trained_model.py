@@ -25,7 +25,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     Args:
         model: folder of the model that the run started from: its configuration, and tensors that were not trained.
         average: the moving average of the weights (`actor.ema_decay`), not the weights of the step.
-        dtype: of the files, except for what the model keeps in float32.
+        dtype: dtype of the files, except for tensors that the model keeps in float32.
 
     Returns:
         The folders that were written.

@@ -1,8 +1,8 @@
 """`Output`: sends adapter, report and samples of a run elsewhere, in the background after each checkpoint.
 
-There, `<url>` has the files of the run folder under their names (docs/run-folder.md): of a checkpoint the adapter, or
-all of it where there is none, because all weights are trained. `latest.json`, written last, names the newest checkpoint
-whose files are all there.
+`<url>` gets the files of the run folder under the same names (docs/run-folder.md). From a checkpoint, it gets the
+adapter, or all files if all weights are trained. `latest.json`, written last, names the newest checkpoint whose files
+are all there.
 """
 
 from __future__ import annotations

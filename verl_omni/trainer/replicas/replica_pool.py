@@ -115,7 +115,7 @@ class ReplicaPool(Generic[M]):
     minutes. Ranks are never reused, so names of new actors cannot collide with the actors of a lost replica.
 
     Args:
-        looked: called at the end of each look, with `Room.hosts`.
+        looked: called after each poll, with `Room.hosts`.
         noun: what a replica is called in messages.
         failing: what happened to one that started, and that `Members.served` does not know.
     """
@@ -274,7 +274,7 @@ class ReplicaPool(Generic[M]):
 
 
 def missing_replicas(room: int, running: Sequence[Any], starting: int) -> int:
-    """How many replicas to start. PURE."""
+    """Number of replicas to start. PURE."""
     return max(0, room - len(running) - starting)
 
 

@@ -1,4 +1,4 @@
-"""What users see of standalone replicas that join, fail and leave: events of the run folder, and metrics."""
+"""Reports of standalone replicas that join, fail and leave: events of the run folder, and metrics."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Transport(Protocol):
 
 @dataclass
 class ReplicaUpdates:
-    """What the trainer uses of verl's `CheckpointEngineManager`, for replicas on nodes of their own.
+    """The parts of verl's `CheckpointEngineManager` that the trainer uses, for replicas on separate nodes.
 
     Thread-safe: the trainer updates, and `ReplicaPool` adds and removes replicas.
 
@@ -215,7 +215,7 @@ class ReplicaUpdates:
                 self.reports.waiting(0, self.least)
 
     def looked(self, queued: int, places: Mapping[str, int]) -> None:
-        """What the pool does at the end of each look: let replicas serve, and report.
+        """Called by the pool after each poll of the nodes: lets replicas serve, and reports.
 
         Args:
             queued: number of samples that are not generated yet.
@@ -276,7 +276,7 @@ class ReplicaUpdates:
 
 
 def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:
-    """What sends the trainer's weights to the replicas."""
+    """The sender of the trainer's weights to the replicas."""
     if rollout.nnodes > 0:
         from verl_omni.trainer.replicas.replica_transport import RayTransport
         from verl_omni.workers.rollout.network_settings import network_deadline

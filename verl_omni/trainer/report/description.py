@@ -32,7 +32,7 @@ def describe(run: Run) -> dict[str, str]:
 
 
 def describe_evaluations(settings: Mapping[str, Any]) -> str:
-    """What every evaluation generates, and which weights it measures."""
+    """The samples of every evaluation, and the weights that it evaluates."""
     own = _get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
     level = _get(settings, f"{ROLLOUT}.algo.noise_level") if own is None else own
     found = "Every evaluation generates the same held-out prompts from the same initial noise, " + (

@@ -101,10 +101,10 @@ class JudgeMembers:
             return found
 
     def looked(self, places: Mapping[str, int]) -> None:
-        """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
+        """Called by the pool after each poll of the nodes: drops refusing and ended replicas, and reports metrics.
 
-        The others serve, with the only version of a judge's weights: 0. What is reported of the questions is their peak
-        since the last look, because a judge may answer a whole batch between two.
+        The others serve weight version 0, because a judge's weights never change. The number of waiting questions is
+        reported as the peak since the last poll, because a judge may answer a whole batch between two polls.
 
         Args:
             places: see `versions_of_hosts`.

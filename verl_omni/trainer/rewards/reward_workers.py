@@ -171,7 +171,7 @@ class RewardWorkers(PinnedRewardLoopManager):
 
     @property
     def judge_pool(self) -> ReplicaPool[JudgeMembers] | None:
-        """What replaces lost replicas of the judge; None if nothing does."""
+        """The pool that replaces lost replicas of the judge; None if there is none."""
         return None if self.judge is None else self.judge.pool
 
     def stop(self) -> None:

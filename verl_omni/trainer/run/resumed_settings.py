@@ -70,7 +70,7 @@ Content = Mapping[str, Sequence[str | None]]
 
 
 def describe_changes(before: DictConfig, now: DictConfig, content_before: Content, content_now: Content) -> str:
-    """What differs: settings of `LEARNED` and `EVALUATED`, each with both values, and files and folders that they name.
+    """Differences: settings of `LEARNED` and `EVALUATED`, each with both values, and files and folders that they name.
 
     Empty if nothing differs. Files that have moved, with the same content, do not differ.
 

@@ -278,7 +278,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
 
 
 def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
-    """What the line of a sample says of its file, if it is a video."""
+    """Entries about the file in a sample's line, if it is a video."""
     if not _is_video(sample.image):
         return {}
     videos[folder / name] = sample.image

@@ -61,7 +61,7 @@ ADVICE = {
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """Numbers out of their range, a line for each; a setting that is not given or null has none."""
+    """Messages about numbers out of range; settings that are null or not given are skipped."""
     for names, least, range_ in ((POSITIVE, False, "must be positive"), (NOT_NEGATIVE, True, "must not be negative")):
         for name in names:
             value = OmegaConf.select(config, name)

@@ -53,7 +53,7 @@ def colocated(config: DictConfig) -> int:
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """What does not work with scorers on the trainer's accelerators, a line for each."""
+    """Messages about settings that do not work with scorers on the trainer's accelerators."""
     if not (shared := sharing(config.reward)):
         return
     names = ", ".join(shared)
@@ -136,8 +136,8 @@ def shared_options(workers: int, accelerators: int, colocated: int, accelerator:
     """Options of Ray for each reward worker that shares an accelerator of the trainer's placement group.
 
     Args:
-        workers: reward workers. accelerators: of the trainer.
-        colocated: equal shares of an accelerator that the placement group is divided into, of which these have one.
+        workers: number of reward workers. accelerators: number of the trainer's accelerators.
+        colocated: number of equal shares of each accelerator in the placement group; the reward workers get one.
         accelerator: the resource that Ray counts.
     """
     share = 1 / colocated / math.ceil(workers / accelerators)
