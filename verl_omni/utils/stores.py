@@ -41,7 +41,7 @@ class StoreRefused(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How S3 is reached.
+    """Access to S3.
 
     Attributes:
         endpoint: URL of an S3-compatible server; None: AWS.
