@@ -130,7 +130,7 @@ class DiffusionActor:
         )
 
     def _change_layers(self, module: nn.Module) -> None:
-        """What a model gets after its adapter, and before it is sharded."""
+        """Split the sequence and compile layers, if the settings ask for it: after the adapter, before sharding."""
         if self.sequence_ranks > 1:
             split_sequence(module, self.device.type, self.ranks, self.sequence_ranks)
         if self.config.fsdp_config.use_torch_compile:
@@ -313,7 +313,7 @@ class DiffusionActor:
             self._state.save(folder)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        """Copy what a checkpoint has to host memory: the training state, and the adapter if one is trained.
+        """Copy the contents of a checkpoint to CPU memory: the training state, and the adapter if one is trained.
 
         Returns:
             What writes the copy, to `folder`/state and `folder`/lora; in any thread, while the training goes on.
@@ -374,7 +374,7 @@ def _schedule(optimizer: torch.optim.Optimizer, config: DiffusionOptimizerConfig
 def learning_rate_factor(step: int, config: DiffusionOptimizerConfig) -> float:
     """Factor of the learning rate at optimizer step `step` (from 0): linear warm-up, then constant or cosine.
 
-    Of the part t of the steps after the warm-up: (1 + min) / 2 + (1 - min) / 2 * cos(2 pi num_cycles t), with
+    At the share t of the steps after the warm-up: (1 + min) / 2 + (1 - min) / 2 * cos(2 pi num_cycles t), with
     min = `min_lr_ratio`, as `verl.utils.torch_functional.get_cosine_schedule_with_warmup`.
     """
     if step < config.lr_warmup_steps:

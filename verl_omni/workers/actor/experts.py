@@ -20,7 +20,7 @@ LOW_NOISE = SECOND_TRANSFORMER
 
 
 class Experts(nn.Module):
-    """The transformers of high and of low noise; it is called as one of them is.
+    """The transformers for high and for low noise, called like one transformer.
 
     A row whose timestep is at least `boundary` is computed by the first, another one by the second, as in the engine.
 
@@ -45,7 +45,7 @@ class Experts(nn.Module):
         """Prediction of each row, as the first element of a tuple.
 
         Args:
-            timestep: [B]. inputs: of the transformers; every tensor has B rows.
+            timestep: [B]. inputs: inputs of the transformers; every tensor has B rows.
         """
         low = timestep < self.boundary
         rows = [(~low).nonzero().flatten(), low.nonzero().flatten()]

@@ -1,4 +1,4 @@
-"""`Measurements`: what an objective measured in an optimizer step, of the rows of all ranks."""
+"""`Measurements`: an objective's measurements in an optimizer step, for the rows of all ranks."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ def device_of(mesh: DeviceMesh) -> torch.device:
 def reduces_each_pass(fsdp: DiffusionFSDPConfig, several_transformers: bool) -> bool:
     """Whether every backward pass of an optimizer step reduces gradients over the ranks, or the last one only.
 
-    Of a model with several transformers every pass does, whatever `use_no_sync_for_gradient_accumulation` says: FSDP2
-    reduces what has accumulated in a backward pass of the same transformer, and the last one may not need it.
+    With several transformers every pass does, regardless of `use_no_sync_for_gradient_accumulation`: FSDP2 reduces a
+    transformer's accumulated gradients only in a backward pass of this transformer, and the last pass may not use it.
     """
     return several_transformers or not fsdp.use_no_sync_for_gradient_accumulation
 

@@ -13,7 +13,7 @@ ESTIMATOR = "algorithm.adv_estimator"
 
 @dataclass(frozen=True, slots=True)
 class OtherName:
-    """What a name stands for.
+    """Meaning of an alias.
 
     Attributes:
         algorithm: name of the algorithm here.

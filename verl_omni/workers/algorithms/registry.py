@@ -39,7 +39,7 @@ class RequiredSetting:
     reason: str
 
     def conflict(self, found: Any, loss: str) -> str | None:
-        """What is wrong with the value found, in the words of `drl validate`; None if it is the one needed."""
+        """Message about a wrong value, as `drl validate` prints it; None if it is the required one."""
         if found == self.value:
             return None
         given = plain_value(found)
@@ -54,7 +54,7 @@ def plain_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredAlgorithm:
-    """What is known of an algorithm without importing it.
+    """Description of an algorithm that does not need its import.
 
     Attributes:
         implementation: import path of the class.

@@ -31,7 +31,7 @@ class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
     @property
     @abstractmethod
     def described(self) -> str:
-        """What error messages call the replica."""
+        """Name of the replica in error messages."""
 
     def start_workers(self, name: str, node_resource: str | None, ray_resource: str | None) -> None:
         """Start the workers, one on each accelerator of the replica; waits until a node has them.

@@ -252,7 +252,7 @@ def _digest(*parts: Any) -> str:
 
 
 def _array_content(value: Any) -> list[Any]:
-    """Type, shape and hash of all elements. Raises `TypeError` for what is no array of numbers, or of text."""
+    """Type, shape and hash of all elements. Raises `TypeError` unless it is an array of numbers or of text."""
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return ["tensor", str(value.dtype), list(value.shape), _hash(flat.numpy().tobytes())]

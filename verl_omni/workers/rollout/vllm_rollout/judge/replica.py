@@ -24,7 +24,7 @@ WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.judge.worker_extensio
 
 
 class _Printed:
-    """What this process and its children print from now on, where Ray keeps it in a file."""
+    """Reader of further output of this process and its children, where Ray keeps it in a file."""
 
     def __init__(self) -> None:
         self._log = Path(f"/proc/{os.getpid()}/fd/1").resolve()

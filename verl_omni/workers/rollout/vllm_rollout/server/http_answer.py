@@ -16,7 +16,7 @@ Message = MutableMapping[str, Any]
 
 @dataclass
 class Answer:
-    """What the engine's proxy knows of the answer to one HTTP request.
+    """The engine proxy's record of the answer to one HTTP request.
 
     Attributes:
         versions: versions of the weights that generated its samples.

@@ -30,7 +30,7 @@ TEXT_AND_AUDIO_ROUTES = ("/tokenize", "/detokenize", "/invocations", "/v1/audio/
 
 
 class Policy(NamedTuple):
-    """What a request is generated with.
+    """Adapter and weight version that a request is generated with.
 
     Attributes:
         lora: LoRA request of the adapter; None without one.

@@ -202,7 +202,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 
     @asynccontextmanager
     async def _policy(self) -> AsyncIterator[Policy]:
-        """What one HTTP request is generated with; it has passed the gate."""
+        """Adapter and weight version for one HTTP request that has passed the gate."""
         async with self._mode.hold_weights():
             yield Policy(await self._lora_request(), self._version())
 
