@@ -19,7 +19,7 @@ from verl_omni.utils.model_folder import model_folder
 MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
 _LOADED: dict[tuple[Any, ...], Any] = {}
-_RESTING: set[tuple[Any, ...]] = set()  # keys of `_LOADED` whose tensors are in host memory
+_RESTING: set[tuple[Any, ...]] = set()  # keys of `_LOADED` whose tensors are in CPU memory
 _LOADING = threading.Lock()  # scorers run in threads
 
 
@@ -97,7 +97,7 @@ def load_once(kind: type[Model], *source: str) -> Model:
 
 
 def rest() -> None:
-    """Move the models on accelerators to host memory until they are used again, and free the accelerators' memory."""
+    """Move the models on accelerators to CPU memory until they are used again, and free the accelerators' memory."""
     with _LOADING:
         for key, loaded in _LOADED.items():
             if loaded.device.type == "cpu" or key in _RESTING:

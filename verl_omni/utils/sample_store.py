@@ -59,7 +59,7 @@ class SampleWriter:
 class SharedRows:
     """Rows [*B, ...] of a table [T, ...] in which some rows of the batch are the same one.
 
-    It stands for a tensor of a training batch until `to` a device gathers its rows, so that host memory holds each
+    It stands for a tensor of a training batch until `to` a device gathers its rows, so that CPU memory holds each
     row of the table once.
 
     Args:

@@ -233,7 +233,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_checkpoint(self, folder: str) -> None:
-        """Copy what `save_checkpoint` writes to host memory, and write it in a thread of this rank.
+        """Copy what `save_checkpoint` writes to CPU memory, and write it in a thread of this rank.
 
         Raises:
             RuntimeError: `finish_checkpoint` has not confirmed the last one.

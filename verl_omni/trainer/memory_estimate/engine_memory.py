@@ -238,7 +238,7 @@ def _fused(tensors: Iterable[tuple[str, int]], size: int) -> list[int]:
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:
-    """Host memory for a copy of tensors of these sizes, made by vLLM's `CuMemAllocator`.
+    """CPU memory for a copy of tensors of these sizes, made by vLLM's `CuMemAllocator`.
 
     It copies each segment of the device's allocator to memory that torch pins, in blocks whose sizes are powers of two
     (ATen/core/CachingHostAllocator.h).

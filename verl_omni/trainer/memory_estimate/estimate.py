@@ -11,7 +11,7 @@ from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 
 GIB = 1 << 30
 # Assumptions: what a process takes on its device before its first tensor (driver context, library workspaces; not
-# measured here), and in host memory (Python, torch, and the libraries that it imports). Forked workers share what they
+# measured here), and in CPU memory (Python, torch, and the libraries that it imports). Forked workers share what they
 # imported: docs/figures/start_up.json has 3.2 GiB for five processes, and 6.2 without forking.
 DEVICE_CONTEXT = int(0.6 * GIB)
 PROCESS = GIB
@@ -29,7 +29,7 @@ class Setup:
     Attributes:
         nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
         helpers: agent-loop and reward workers, over all nodes.
-        accelerator: whether there are accelerators; without any, all parts are in host memory.
+        accelerator: whether there are accelerators; without any, all parts are in CPU memory.
         samples: number of samples that the engines generate for a step; 0: training reads pairs of a data set.
         pairs: bytes of the images of a step's pairs, as the ranks get them; 0: the engines generate the samples.
         evaluates: whether the engines generate samples for evaluations.
@@ -43,8 +43,8 @@ class Setup:
         sends_adapter: whether a weight update sends the adapter, and not all weights.
         bucket: bytes of the buffer of a weight update.
         sleeps: whether the engine leaves its device during updates.
-        offloads_weights, offloads_optimizer: whether they are in host memory while they are not used.
-        copies_checkpoints: whether checkpoints are written in the background, from a copy in host memory.
+        offloads_weights, offloads_optimizer: whether they are in CPU memory while they are not used.
+        copies_checkpoints: whether checkpoints are written in the background, from a copy in CPU memory.
         regathers: whether the backward pass gathers the weights again.
         ahead: batches that are generated ahead of the one that is trained on.
         forks: whether Ray's workers are forked from a process that has imported everything.
@@ -77,7 +77,7 @@ class Setup:
 
     @property
     def process(self) -> int:
-        """Host memory of a process without its tensors."""
+        """CPU memory of a process without its tensors."""
         return FORKED_PROCESS if self.forks else PROCESS
 
     @property
@@ -307,7 +307,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
     always = {**processes, **samples, **copy, **asleep, **encoders, **scorers_at_rest(setup)}
-    # Before pairs are encoded, everything that moves to the device is in host memory.
+    # Before pairs are encoded, everything that moves to the device is in CPU memory.
     names = host_phases(setup)
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),

@@ -195,7 +195,7 @@ def _sharding(config: DictConfig, ranks: int) -> Sharding:
 
 
 def _loading_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
-    """Host memory of a rank that loads the model: buffers, adapter, and a slice of the files with its cast copy.
+    """CPU memory of a rank that loads the model: buffers, adapter, and a slice of the files with its cast copy.
 
     Without FSDP2 it is the whole model.
     """

@@ -2,7 +2,7 @@
 
     python3 -m verl_omni.trainer.output.trained_model CHECKPOINT --out FOLDER [--average] [--model FOLDER]
 
-The checkpoint has the shards of every rank; this reads them in one process, in host memory.
+The checkpoint has the shards of every rank; this reads them in one process, in CPU memory.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ DROPPED = "CheckpointDropped"
 class CheckpointSaver:
     """Saves checkpoints of the workers' training state into the folder of a run.
 
-    In the background, the workers copy their state to host memory, and write the copy while the training goes on. The
+    In the background, the workers copy their state to CPU memory, and write the copy while the training goes on. The
     checkpoint becomes complete in the first `poll` or `wait` after the write has ended; until then there is none.
 
     Args:

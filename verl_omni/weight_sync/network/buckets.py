@@ -1,4 +1,4 @@
-"""Buckets of an update in host memory: one is filled while another is sent."""
+"""Buckets of an update in CPU memory: one is filled while another is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_omni.weight_sync.packing import ALIGNMENT, aligned, describe, pack
 # A larger bucket costs more: the first use of its pages several times what copying into them costs, and the digest of
 # bytes that have left the CPU's cache (benchmarks/fan_out.py).
 PREFERRED_BYTES = 8 << 20
-# A tensor in host memory that is at least so large is sent from there: a system call costs less than a copy.
+# A tensor in CPU memory that is at least so large is sent from there: a system call costs less than a copy.
 LARGE_BYTES = 1 << 20
 
 
@@ -68,7 +68,7 @@ class BucketFiller:
 
 
 class _Bucket:
-    """Large tensors in host memory, and between them parts of a buffer into which all others are copied.
+    """Large tensors in CPU memory, and between them parts of a buffer into which all others are copied.
 
     Attributes:
         buffer: replaced by a larger one if it is too small.

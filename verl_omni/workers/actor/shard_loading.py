@@ -36,7 +36,7 @@ def load_sharded(
 ) -> nn.Module:
     """The trained model, sharded over `mesh`, on its device: what `build.load_transformer` and `parallelize` make.
 
-    Each rank reads its own shards only, and the buffers and what the model keeps in float32 whole. In host memory it
+    Each rank reads its own shards only, and the buffers and what the model keeps in float32 whole. In CPU memory it
     has one slice at a time, the buffers, and the new adapter until it is sharded.
 
     Args:

@@ -225,7 +225,7 @@ class DiffusionCheckpointConfig(BaseConfig):
     """How checkpoints are written.
 
     Attributes:
-        async_save: copy the training state to host memory, and write the copy while the training goes on.
+        async_save: copy the training state to CPU memory, and write the copy while the training goes on.
         save_contents, load_contents: the reference's; a checkpoint always has all of them.
 
     Raises:
