@@ -90,8 +90,8 @@ def _only_image(media: Any) -> Image.Image:
 class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPlusPipeline):
     """`QwenImageRolloutPipeline` with one input image per prompt.
 
-    Token ids of a prompt have one `<|image_pad|>` for its image; the engine sees as many as the image has tokens. A
-    prompt of text gets the image in front, as in upstream's template. The negative prompt gets the same image.
+    Token ids of a prompt have one `<|image_pad|>` for its image; the engine expands it to one per image token. A text
+    prompt gets the image in front, as in upstream's template. The negative prompt gets the same image.
     """
 
     adapter: type[QwenImageEditTraining] = QwenImageEditPlusTraining
