@@ -36,8 +36,8 @@ from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
 ReportPhase = Callable[[str], None]
-# At least so many, and one for each actor (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are
-# logical: more than the cores is fine.
+# Minimum; each actor needs one (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are logical, so
+# there may be more than cores.
 LOGICAL_CPUS = 16
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 PASSED_PREFIXES = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)

@@ -327,10 +327,10 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
 
 
 def _negative_prompt(row: Mapping[str, Any], images: Sequence[Any]) -> Prompt:
-    """The negative prompt of a row; where it has places for the images of the prompt, these are in it too.
+    """The negative prompt of a row; the prompt's images are inserted if it has placeholders for them.
 
     Raises:
-        ValueError: it has places for another number of images.
+        ValueError: it has placeholders for another number of images.
     """
     negative: Prompt = row.get(NEGATIVE_PROMPT) or ""
     if isinstance(negative, str):

@@ -40,8 +40,8 @@ class ScoredSamples:
     """Generated and scored samples, in the order of the batch's rows.
 
     Attributes:
-        tensors: training tensors, [B, ...]. Of stored samples there is one, `SAMPLE`, for all tensors that their
-            references hold; an algorithm repeats, drops and pairs rows of either in the same way.
+        tensors: training tensors, [B, ...]. For stored samples, it has only `SAMPLE`, which stands for all tensors
+            behind their references. An algorithm repeats, drops and pairs rows in the same way in both cases.
         images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None for latents, and if `meta_info["carry_responses"]`
             is false.
         scores: float32 [B]; NaN: the sample could not be scored.
@@ -51,7 +51,7 @@ class ScoredSamples:
         seconds: wall time of generation, including scoring.
         scoring_seconds: seconds the batch waited for its slowest reward; None where agent loops do not score.
         stored: references of each sample's training tensors; empty if the tensors are in `tensors`.
-        failures: what a scorer could not score, in the order of the rows, of which only these have one.
+        failures: scoring failures, in the order of the rows; only for rows that a scorer could not score.
     """
 
     tensors: dict[str, torch.Tensor]

@@ -252,7 +252,7 @@ def _can_be_split(config: DictConfig, divisible: int) -> bool:
 
 
 def _divides_batch(config: DictConfig, ranks: int) -> bool:
-    """Whether so many ranks get equal shares of the samples of a step, and of the rows of an optimizer step."""
+    """Whether `ranks` ranks get equal shares of the samples of a step, and of the rows of an optimizer step."""
     actor = config.actor_rollout_ref.actor
     n = config.actor_rollout_ref.rollout.n
     rows = training_algorithm(actor.diffusion_loss.loss_mode).rows_per_prompt(n)

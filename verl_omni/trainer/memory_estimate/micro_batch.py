@@ -57,7 +57,7 @@ def run(
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         module: the trained transformer on the meta device, in the dtypes that it computes in; it becomes fake.
-        base: the base model that is kept in addition, likewise; None if none is.
+        base: the base model, in the same form, if it is kept in addition; otherwise None.
         sample: tensors of one sample.
     """
     settings = config.actor_rollout_ref

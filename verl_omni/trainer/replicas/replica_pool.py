@@ -64,7 +64,7 @@ class Launcher(Protocol):
         """End the starts that other threads wait for: each raises soon."""
 
     def idle(self, replica: Any) -> bool:
-        """Whether a replica has no request, or is gone. One that does not answer may have some."""
+        """Whether a replica has no request in flight, or is lost. An unresponsive one may have some."""
 
     def stop(self, replica: Any) -> None:
         """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
@@ -89,7 +89,7 @@ class Members(Protocol):
         """
 
     def lose(self, replica: Any, reason: str) -> None:
-        """Remove a replica that is gone."""
+        """Remove a lost replica."""
 
     def leave(self, replica: Any) -> bool:
         """Send a replica no more requests; it may finish those that it has.
@@ -106,17 +106,17 @@ M = TypeVar("M", bound=Members)
 
 
 class ReplicaPool(Generic[M]):
-    """Starts a replica wherever a node has room for one, and removes those whose node is gone or being removed.
+    """Starts a replica wherever a node has room for one, and removes replicas whose node is lost or being removed.
 
-    On a node that is being removed, a replica finishes the samples that it has and is stopped then. Ray ends such a
-    node when nothing runs on it.
+    On a node that is being removed, a replica finishes its samples and is then stopped. Ray ends such a node when
+    nothing runs on it.
 
     A thread polls the nodes every `POLL_SECONDS`. Each start runs in a separate thread, because loading a model takes
     minutes. Ranks are never reused, so names of new actors cannot collide with the actors of a lost replica.
 
     Args:
         looked: called after each poll, with `Room.hosts`.
-        noun: what a replica is called in messages.
+        noun: name of a replica in messages.
         failing: what happened to one that started, and that `Members.served` does not know.
     """
 

@@ -151,7 +151,7 @@ class ReplicaUpdates:
             self._changed.notify_all()
 
     def lose(self, replica: Any, reason: str) -> None:
-        """Remove a replica that is gone."""
+        """Remove a lost replica."""
         with self._changed:
             if replica in self.all():
                 self._drop([(replica, reason)])

@@ -75,7 +75,7 @@ class JudgeMembers:
             self.serving.append(replica)
 
     def lose(self, replica: Any, reason: str) -> None:
-        """Remove a replica that is gone, or does not answer; its questions go to others."""
+        """Remove a replica that is lost or does not answer; its questions go to other replicas."""
         with self._lock:
             if replica in self.serving:
                 self.routing.remove(replica.server_address, reason)

@@ -55,7 +55,7 @@ class TakenOver(Exception):
 class RunFolder:
     """Writer of a run folder. Lines are appended and flushed; whole files are written aside and renamed.
 
-    Of several writers only the newest may write: pods of a preempted run may still be ending when others continue it.
+    Only the newest of several writers may write: pods of a preempted run may still be terminating when it resumes.
 
     Args:
         on_event: called with every event, after it is in `progress.jsonl`.

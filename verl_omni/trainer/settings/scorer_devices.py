@@ -108,7 +108,7 @@ def describe(reward: DictConfig, device: str) -> str | None:
 
 
 def per_worker(reward: DictConfig) -> int:
-    """Accelerators that a reward worker reserves: as many as its devices number; 0 if no scorer asks for one.
+    """Accelerators that a reward worker reserves: the highest device number + 1; 0 if no scorer asks for one.
 
     Ray shows a worker those that it reserved only, as device 0, 1, ….
     """
