@@ -86,7 +86,7 @@ class Store:
             raise ValueError(f"{url}: not the URL of a store; write s3://BUCKET/PREFIX or file:///FOLDER")
 
     def send(self, path: Path, name: str) -> None:
-        """Write a file as the object `name`, which then is complete or, if it was there, as before.
+        """Write a file as the object `name`, atomically: after a failure, an existing object is unchanged.
 
         Raises:
             StoreError: the store does not take it. FileNotFoundError: there is no such file.
