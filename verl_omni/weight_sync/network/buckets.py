@@ -82,7 +82,7 @@ class _Bucket:
         self._size = self._copied = 0  # bytes of the bucket, and bytes copied to the buffer
 
     def has_room(self, size: int) -> bool:
-        """Whether a tensor of so many bytes may be added. The first one always may."""
+        """Whether a tensor of `size` bytes may be added. The first one always may."""
         return not self.entries or aligned(self._size) + size <= self._limit
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -103,7 +103,7 @@ class _Bucket:
         return [part if isinstance(part, Tensor) else self.buffer[part] for part in self._parts]
 
     def _extend(self, size: int) -> Tensor:
-        """Append so many bytes of the buffer. They are as aligned as in the bucket: sizes of large tensors are."""
+        """Append `size` bytes of the buffer. Alignment is kept, because the sizes of large tensors are aligned."""
         begin = self._copied
         self._copied = self._copied + size
         if self.buffer.numel() < self._copied:
