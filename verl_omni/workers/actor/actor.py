@@ -239,9 +239,8 @@ class DiffusionActor:
     def _take_step(self) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, or skip it if they are not finite.
 
-        All ranks have the same norm, so they skip the same steps. Weights without a gradient stay as they are: of two
-        transformers, one that no rank had rows with a gradient for is moved neither by earlier momentum nor by weight
-        decay.
+        All ranks have the same norm, so they skip the same steps. Weights without a gradient do not change: if no
+        rank had rows with a gradient for one of two transformers, neither momentum nor weight decay changes it.
 
         Raises:
             FloatingPointError: too many steps in a row were skipped.
@@ -316,7 +315,7 @@ class DiffusionActor:
         """Copy the contents of a checkpoint to CPU memory: the training state, and the adapter if one is trained.
 
         Returns:
-            What writes the copy, to `folder`/state and `folder`/lora; in any thread, while the training goes on.
+            A function that writes the copy to `folder`/state and `folder`/lora, in any thread, during training.
         """
         with self.offload.loaded(states=True):
             write_state = self._state.stage(folder / STATE)

@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 def stage_adapter(
     module: Any, folder: Path, instead: Mapping[str, Tensor] | None = None, *, write: bool
 ) -> Callable[[], None]:
-    """Copy the adapter to CPU memory. Returns what writes the copy, in any thread.
+    """Copy the adapter to CPU memory. Returns a function that writes the copy, in any thread.
 
     It is written twice, because no format is read by all programs:
 

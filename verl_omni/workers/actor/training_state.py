@@ -62,7 +62,7 @@ class TrainingState:
         _write(self._state(), folder, alone=self.mesh is None, group=None)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        """Copy this rank's shards to CPU memory. Returns what writes the copy into `folder`, in any thread.
+        """Copy this rank's shards to CPU memory. Returns a function that writes the copy to `folder`, in any thread.
 
         Both are collectives: every rank calls them. The write uses a separate process group, so it runs in parallel
         with training. It raises the same errors as `save`.

@@ -42,8 +42,8 @@ def canonical(name: str) -> str:
 def resolve(overrides: Sequence[str], default: str, parse: Callable[[str], str]) -> tuple[str, list[str]]:
     """The algorithm's name, and the overrides without it, by the names that are used here.
 
-    The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`. Of several
-    values of one of them, the last counts.
+    The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`. If
+    one is given several times, the last value counts.
 
     Args:
         parse: an override's text to its value; Hydra's values may have quotes.

@@ -49,12 +49,12 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
     deadline does not depend on the batch size.
 
-    Of standalone replicas, one that is gone or silent, or whose engine has ended, leaves the router, and others
-    generate its samples again, with the same seeds. While the router has none, requests wait for one to join. A sample
-    that loses its replica more than `LOSSES_OF_A_SAMPLE` times fails.
+    A standalone replica that is lost or silent, or whose engine has ended, is removed from the router, and other
+    replicas generate its samples again, with the same seeds. While the router has no replica, requests wait for one to
+    join. A sample that loses its replica more than `LOSSES_OF_A_SAMPLE` times fails.
 
     Args:
-        waits: whether a replica may join that has the weights which these requests are for.
+        waits: whether a replica with the weight version of these requests may still join.
     """
 
     def __init__(self, *args: Any, waits: bool = True, **kwargs: Any) -> None:
