@@ -16,7 +16,7 @@ class SampleFailed(RuntimeError):
 
 
 class SampleLost(SampleFailed):
-    """A row failed because a process that it needed is gone. The class says so where `__cause__` is lost: over Ray."""
+    """A row failed because a process that it needed has ended. A separate class, because Ray drops `__cause__`."""
 
 
 async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]) -> list[Result]:

@@ -121,7 +121,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @override
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        """The ids of a prompt with a chat template, which lose their end if they are too many."""
+        """The ids of a prompt with a chat template, truncated on the right if they are too many."""
         limit = self.rollout_config.prompt_length
         if len(prompt_ids) > limit:
             self._may_truncate(prompt_ids)
@@ -137,7 +137,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         logger.warning("%s, so it loses its end: %s", text, shown)
 
     def _lost_text(self, name: str, messages: list[dict[str, Any]] | None, ids: list[int] | None) -> dict[str, str]:
-        """{name: the text} where the ids do not say it all: a CLIP tokenizer drops case and spacing, which T5 keeps.
+        """{name: text} if the ids lose information: a CLIP tokenizer drops case and spacing, which T5 keeps.
 
         The text is also returned if the ids do not come from the model's first tokenizer, because the engine would
         decode them with it. With a chat template, the text is the rendered one. For a truncated prompt, it is the

@@ -1,4 +1,4 @@
-"""PURE: the tensors of a sample that training reads, separated from what the driver reads."""
+"""PURE: the tensors of a sample that training reads, separated from the fields that the driver reads."""
 
 from __future__ import annotations
 
