@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO, arXiv:2402.03300), and of several scorers (GDPO, arXiv:2601.05242)."""
+"""Group-relative advantages, of one scorer (GRPO, arXiv:2402.03300) or several (GDPO, arXiv:2601.05242)."""
 
 from __future__ import annotations
 
