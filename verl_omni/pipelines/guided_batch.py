@@ -33,7 +33,7 @@ def twice(rows: Tensor) -> Tensor:
 
 
 def guide(found: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Guided prediction, negative + scale (positive - negative), and that for the prompt alone, both [B, ...].
+    """Guided prediction, negative + scale (positive - negative), and the unguided one, both [B, ...].
 
     Args:
         found: predictions [2 B, ...], those for the prompts first.
