@@ -90,11 +90,11 @@ class GenerationAhead(Generic[Batch]):
                 raise error
 
     def stop(self) -> None:
-        """Generate no further batch; the one that is being generated is left to the end of its engine."""
+        """Start no further batch; the running one ends when its engine is stopped."""
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait until no batch is generated any more: a thread that is in a call of Ray must not outlive Ray."""
+        """Wait for the running generation to end: a thread in a Ray call must not outlive Ray."""
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 

@@ -40,7 +40,7 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
 
 
 def to_score(prompts: DataProto, output: DataProto, rows: Sequence[int], *, latent: bool) -> DataProto:
-    """Rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added.
+    """Rows of a batch in the form for reward workers: data set columns, samples, and fields that a loop added.
 
     Samples in the object store stay there: the rows have their references.
     """

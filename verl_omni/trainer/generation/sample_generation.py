@@ -67,7 +67,7 @@ class ScoredSamples:
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
-    """Training batch: each prompt `n` times in a row, with what the seed of each row is derived from.
+    """Training batch: each prompt `n` times in a row, with the values that each row's seed is derived from.
 
     Args:
         seed: `rollout.seed`. Seeds depend on it, the step and the row, so a resumed run draws the same samples.
@@ -194,7 +194,7 @@ def update_request(
 
 
 def samples_in(batch: Mapping[str, torch.Tensor]) -> int:
-    """Number of different samples in an algorithm's training batch; of samples that are not stored, its rows."""
+    """Number of distinct samples in an algorithm's training batch; for samples that are not stored, its rows."""
     if SAMPLE in batch:
         return len(torch.unique(batch[SAMPLE]))
     return len(next(iter(batch.values())))

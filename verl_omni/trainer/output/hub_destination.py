@@ -28,7 +28,7 @@ POLL_SECONDS = 0.1
 
 
 def find_problem(config: DictConfig, variables: Mapping[str, str]) -> str | None:
-    """PURE: why results cannot be sent to the hub; None: they can, or are sent elsewhere.
+    """PURE: the reason why results cannot be sent to the hub; None if they can, or are sent elsewhere.
 
     Args:
         variables: the user's environment. Without `HF_HUB_OFFLINE`, the trainer is offline but for its results.
@@ -146,7 +146,7 @@ def _answer(
 
 
 def _wait(process: subprocess.Popen[str], request: hub_commit.Request, ended: Callable[[], bool]) -> bool:
-    """Give the program its request; whether it ends in time."""
+    """Send the process its request. Returns whether it ends in time."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended: its standard error says why
         print(json.dumps(asdict(request)), file=process.stdin, flush=True)

@@ -133,7 +133,7 @@ class Output:
             self._changed.wait_for(lambda: not self._waiting and not self._busy)
 
     def finish(self, step: int | None, checkpoint: Path | None, *, complete: bool) -> None:
-        """Send what is not there of the run's last state, after `wait`.
+        """Send the rest of the run's last state, after `wait`.
 
         Args:
             checkpoint: the newest one.
@@ -220,7 +220,7 @@ class Output:
             pause = min(2 * pause, PAUSE_MOST)
 
     def _pause(self, seconds: float, until: float) -> bool:
-        """Wait, at most until there is no time left. Returns whether there is none."""
+        """Wait, at most until time is up. Returns whether it is."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended(until), max(0.0, min(seconds, until - time.monotonic())))
             return self._ended(until)
@@ -230,7 +230,7 @@ class Output:
 
 
 class Results:
-    """The results of a run on their way to where they are sent; if that is nowhere, nothing happens."""
+    """Uploads of a run's results; does nothing if no destination is set."""
 
     def __init__(self) -> None:
         self._output: Output | None = None

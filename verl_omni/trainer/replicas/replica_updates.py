@@ -113,7 +113,7 @@ class ReplicaUpdates:
         """Nothing: a standalone replica does not share its accelerators with the trainer."""
 
     def versions(self) -> list[int]:
-        """Weight version that each replica reports; one that does not answer serves no more."""
+        """Weight version that each replica reports; a replica that does not answer stops serving."""
         with self._changed:
             found, failed = self.transport.versions(self.replicas)
             self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
@@ -189,7 +189,7 @@ class ReplicaUpdates:
                 self._generating = None
 
     def while_lost(self, action: Callable[[], None]) -> None:
-        """Run `action` if no replica serves; none joins meanwhile. Nothing happens while one is being sent weights."""
+        """Run `action` if no replica serves; none joins during it. Does nothing while one receives weights."""
         if not self.replicas and self._changed.acquire(blocking=False):
             try:
                 if not self.replicas:
@@ -198,7 +198,7 @@ class ReplicaUpdates:
                 self._changed.release()
 
     def admit(self) -> None:
-        """Let replicas serve that join, or that left the router and answer again, in the middle of `generating`.
+        """During `generating`, let joining replicas serve, and replicas that left the router and answer again.
 
         At any time, those that left the router and do not answer are lost.
         """

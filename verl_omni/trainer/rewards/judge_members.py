@@ -21,13 +21,13 @@ class JudgeRouting(Protocol):
         """Send a replica no more questions."""
 
     def failed(self) -> dict[str, str]:
-        """Addresses that the router has given up, with the reason."""
+        """Addresses that the router no longer uses, with the reason."""
 
     def peak(self) -> int:
         """Largest number of questions without an answer since the last call."""
 
     def dead(self, replicas: list[Any]) -> dict[int, str]:
-        """Rank and reason of each replica of which a process has ended."""
+        """Rank and reason of each replica with an ended process."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class JudgeMembers:
             return list(self.serving)
 
     def served(self, replica: Any) -> bool:
-        """Whether a replica gets questions; of one that was lost, it is not known whether it has answered any."""
+        """Whether a replica gets questions; for a lost one, it is unknown whether it answered any."""
         with self._lock:
             return replica in self.serving
 

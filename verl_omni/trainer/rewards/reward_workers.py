@@ -1,4 +1,4 @@
-"""Reward workers of a run: verl's, and scoring of a whole batch by a judge that sleeps otherwise."""
+"""Reward workers of a run: verl's, and scoring of a whole batch by a judge that sleeps between batches."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class RewardWorkers(PinnedRewardLoopManager):
 
     @staticmethod
     def collected(manager: Any, data: DataProto, found: Sequence[Mapping[str, Any]]) -> DataProto:
-        """PURE: what reward workers returned for each sample, as a batch.
+        """PURE: the results of reward workers for each sample, as a batch.
 
         Raises:
             ValueError: as of `compute_rm_score`.

@@ -113,7 +113,7 @@ class CheckpointSaver:
             )
 
     def drop(self) -> None:
-        """Give up the checkpoint that is being written, because the run fails, and say so.
+        """Abort the checkpoint that is being written, because the run fails, and report a warning.
 
         The ranks may have failed, or wait for one that has: they are not asked.
         """

@@ -115,7 +115,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int, r
 
 
 def recover(folder: Path) -> None:
-    """Give a step whose checkpoint a killed run was replacing its checkpoint again: the new one if it is complete."""
+    """Restore the checkpoint of a step that a killed run was replacing: the new one if it is complete."""
     for replaced in folder.glob(f"{_REPLACED}*"):
         step = int(replaced.name.removeprefix(_REPLACED))
         if not path_of(folder, step).exists():
@@ -124,7 +124,7 @@ def recover(folder: Path) -> None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty folder to write the checkpoint of `step` into; it is none until `complete`.
+    """An empty folder for the checkpoint of `step`, which counts as a checkpoint only after `complete`.
 
     Deletes what killed runs left, so only one checkpoint of a folder may be written at a time.
     """

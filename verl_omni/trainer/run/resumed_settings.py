@@ -1,4 +1,4 @@
-"""PURE: which settings and data of a resumed run differ from those that its checkpoint was trained with.
+"""PURE: settings and data of a resumed run that differ from its checkpoint's.
 
 On a cluster, a job that is submitted again under its name continues in its run folder, also after an edit. That may be
 what its author wants, such as a lower learning rate, or not.

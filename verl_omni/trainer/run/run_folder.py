@@ -75,7 +75,7 @@ class RunFolder:
         atomic_write(self.path / OWNER, self._owner)
 
     def check_owner(self) -> None:
-        """Raise `TakenOver` if another writer has begun since `take`; one that cannot be read is no other one."""
+        """Raise `TakenOver` if another writer has begun since `take`; an unreadable owner file is ignored."""
         if self._owner is None:
             return
         with contextlib.suppress(OSError):
@@ -305,7 +305,7 @@ def _write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
 
 
 def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:
-    """Write several, side by side: one of 121 frames of 704 x 1280 takes seconds."""
+    """Write several videos in parallel: one with 121 frames of 704 x 1280 takes seconds."""
     with ThreadPoolExecutor() as threads:
         for written in [threads.submit(_write_video, path, frames, fps) for path, frames in videos.items()]:
             written.result()
