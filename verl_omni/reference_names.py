@@ -1,6 +1,6 @@
 """Names of the reference's documentation that do not exist here: importing one says what to use.
 
-The names are those of verl-omni.readthedocs.io/en/stable/api (July 2026). docs/switching.md lists them.
+The names are from verl-omni.readthedocs.io/en/stable/api (July 2026). docs/switching.md lists them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def pad_prompt(tokenizer: Any, prompt_ids: list[int], length: int) -> tuple[Tens
 
 
 def check_loop_output(output: Any) -> None:
-    """Refuse what an agent loop returned, if no batch can be made of it.
+    """Refuse the output of an agent loop if it cannot be batched.
 
     Raises:
         TypeError: it is no `DiffusionAgentLoopOutput`, or its sample or log-probabilities are no tensors.
@@ -163,9 +163,9 @@ def collate(rows: Sequence[_InternalDiffusionAgentLoopOutput], columns: Mapping[
 def align(parts: Sequence[DataProto]) -> list[DataProto]:
     """Give the parts of a batch from several workers the keys that one worker would have given all rows.
 
-    Scores are kept if every part has them. A column that a part lacks is None there, and so is a reward's extra key of
-    which it has a column of the data set. Tensors are not changed: a part that lacks one is an error, like a row that
-    lacks one.
+    Scores are kept if every part has them. A column that a part lacks is None there; so is a reward's extra key for
+    which the part only has a column of the data set. Tensors are not changed: a part or a row that
+    lacks one is an error.
     """
     scored = all("rm_scores" in part.batch for part in parts)
     reported = [set(part.meta_info.get("reward_extra_keys", [])) for part in parts]

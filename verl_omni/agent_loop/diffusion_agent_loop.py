@@ -60,7 +60,7 @@ LOOPS_OF_TEXT = "verl.experimental.agent_loop."  # their classes begin so; data 
 SENT_TO_A_REWARD_WORKER = 64  # samples that wait in its process; the others wait here
 # A context variable, because the methods on the way to the scorers have the arguments that subclasses override.
 _validating: ContextVar[bool] = ContextVar("validating", default=False)
-_writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # of the batch, if samples are stored
+_writer: ContextVar[SampleWriter | None] = ContextVar("writer", default=None)  # None: samples are not stored
 _score_later: ContextVar[bool] = ContextVar("score_later", default=False)
 
 __all__ = ["DiffusionAgentLoopOutput", "DiffusionAgentLoopWorker", "SampleFailed", "_pad_prompt_extra_field"]
@@ -122,11 +122,11 @@ class DiffusionAgentLoopWorker:
         self._sent_limit = max(1, min(SENT_TO_A_REWARD_WORKER, share))
         self._sent: Counter[int] = Counter()  # unscored samples by the number of the reward worker
         self._sending: asyncio.Semaphore | None = None
-        # It would log for each row that a diffusion model has no builder of its own.
+        # It would log, for each row, that no builder is registered for a diffusion model.
         logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
 
     def _for_loops(self) -> dict[str, Any]:
-        """Constructor arguments of every loop. Their copy of the settings has what is read for each row resolved."""
+        """Constructor arguments of every loop; the settings that a loop reads for each row are already resolved."""
         config = copy.deepcopy(self.config)
         OmegaConf.resolve(config.actor_rollout_ref.rollout)
         OmegaConf.resolve(config.data)
@@ -150,7 +150,7 @@ class DiffusionAgentLoopWorker:
         With `meta_info["carry_responses"]` false, samples are dropped once they are scored: the result has no
         `responses`. With `meta_info["store_samples"]`, the tensors that training reads stay in Ray's object store, the
         embeddings of a prompt once for all its samples: the result has a column `stored`
-        (`utils.sample_store.StoredSample`), and of other columns only what the driver reads.
+        (`utils.sample_store.StoredSample`), and otherwise only the columns that the driver reads.
 
         A sample that cannot be scored has the reward NaN, and a `ScoringFailure` in the column `scoring_failure`. With
         more required ones than `meta_info["failures_allowed"]` (default 0), the batch fails.
@@ -281,7 +281,7 @@ class DiffusionAgentLoopWorker:
 
         Sets `reward_score`, `metrics.compute_score` (seconds), and among the `extra_fields` of the output
         `reward_extra_info` and `scoring_failure` (why a scorer gave no score, or None).
-        What the engine recorded for training is not sent; the audio of a sample is, and what an agent loop added.
+        Sends the sample's audio and fields that an agent loop added, but not the tensors recorded for training.
 
         Raises:
             TimeoutError: the reward worker's process did not respond within `reward.deadline_seconds`; how long a
@@ -321,12 +321,12 @@ class DiffusionAgentLoopWorker:
         output.metrics.compute_score = time.perf_counter() - began
 
     def _scorer_fields(self, output: DiffusionAgentLoopOutput) -> dict[str, Any]:
-        """What scorers get of a sample's `extra_fields`: the audio, and what an agent loop added."""
+        """The `extra_fields` of a sample that scorers get: the audio, and fields that an agent loop added."""
         recorded = {*RECORDED, *PADDED_FIELDS, *training_adapter(self.model_config.architecture).CONDITIONS}
         return {name: value for name, value in output.extra_fields.items() if name not in recorded}
 
     async def _scored(self, number: int, data: DataProto) -> dict[str, Any]:
-        """What reward worker `number` returns; its own deadline limits the scorer's call."""
+        """The reply of reward worker `number`; the worker enforces the deadline of the scorer's call."""
         assert self.reward_loop_worker_handles is not None
         worker = self.reward_loop_worker_handles[number]
         reply = asyncio.ensure_future(worker.compute_score.remote(data))

@@ -16,7 +16,7 @@ class SampleFailed(RuntimeError):
 
 
 class SampleLost(SampleFailed):
-    """A row failed because a process that it needed is gone. The class says so where `__cause__` is lost: over Ray."""
+    """A row failed because a process that it needed has ended. A separate class, because Ray drops `__cause__`."""
 
 
 async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe: Callable[[int], str]) -> list[Result]:
@@ -39,7 +39,7 @@ async def run_rows(size: int, run: Callable[[int], Awaitable[Result]], describe:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
                 raise
-            # Of a user's loop. A group takes such a task for one that was cancelled, and an actor would exit.
+            # From a user's loop. A task group would treat the task as cancelled, and SystemExit would end the actor.
             raise SampleFailed(f"{describe(row)} failed: it raised {describe_error(error)}") from error
 
     try:

@@ -48,7 +48,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Args:
             sampling_params: see `vLLMOmniHttpServer.generate`.
             kwargs: the row: `raw_prompt` (list of messages, required), and optionally `raw_negative_prompt` (messages
-                or text). A negative prompt without images gets those of the prompt, if there is no processor.
+                or text). Without a processor, a negative prompt without images gets the prompt's images.
 
         Raises:
             KeyError: the row has no `raw_prompt`.
@@ -121,7 +121,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @override
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        """The ids of a prompt with a chat template, which lose their end if they are too many."""
+        """The ids of a prompt with a chat template, truncated on the right if they are too many."""
         limit = self.rollout_config.prompt_length
         if len(prompt_ids) > limit:
             self._may_truncate(prompt_ids)
@@ -137,11 +137,11 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
         logger.warning("%s, so it loses its end: %s", text, shown)
 
     def _lost_text(self, name: str, messages: list[dict[str, Any]] | None, ids: list[int] | None) -> dict[str, str]:
-        """{name: the text} where the ids do not say it all: a CLIP tokenizer drops case and spacing, which T5 keeps.
+        """{name: text} if the ids lose information: a CLIP tokenizer drops case and spacing, which T5 keeps.
 
-        Also where the ids are not those of the model's first tokenizer, with which the engine would decode them. With a
-        chat template that is the rendered text. Of a prompt that was truncated it is the text that its ids have left.
-        {} for a prompt whose ids have places for images.
+        The text is also returned if the ids do not come from the model's first tokenizer, because the engine would
+        decode them with it. With a chat template, the text is the rendered one. For a truncated prompt, it is the
+        text of the remaining ids. {} for a prompt whose ids include image placeholders.
         """
         if messages is None or ids is None:
             return {}
@@ -150,7 +150,7 @@ class DiffusionSingleTurnAgentLoop(AgentLoopBase):  # type: ignore[misc]
             return {}
         text = self._encoder_text(messages)
         first = self._has_first_tokenizer()
-        # Special tokens of plain text are the tokenizer's, those of a template are in its text.
+        # For plain text the tokenizer adds the special tokens; a chat template has them in its text.
         if first and self.tokenizer.decode(ids, skip_special_tokens=plain) == text:
             return {}
         whole = self.tokenizer(text, add_special_tokens=plain, truncation=False)["input_ids"]

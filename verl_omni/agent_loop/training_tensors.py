@@ -1,4 +1,4 @@
-"""PURE: the tensors of a sample that training reads, separated from what the driver reads."""
+"""PURE: the tensors of a sample that training reads, separated from the fields that the driver reads."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TrainingTensors:
     """The training tensors of one sample, without a batch dimension.
 
     Attributes:
-        own: of this sample alone.
-        shared: of all samples of a prompt, by the prompt's key.
+        own: tensors of this sample alone.
+        shared: tensors of all samples of a prompt, by the prompt's key.
     """
 
     own: dict[str, Tensor]
@@ -46,7 +46,7 @@ def training_tensors(
     Args:
         fields: `extra_fields` of a sample. log_probs: its `response_logprobs`.
         conditions: names of the family's conditions.
-        keys: of the prompt and the negative prompt; None: nothing is shared.
+        keys: keys of the prompt and the negative prompt; None: nothing is shared.
     """
     found = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
     if log_probs is not None:

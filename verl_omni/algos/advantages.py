@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO, arXiv:2402.03300), and of several scorers (GDPO, arXiv:2601.05242)."""
+"""Group-relative advantages, of one scorer (GRPO, arXiv:2402.03300) or several (GDPO, arXiv:2601.05242)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def group_advantages(
         rewards: [B]; NaN: the row has none, and is left out of means and standard deviations.
         groups: the prompt that each row belongs to. A group of one has advantage 0.
         normalize: divide by the standard deviation.
-        global_std: of the whole batch rather than of the group.
+        global_std: divide by the standard deviation of the whole batch instead of the group's.
 
     Raises:
         ValueError: lengths differ, or a reward is infinite.
@@ -46,8 +46,8 @@ def group_advantages(
 def normalized_sum(scores: Tensor, weights: Sequence[float], groups: Sequence[str]) -> Tensor:
     """sum over scorers k of w_k (r_k - mean_k of its group) / (std_k of its group + 1e-4), float32 [B].
 
-    So scorers count by their weights alone, whatever their scale. The standard deviation is that of a sample (n - 1). A
-    group in which a scorer gives all samples the same score gets nothing from it.
+    So a scorer's influence depends on its weight and not on its scale. The standard deviation is the sample standard
+    deviation (n - 1). A scorer that gives all samples of a group the same score adds 0 to them.
 
     Args:
         scores: [B, K], of each scorer; with NaN for one scorer, the row has no sum, which is NaN, and is left out of

@@ -3,13 +3,14 @@
 A velocity is compared through random projections of it, whose number does not depend on its resolution. With signs
 s_i = +-1 that are fixed by the place i of an element, projection j of v in R^d is y_j, the sum of s_i v_i over all i
 with i mod K = j. So E |y|^2 = |v|^2 over the signs, and the variance of |y|^2 is at most 2 |v|^4 / K where each
-projection has the same share of |v|^2 (count sketch, Charikar et al. 2002). Projections are linear: those of a
-difference of velocities are the difference of the projections, and a velocity that is off by a factor 1 + e gives
+projection has the same share of |v|^2 (count sketch, Charikar et al. 2002). Projections are linear: projecting a
+difference of velocities gives the difference of their projections, and a velocity that is off by a factor 1 + e gives
 exactly e.
 
-Rounding to bfloat16 changes a velocity by 1% of its size or more, with depth and guidance by 8%, but in no direction:
-its size changes by about that over the root of the number of elements. So sizes tell an engine that is off by a factor
-from one that rounds; they are recorded exactly, because those of the projections differ by 1% / sqrt(K).
+Rounding to bfloat16 changes a velocity by 1% of its size or more (by 8% with depth and guidance), but in a random
+direction: its size changes by about this share divided by the square root of the number of elements. So sizes
+distinguish an engine that is off by a factor from one that rounds. They are recorded exactly, because the sizes of the
+projections differ by 1% / sqrt(K).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PROJECTIONS = 32  # |y| differs from |v| by about 1 / sqrt(2 K) = 12%
 # Mean relative difference of velocities above which a run stops, by the coarser dtype of engine and trainer; with the
 # latter not below `rounding_limit`.
 VELOCITY_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-SIZE_SHARE = 0.1  # of that limit: the limit for the mean relative difference of their sizes, at any depth and guidance
+# The limit for the mean relative difference of sizes is this share of the tolerance, at any depth and guidance.
+SIZE_SHARE = 0.1
 # In bfloat16, a pass through L >= 12 layers of Wan, Qwen-Image or Stable Diffusion 3 with random weights differs from
 # one in float32 by 0.002 to 0.004 sqrt(L) (tests/ml/algos/test_rounding_limit.py).
 ROUNDING_OF_LAYERS = 0.004
@@ -87,10 +89,10 @@ class RoundingErrors:
         self._means: dict[float, float] = {}
 
     def measure(self, timesteps: Tensor, squared: Tensor) -> None:
-        """Replace what is known of these timesteps.
+        """Replace the means of these timesteps.
 
         Args:
-            timesteps, squared: of the rows of all ranks, [N].
+            timesteps, squared: one value for each row of all ranks, [N].
         """
         for timestep in timesteps.unique().tolist():
             self._means[timestep] = squared[timesteps == timestep].mean().item()
@@ -123,7 +125,8 @@ def check_velocities(
         size_tolerance: upper limit of the mean difference of sizes; None: `SIZE_SHARE` of `tolerance`.
 
     Raises:
-        VelocityMismatch: the mean difference exceeds `tolerance`, that of the sizes its own, or one is NaN.
+        VelocityMismatch: the mean difference exceeds `tolerance`, the mean difference of sizes exceeds
+            `size_tolerance`, or one of them is NaN.
     """
     if size_tolerance is None:
         size_tolerance = SIZE_SHARE * tolerance

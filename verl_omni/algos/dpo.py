@@ -1,4 +1,4 @@
-"""Direct preference optimization of a flow-matching model, on pairs of its own samples.
+"""Direct preference optimization of a flow-matching model, on pairs of samples that it generated.
 
 Diffusion-DPO (arXiv:2311.12908, eq. 14) with velocity instead of noise prediction (arXiv:2501.13918, eq. 8).
 """
@@ -36,7 +36,7 @@ def pairs(rewards: Tensor, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def margin(better: Tensor, base_better: Tensor, worse: Tensor, base_worse: Tensor) -> Tensor:
-    """Improvement over the base model on the better sample minus that on the worse one, [P].
+    """Improvement over the base model on the better sample minus the improvement on the worse one, [P].
 
     Args:
         better, worse: velocity error of the model on the samples of a pair, [P].

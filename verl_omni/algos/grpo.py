@@ -27,10 +27,10 @@ def normalized_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std:
 
     Args:
         log_ratio: log-probability minus the old one, each the mean over the elements of the latent, [B].
-        mean, old_mean: of the next latent, [B, ...].
+        mean, old_mean: mean of the next latent under the current and the old policy, [B, ...].
         std: standard deviation of the step, [B, 1, ...]; the paper's sigma_t sqrt(-dt).
     """
-    scale = std.flatten(1).mean(1)  # of one element
+    scale = std.flatten(1).mean(1)  # per element
     return scale * (log_ratio + ((mean - old_mean) ** 2).flatten(1).mean(1) / (2 * scale**2))
 
 
@@ -43,7 +43,7 @@ def masked(
     policy exceeds the threshold and A would move the ratio further from 1: A > 0 and ratio > 1, or A < 0 and ratio < 1.
 
     Args:
-        divergence: of the step's old and current densities, [B].
+        divergence: divergence between the step's old and current densities, [B].
     """
     advantage = advantage.clamp(-adv_clip_max, adv_clip_max)
     outward = torch.sign(advantage) * torch.sign(log_ratio) > 0
@@ -73,8 +73,8 @@ def chosen_count(steps: int, fraction: float) -> int:
 def choose_steps(seeds: Tensor, steps: int, fraction: float) -> Tensor:
     """Places of the steps of each row that it is trained on, all different, int64 [B, chosen_count] on the CPU.
 
-    DanceGRPO (arXiv:2505.07818) draws them anew in every training step. The choice of a row depends on its seed alone,
-    not on how a batch is split.
+    DanceGRPO (arXiv:2505.07818) draws new steps in every training step. A row's steps depend on its seed alone, not on
+    how a batch is split.
 
     Args:
         seeds: int64 [B], not negative.

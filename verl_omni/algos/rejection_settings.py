@@ -22,13 +22,13 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What keeps a step or a sample.
+    """Criterion for keeping a step or a sample.
 
     Attributes:
-        over: `token` (a step of its own), or what is taken over the steps of a sample: `seq_sum`, `seq_mean` or
+        over: `token` (each step separately), or the reduction over the steps of a sample: `seq_sum`, `seq_mean` or
             `seq_max`.
-        estimator: of the KL divergence: `k1`, `k2` or `k3`.
-        lowest, highest: the estimates that are kept.
+        estimator: estimator of the KL divergence: `k1`, `k2` or `k3`.
+        lowest, highest: range of estimates that are kept.
     """
 
     over: str

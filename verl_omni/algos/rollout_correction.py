@@ -23,7 +23,7 @@ def weights(trainer: Tensor, engine: Tensor, *, threshold: float) -> Tensor:
 
 
 def kept(trainer: Tensor, engine: Tensor, criterion: Criterion) -> Tensor:
-    """Mask of the steps that are trained on, bool [B, T], the same in all steps unless the criterion is of steps.
+    """Mask of the steps that are trained on, bool [B, T]; one value per sample unless the criterion is per step.
 
     With the log-ratio r = trainer - engine, the estimators of the KL divergence of one step are k1 = -r, k2 = r^2 / 2
     and k3 = exp(r) - 1 - r. A step, or the sum, mean or maximum over the steps of a sample, is kept if its estimate is

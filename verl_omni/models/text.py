@@ -128,7 +128,7 @@ def qwen_tokenizer(words: Sequence[str], special: Sequence[str] = ()) -> Qwen2To
     """A Qwen2 byte-pair tokenizer trained on the words; other text is encoded as bytes.
 
     Args:
-        special: special tokens besides those of turns.
+        special: special tokens in addition to the chat-turn tokens.
     """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -154,7 +154,7 @@ def vision_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def qwen_processor(tokenizer: Qwen2Tokenizer, max_pixels: int) -> Qwen2VLProcessor:
-    """The processor of Qwen's editing models: patches of 14 x 14, of which 2 x 2 become a token."""
+    """The processor of Qwen's editing models: patches of 14 x 14 pixels; 2 x 2 patches become one token."""
     size = {"patch_size": 14, "merge_size": 2, "min_pixels": 28 * 28, "max_pixels": max_pixels}
     return Qwen2VLProcessor(Qwen2VLImageProcessor(**size), tokenizer, Qwen2VLVideoProcessor(**size))
 

@@ -40,7 +40,7 @@ TEXT_LENGTH = 16
 WIDTH = 32
 HIDDEN = 32
 LATENT_CHANNELS = 16
-IMAGE_SIDE = 64  # of input images in pixels; larger ones are reduced
+IMAGE_SIDE = 64  # side of input images in pixels; larger ones are reduced
 # Factor of a VAE's output weights: a random decoder gives nearly grey images, which rewards cannot tell apart, and a
 # random encoder of input images nearly equal latents, whose mistakes would not show.
 CONTRAST = 8.0

@@ -106,7 +106,8 @@ def step_noise_seed(extra: Mapping[str, Any], generator: torch.Generator) -> int
     """Seed of the noise after the initial one, which also places a random window: `sde_noise_seed`, or the request's.
 
     Args:
-        generator: of the request; its own seed, so that a request without a seed has a window of its own too.
+        generator: the request's generator. Its own initial seed is used, so that a request without a seed also gets
+            its own window.
     """
     seed = extra.get("sde_noise_seed")
     return generator.initial_seed() if seed is None else int(seed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def with_negative(batch: Mapping[str, Tensor], name: str) -> Tensor:
-    """Tensor `name` [B, ...] of the batch, then that of the negative prompts: [2 B, ...]."""
+    """Tensor `name` of the batch [B, ...], followed by the tensor of the negative prompts: [2 B, ...]."""
     return torch.cat([batch[name], batch[f"negative_{name}"]])
 
 
@@ -33,7 +33,7 @@ def twice(rows: Tensor) -> Tensor:
 
 
 def guide(found: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Guided prediction, negative + scale (positive - negative), and that for the prompt alone, both [B, ...].
+    """Guided prediction, negative + scale (positive - negative), and the unguided one, both [B, ...].
 
     Args:
         found: predictions [2 B, ...], those for the prompts first.

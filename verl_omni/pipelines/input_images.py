@@ -27,7 +27,7 @@ class InputImages(Protocol):
 
 
 def input_images(architecture: str | None) -> InputImages | None:
-    """Import what a model's family says about images of prompts; None: its prompts have no images.
+    """Import the module `images.py` of a model's family; None: its prompts have no images.
 
     Raises:
         ValueError: no family has this architecture.

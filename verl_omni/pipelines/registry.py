@@ -154,7 +154,7 @@ class TrainingAdapter(Protocol):
 
 
 def reads_extra_ids(architecture: str | None) -> bool:
-    """Whether a family may read `extra_prompt_ids`: those of this package tokenize for each text encoder themselves."""
+    """Whether a family may read `extra_prompt_ids`; built-in families tokenize for each text encoder themselves."""
     return architecture in FAMILIES.registered
 
 
@@ -216,7 +216,7 @@ def check_encoder(architecture: str | None) -> None:
 
 
 def encoder_class(architecture: str | None) -> Any:
-    """Import the class that encodes prompts and images of a model's family, whose interface is that of `SD3Encoder`.
+    """Import the class that encodes prompts and images of a model's family; it has the interface of `SD3Encoder`.
 
     Raises:
         ValueError: no family has this architecture, or its family has no encoder.

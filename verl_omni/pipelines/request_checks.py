@@ -15,9 +15,9 @@ def check_request(params: Any, size: SizeCheck, *, steps: int) -> None:
     """Check the size of a request's samples and its SDE window.
 
     Args:
-        params: the engine's sampling parameters; sides that are not set are those of the model. Upstream's pipelines
-            would make a smaller sample.
-        size: of the model (`sample_shapes.size_check`). steps: number of denoising steps.
+        params: the engine's sampling parameters; height and width default to the model's. For an invalid size,
+            upstream's pipelines would generate a smaller sample.
+        size: size check of the model (`sample_shapes.size_check`). steps: number of denoising steps.
 
     Raises:
         ValueError: no sample has this size, the window does not fit, or an argument of it is of a wrong type.

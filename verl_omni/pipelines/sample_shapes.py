@@ -32,7 +32,7 @@ class SampleShapes(Protocol):
     def sample(self, configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
         """`latents` and each of the family's `CONDITIONS` of one sample, without a batch dimension.
 
-        Floating-point tensors are float32 and have no data (they are on the meta device), like those of `example`;
+        Floating-point tensors are float32 and have no data (they are on the meta device), as in `example`;
         tensors that a shape depends on have their values.
 
         Args:

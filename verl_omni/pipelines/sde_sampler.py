@@ -61,8 +61,8 @@ class Sampler:
     Args:
         timesteps: [S], as the model gets them, in the units of the scheduler. sigmas: [S + 1], the last one 0.
         windows, generators: one per row; None follows the ODE and is not recorded.
-        dtype: of the model. Latents inside a window are rounded to it before their density is computed, so recorded
-            latents are exactly those that the log-probabilities are about.
+        dtype: dtype of the model. Latents inside a window are rounded to it before their density is computed, so the
+            log-probabilities belong to exactly the recorded latents.
     """
 
     def __init__(

@@ -44,13 +44,13 @@ class RecordedSample:
 class TrajectoryRecorder:
     """Denoises one batch of requests and attaches the fields that each request asks for to its output.
 
-    A pipeline creates one at the beginning of `forward`, calls `denoise` instead of its own loop, and `attach` with
+    A pipeline creates one at the beginning of `forward`, calls `denoise` instead of a denoising loop, and `attach` with
     its outputs.
 
     Args:
         params: the engine's sampling parameters, one per request; a request without a generator gets one here.
         steps: number of denoising steps of requests that do not set it.
-        dtype: of the model, and of recorded latents.
+        dtype: dtype of the model and of recorded latents.
         version: version of the weights, from `version_of`.
     """
 
@@ -82,7 +82,7 @@ class TrajectoryRecorder:
         Args:
             velocity, latents, timesteps, sigmas, received: as in `sde_sampler.denoise`.
             conditions: inputs of the velocity besides latents and time, by the names in the family's `CONDITIONS`: a
-                tensor per row, or one tensor [B, ...]; None for those of guidance when it is off.
+                tensor per row, or one tensor [B, ...]; None for the guidance inputs when guidance is off.
 
         Returns:
             Final latents, in the shape and dtype of `latents`.

@@ -19,12 +19,12 @@ from verl_omni.utils.model_folder import model_folder
 MODEL = "model_name_or_path"
 PROCESSOR = "processor_name_or_path"
 _LOADED: dict[tuple[Any, ...], Any] = {}
-_RESTING: set[tuple[Any, ...]] = set()  # of those, the ones whose tensors are in host memory
+_RESTING: set[tuple[Any, ...]] = set()  # keys of `_LOADED` whose tensors are in CPU memory
 _LOADING = threading.Lock()  # scorers run in threads
 
 
 class LoadableModel(ABC):
-    """What `load_once` loads."""
+    """Base class of models that `load_once` loads."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ def load_once(kind: type[Model], *source: str) -> Model:
 
 
 def rest() -> None:
-    """Move the models on accelerators to host memory until they are used again, and free the accelerators' memory."""
+    """Move the models on accelerators to CPU memory until they are used again, and free the accelerators' memory."""
     with _LOADING:
         for key, loaded in _LOADED.items():
             if loaded.device.type == "cpu" or key in _RESTING:
@@ -162,7 +162,7 @@ def unit(embeddings: Tensor) -> Tensor:
 
 
 def clip_problems(given: Mapping[str, Any], defaults: Mapping[str, str], kind: str = "CLIP") -> list[str]:
-    """What is missing on this machine, a phrase each; nothing is loaded.
+    """Messages about what is missing on this machine; nothing is loaded.
 
     Args:
         given: a scorer's settings. defaults: names of its settings MODEL and, if it has one, PROCESSOR.

@@ -1,6 +1,6 @@
 """HPSv3, a model of human preference for an image given its prompt (arXiv:2508.03789): Qwen2-VL with a reward head.
 
-A test compares its scores with those of the package hpsv3 1.0.0. The model is asked a question about the image; the
+A test compares its scores with the package hpsv3 1.0.0. The model is asked a question about the image; the
 hidden state at the token `<|Reward|>` of the question goes through three linear layers, which give the mean and the
 spread of the score. The wording of the question belongs to the weights, and is read from that package. It is not
 imported, because its requirements do not fit the locked ones.
@@ -34,10 +34,10 @@ REWARD_TOKEN = "<|Reward|>"  # added to the vocabulary of the base model
 PIXELS = 256 * 28 * 28
 CELL = 28
 HEAD = ("rm_head.0", "rm_head.3", "rm_head.5")  # between them are ReLUs, and a dropout that is off
-# of the outputs of the head
+# Outputs of the head: index of the mean, and number of outputs.
 MEAN = 0
 OUTPUTS = 2
-# Names of weights, as transformers before 4.52 and since then wrote them, to those of the model without its heads.
+# Prefixes of weight names, as written by transformers before and since 4.52 -> prefixes in the model without heads.
 _RENAMED = ((r"^(model\.)?visual\.", "visual."), (r"^model\.(language_model\.)?", "language_model."))
 
 
@@ -60,8 +60,10 @@ class Hpsv3Model(LoadableModel):
     It computes in the dtype of its weights, and the head in fp32.
 
     Attributes:
-        model: Qwen2VLModel of transformers. processor: of the base model, with the token `<|Reward|>`.
-        head: weight [out, in] and bias [out] of the linear layers, fp32. device: where all of them are.
+        model: Qwen2VLModel of transformers.
+        processor: processor of the base model, with the added token `<|Reward|>`.
+        head: weight [out, in] and bias [out] of the linear layers, fp32.
+        device: device of the model and the head.
     """
 
     model: Any
@@ -143,7 +145,7 @@ class Hpsv3Model(LoadableModel):
 
 
 def hpsv3_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing on this machine, a phrase each; nothing is loaded."""
+    """Messages about what is missing on this machine; nothing is loaded."""
     found = []
     try:
         weights_file(str(given.get(MODEL) or WEIGHTS))

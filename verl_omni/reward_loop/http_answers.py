@@ -83,7 +83,7 @@ def retry_after(value: str | None, now: Callable[[], datetime]) -> float | None:
 
 
 def pause_before(state: RetryCallState, growing: Callable[[RetryCallState], float]) -> float:
-    """PURE: seconds before the next attempt: those that grow, or what the server asks for, up to `LONGEST_PAUSE`."""
+    """PURE: seconds before the next attempt: the backoff, or the server's (at most `LONGEST_PAUSE`) if it is longer."""
     error = state.outcome.exception() if state.outcome is not None else None
     asked = error.pause if isinstance(error, AskAgain) else None
     return max(growing(state), min(asked or 0.0, LONGEST_PAUSE))

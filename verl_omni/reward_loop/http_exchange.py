@@ -65,7 +65,7 @@ def _client() -> httpx.AsyncClient:
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
-    """An event loop in a thread of its own: a thread that reads a socket cannot be told to stop."""
+    """An event loop in a background thread. It makes requests cancellable; a thread blocked on a socket is not."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward-servers", daemon=True).start()
     return loop

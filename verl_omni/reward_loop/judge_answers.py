@@ -1,4 +1,4 @@
-"""PURE: the text of a judge's answer, without what is no part of it: thoughts, and the fence of a code block."""
+"""PURE: the text of a judge's answer, without thoughts and without the fence of a code block."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class UnusableAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JudgeAnswer:
-    """What a judge says.
+    """The answer of a judge.
 
     Attributes:
-        is_cut: it ended at `max_tokens`, so more might have followed.
+        is_cut: it ended at `max_tokens`, so its end may be missing.
     """
 
     text: str
@@ -77,7 +77,7 @@ def rating(answer: JudgeAnswer, highest: float | None = None) -> float | None:
     Args:
         highest: the best rating; "4/10" is no rating up to 5. None: any.
     """
-    # Of an answer that ends at max_tokens, digits of the last word may be missing.
+    # If an answer is cut at max_tokens, its last number may lack digits.
     text = re.sub(r"\S+\Z", "", answer.text) if answer.is_cut else answer.text
     alone = _ALONE.fullmatch(text)
     found = [alone, *_RATING.finditer(text)] if alone else list(_RATING.finditer(text))

@@ -52,7 +52,7 @@ class Judge:
 
     @property
     def url(self) -> str:
-        """Where a chat request goes."""
+        """Endpoint of a chat request."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
     async def ask_about_frames(self, sample: Tensor, question: str, interval: int) -> list[judge_answers.JudgeAnswer]:
@@ -148,7 +148,7 @@ def connect(
     max_tokens: int,
     environment: Mapping[str, str] = os.environ,
 ) -> Judge:
-    """The judge of a scorer's settings; without a base_url that of verl's reward router, if verl started one.
+    """The judge from a scorer's settings; without a base_url, the judge behind verl's reward router, if one runs.
 
     Args:
         api_key_env: name of the variable in `environment` that holds the key.
@@ -167,7 +167,7 @@ def connect(
 
 
 def connection_problems(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What is missing in a judge's settings, a phrase each."""
+    """Messages about missing settings of a judge."""
     found = []
     url = given.get("base_url")
     if not url:

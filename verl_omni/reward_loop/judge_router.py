@@ -23,7 +23,7 @@ from verl_omni.reward_loop.replica_load import BusyClock, ReplicaLoad
 LARGEST_REQUEST = 256 * 2**20  # bytes: a request carries images
 CONNECT_SECONDS = 10.0
 REASONS_SHOWN = 8
-CUT_ANSWERS = 3  # of a request whose connections ended before the answer did; after more, its client is told
+CUT_ANSWERS = 3  # incomplete answers after which a request is no longer retried and its client gets an error
 WAIT_SECONDS = 20.0  # for another replica, before the client is told to ask again
 WAITING = "x-judge-waiting"  # header of an answer without a replica, where another one may come
 # Headers of one connection (RFC 9110, 7.6.1), and those that aiohttp writes itself.
@@ -36,13 +36,13 @@ class JudgeRouter:
     A replica that refuses connections, or answers nothing for `silence` seconds, gets no further requests; its requests
     go to another one when its connections end. One that ends a connection before the answer is complete may serve other
     requests, and is asked again. The status and the body of an answer are passed on as they are. Without a replica that
-    answers, the status is 503, with the reason of each, and 502 of a request whose answers were cut off `CUT_ANSWERS`
-    times.
+    answers, the status is 503, with each replica's reason. It is 502 if a request's answers were cut off
+    `CUT_ANSWERS` times.
 
     Args:
         replicas: host:port of each replica.
-        name: what the judge is called in errors.
-        silence: seconds after which a replica that has requests, and answers none of them, is treated as failed.
+        name: name of the judge in error messages.
+        silence: seconds after which a replica with unanswered requests is treated as failed.
         wait: seconds that a request without a replica waits for one that is added; its 503 has the header `WAITING`
             then. None: none will be added.
     """
@@ -86,7 +86,7 @@ class JudgeRouter:
     async def add(self, replica: str) -> None:
         """Send requests to another replica too."""
         self._failed.pop(replica, None)
-        self._loads.pop(replica, None)  # of another one that had its address
+        self._loads.pop(replica, None)  # left by an earlier replica at this address
         self._serving.append(replica)
         self._added.set()
 

@@ -1,4 +1,4 @@
-"""PURE: settings of a part of `reward.reward_functions`, besides those of its scorer."""
+"""PURE: settings of one entry of `reward.reward_functions`, besides the scorer's own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-TRAINER = "trainer"  # value of a scorer's `device`: that of the trained model
+TRAINER = "trainer"  # value of a scorer's `device`: the same device as the trained model
 COMBINED = "combined"  # what the weighted mean or sum is called among the scores
 OWN_SETTINGS = ("path", "name", "weight", "required")
 
 
 def part_problems(key: str, given: Any) -> Iterator[str]:
-    """What is wrong with the part `key`, a line for each setting."""
+    """Messages about invalid settings of the part `key`."""
     where = f"reward.reward_functions.{key}"
     if not isinstance(given, Mapping):
         shown = "null" if given is None else given

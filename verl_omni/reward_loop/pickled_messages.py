@@ -59,10 +59,11 @@ class _Array(np.ndarray):
 
 
 class _PlainValues(pickle._Unpickler):
-    """Refuses every class and function that an answer names, but those of numpy's arrays and numbers.
+    """Unpickler that refuses every class and function except the ones for numpy arrays and numbers.
 
-    It is Python's own class: the one in C makes a table as long as the largest number that an answer gives to a value.
-    What stands for numpy's functions is methods, of which an answer can change no attribute.
+    It extends the unpickler written in Python, because the C unpickler allocates a memo table as long as the largest
+    memo index in an answer. Bound methods stand in for numpy's functions, so that an answer cannot change their
+    attributes.
     """
 
     @override

@@ -1,4 +1,4 @@
-"""PURE: what the scorers of a run are called in errors."""
+"""PURE: names of a run's scorers in error messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def custom_name(reward: Any, function: Callable[..., Any]) -> str:
 
 
 def scorer_names(reward: Any) -> str:
-    """All scorers of a run, for the error of a process in which one of them may have failed."""
+    """All scorers of a run, for an error message when it is unknown which one failed."""
     if path := OmegaConf.select(reward, "custom_reward_function.path"):
         return f"{path}:{OmegaConf.select(reward, 'custom_reward_function.name')}"
     parts = OmegaConf.select(reward, "reward_functions") or {}

@@ -69,7 +69,7 @@ def failures_allowed(samples: int, share: float) -> int:
 
 
 def too_many_text(first: str, count: int, allowed: int) -> str:
-    """What `TooManyUnscored` says."""
+    """Message of `TooManyUnscored`."""
     return (
         f"{first}. {count} {'sample has' if count == 1 else 'samples have'} no score, and reward.max_failed_share "
         f"allows {allowed} in this batch: correct the scorer, or raise the share (docs/rewards.md)"
@@ -92,7 +92,7 @@ def parse_score(result: Any) -> dict[str, Any]:
 
     Returns:
         `reward_score`, and `reward_extra_info`: the other fields of a scorer's dict, or `acc` for a number. Tensors are
-        in host memory, and those without dimensions are numbers.
+        in CPU memory, and those without dimensions are numbers.
 
     Raises:
         ValueError: there is no score, it is None or not finite in fp32, or a field cannot be sent to another process.
@@ -148,7 +148,7 @@ def _field(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value with tensors in host memory: the process that gets it may have no such device."""
+    """The value with tensors in CPU memory: the process that gets it may have no such device."""
     if isinstance(value, Tensor):
         return value.detach().cpu() if value.ndim else value.item()
     if isinstance(value, np.generic):

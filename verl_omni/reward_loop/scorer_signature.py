@@ -37,7 +37,7 @@ class Signature:
     open_ended: bool
 
     def problems(self, given: Collection[str]) -> list[str]:
-        """PURE: what is wrong with settings of these names, a phrase each; unknown names with the nearest valid one."""
+        """PURE: messages about missing and unknown settings; for unknown names, with the nearest valid one."""
         unknown = [] if self.open_ended else sorted(set(given) - self.settings)
         missing = sorted(self.required - set(given))
         return [
@@ -54,7 +54,7 @@ def nearest_name(name: str, valid: Collection[str]) -> str:
 
 
 def parameters_of(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a scorer; behind verl's wrapper, those of the user's own function.
+    """The parameters of a scorer; of a function in verl's wrapper, the wrapped function's parameters.
 
     verl passes a user's function as partial(wrapper, function, settings), where wrapper takes any argument.
     """
@@ -67,7 +67,7 @@ def parameters_of(scorer: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def taken_by(scorer: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a scorer has parameters for; all of them if it has `**kwargs`."""
+    """The arguments that a scorer has parameters for; all of them if it has `**kwargs`."""
     known = parameters_of(scorer)
     is_open = any(each.kind is each.VAR_KEYWORD for each in known.values())
     return {name: value for name, value in arguments.items() if is_open or name in known}

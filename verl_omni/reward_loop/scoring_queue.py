@@ -70,7 +70,7 @@ class ScoringQueue:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def score(self, sample: Mapping[str, Any]) -> Any:
-        """What the scorer returns for a sample.
+        """Result of the scorer for a sample.
 
         Args:
             sample: arguments of a scorer that takes one sample.

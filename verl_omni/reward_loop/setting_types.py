@@ -1,4 +1,4 @@
-"""PURE: types of scorers' settings, and which values are not of them."""
+"""PURE: types of scorers' settings, and values with a wrong type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXACT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def value_problems(scorer: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """Values that are not of the type of the scorer's parameter, a phrase each."""
+    """Messages about values that do not have the type of the scorer's parameter."""
     hints = get_type_hints(scorer, include_extras=True)
     for name, value in given.items():
         try:

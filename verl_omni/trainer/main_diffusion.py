@@ -123,7 +123,7 @@ def _check_files(config: Any) -> dict[str, str]:
     """Check what the settings name outside the configuration.
 
     Returns:
-        A setting that has no effect because of what is in the files, with the reason.
+        Settings that have no effect because of the contents of the files, each with the reason.
 
     Raises:
         FileNotFoundError, ValueError: a checkpoint, a scorer or the judge's model does not exist, a scorer does not

@@ -13,7 +13,7 @@ TEXT = (
 
 
 def main() -> int:
-    """Say what is missing. Returns the exit code."""
+    """Print what is missing. Returns the exit code."""
     sys.stderr.write(f"{TEXT}\n")
     return USAGE_ERROR
 

@@ -46,8 +46,8 @@ class Stack:
     weights: Any  # CheckpointEngineManager or ReplicaUpdates
     ray: Cluster
     deadline: float  # timeout in seconds for a replica to answer
-    pool: ReplicaPool[ReplicaUpdates] | None = None  # of standalone replicas
-    judges: ReplicaPool[JudgeMembers] | None = None  # of a judge with accelerators of its own
+    pool: ReplicaPool[ReplicaUpdates] | None = None  # standalone replicas
+    judges: ReplicaPool[JudgeMembers] | None = None  # judge on dedicated accelerators
     before_ray_ends: list[Callable[[], None]] = field(default_factory=list)  # end threads, when no engine is left
 
     def versions(self) -> list[int]:

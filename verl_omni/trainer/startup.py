@@ -36,8 +36,8 @@ from verl_omni.workers.actor.setting_checks import check_fsdp_size
 from verl_omni.workers.algorithms import registry
 
 ReportPhase = Callable[[str], None]
-# At least so many, and one for each actor (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are
-# logical: more than the cores is fine.
+# Minimum; each actor needs one (verl/single_controller/ray/base.py, `max_colocate_count`). Ray's CPUs are logical, so
+# there may be more than cores.
 LOGICAL_CPUS = 16
 LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 PASSED_PREFIXES = ("VERL_", "OMP_", "HF_", "HCCL_", LOG_LEVEL)
@@ -88,7 +88,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
     """Fill in the settings whose default depends on the machine, the model or the length of the run.
 
     Args:
-        cpus: CPUs of each node; None: those of this machine.
+        cpus: CPUs of each node; None: this machine's.
 
     Raises:
         FileNotFoundError: the model is not a folder in diffusers' layout, or a data file does not exist.
@@ -162,7 +162,7 @@ def _fit_precision(settings: DictConfig, has_accelerator: bool) -> None:
 
 
 def start(config: DictConfig, report_phase: ReportPhase) -> Stack:
-    """Start everything; `report_phase` gets a text for each phase of the wait."""
+    """Start everything; `report_phase` gets a description of each phase."""
     return start_actors(config, start_ray(config, report_phase), report_phase)
 
 
@@ -319,7 +319,7 @@ def _start_actors(config: DictConfig, report_phase: ReportPhase, cluster: Cluste
 def _replica_pool(
     rollout: DictConfig, servers: Any, updates: ReplicaUpdates, agent_loop: Any
 ) -> ReplicaPool[ReplicaUpdates]:
-    """What replaces lost replicas, and follows the nodes; it starts with the training.
+    """The pool that replaces lost replicas and follows the nodes; it starts with the training.
 
     With `rollout.node_resource`, there is room on every node that has the resource; without it, for as many replicas as
     the settings say.

@@ -62,7 +62,7 @@ def alive(head: Any) -> dict[str, str]:
 
 
 def main() -> int:
-    """Drain the node of this pod, whose name is that of the host. Returns the exit code."""
+    """Drain the node of this pod, which is named after the host. Returns the exit code."""
     seconds = float(sys.argv[1])
     os.environ |= HEAD_SECONDS  # before Ray is imported
     import ray

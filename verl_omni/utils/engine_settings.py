@@ -116,7 +116,7 @@ ADVICE: Mapping[type, str] = {
 
 
 def python_name(name: str) -> str:
-    """A name as vLLM-Omni's parameters are spelled; recipes may write that of the command line, with hyphens."""
+    """A name with underscores, as vLLM-Omni's parameters; recipes may use the command line's hyphens."""
     return name.replace("-", "_")
 
 

@@ -1,9 +1,9 @@
-"""One commit to a model repository of the Hugging Face hub, in a program of its own.
+"""One commit to a model repository of the Hugging Face hub, in a separate process.
 
-`python3 -m verl_omni.utils.hub_commit` reads a `Request` as one line of JSON, and writes an `Answer`. It is a program
-of its own because an upload that hangs can then be stopped, and because the trainer stays offline: huggingface_hub has
-one HTTP client, and one `HF_HUB_OFFLINE`, for a whole program. It also ends when its standard input is closed, so that
-it does not outlive the trainer.
+`python3 -m verl_omni.utils.hub_commit` reads a `Request` as one line of JSON, and writes an `Answer`. A
+separate process can be stopped when an upload hangs, and lets the trainer stay offline: huggingface_hub has one HTTP
+client, and one `HF_HUB_OFFLINE`, per process. It also ends when its standard input is closed, so that it does not
+outlive the trainer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Request:
 
     Attributes:
         repository: `owner/name`.
-        endpoint: URL of the hub; None: `HF_ENDPOINT`, else that of huggingface_hub.
+        endpoint: URL of the hub; None: `HF_ENDPOINT`, else huggingface_hub's default.
         create: create the repository, private, if there is none.
         card: text of `README.md`, unless the repository has one.
     """
@@ -104,7 +104,7 @@ def commit(request: Request) -> Answer:
         _commit(api, request)
     except HFValidationError as error:
         return Answer(_brief(error), refused=True)
-    except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:  # of HTTP, files, uploads, answers
+    except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:  # from HTTP, files, uploads, answers
         return _describe(error, api.endpoint)
     return Answer()
 
@@ -131,7 +131,7 @@ def _describe(error: BaseException, endpoint: str) -> Answer:
         causes = list(_chain(error))
         return Answer(f"{endpoint}: {type(causes[-1]).__name__}: {_brief(causes[-1])}")
     status = response.status_code
-    if response.request.method == "PUT":  # of a part of a file to storage behind the hub, whose URLs expire
+    if response.request.method == "PUT":  # upload of a part of a file to the hub's storage, whose URLs expire
         return Answer(f"HTTP {status} ({_brief(error)})")
     said = response.headers.get("x-error-message") or _said(error, response)
     reason = REFUSALS.get(status)
@@ -167,7 +167,7 @@ def _end_with_input() -> None:
 
 def main() -> int:
     """Read a request, and answer it; the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the trainer decides when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal: the trainer decides when to stop
     given = json.loads(sys.stdin.readline())
     request = Request(**{**given, "files": tuple(Upload(**each) for each in given["files"])})
     threading.Thread(target=_end_with_input, daemon=True).start()

@@ -20,9 +20,9 @@ def parse_messages(text: str) -> list[Any] | None:
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the user's messages, without images; of all messages if none is the user's.
+    """The text of the user's messages, or of all messages if there are none from the user; without images.
 
-    A system message is for the model that encodes the prompt, through a chat template; it is not what the image shows.
+    A system message instructs the text encoder, through a chat template; it does not describe the image.
     """
     own = [message for message in messages if message.get("role") == "user"]
     return " ".join(_text_of(message["content"]) for message in own or messages)

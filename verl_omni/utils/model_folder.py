@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # of older and newer releases
+PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json")  # name in older and in newer releases
 # parts of a diffusers pipeline
 INDEX = "model_index.json"
 SECOND_TRANSFORMER = "transformer_2"

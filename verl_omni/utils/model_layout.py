@@ -48,7 +48,7 @@ class Weights:
 
 
 def find_problems(folder: Path, *, extended: bool = False) -> Iterator[str]:
-    """What of a model keeps engine or trainer from loading it, a text for each: component, file, what to do.
+    """Messages about what prevents engine or trainer from loading a model: component, file, what to do.
 
     Args:
         folder: has `model_index.json`.
@@ -76,10 +76,10 @@ def find_problems(folder: Path, *, extended: bool = False) -> Iterator[str]:
 
 
 def plain_folder(folder: Path, cache: Path | None = None) -> Path:
-    """The model's folder, or one of links to its files with plain names, if a component has those of a variant.
+    """The model's folder; if a component has only a variant's weights, a folder of links with plain file names.
 
     Args:
-        folder: without problems. cache: where a folder of links is made; None: in that of Hugging Face.
+        folder: one without problems. cache: where the folder of links is created; None: in the Hugging Face cache.
     """
     chosen = {
         path.name: weights
@@ -184,7 +184,7 @@ def _listed(index: Path) -> tuple[str, ...]:
 
 
 def _choose(path: Path) -> Weights | None:
-    """The plain weights, else those of the only variant."""
+    """The plain weights, else the weights of the only variant."""
     variants = _variants(path)
     if None in variants or len(variants) == 1:
         return variants.get(None) or next(iter(variants.values()))

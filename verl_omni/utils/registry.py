@@ -1,4 +1,4 @@
-"""Registry of named things: those of this package, and those that users register from their own modules."""
+"""Registry of named objects: built-in ones, and ones that users register from their own modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Registry(Mapping[str, T]):
     """Entries by name; an entry has import paths rather than classes, so that reading the registry imports nothing.
 
     Args:
-        kind: what an entry is, for messages.
+        kind: noun for an entry, for messages.
         own: the entries of this package.
     """
 
@@ -49,7 +49,7 @@ class Registry(Mapping[str, T]):
 
 
 def import_modules(named: str | Sequence[str] | None) -> None:
-    """Import the modules of a setting `external_lib`, which register what they define."""
+    """Import the modules of a setting `external_lib`, which register their definitions."""
     for module in () if named is None else (named,) if isinstance(named, str) else named:
         importlib.import_module(module)
 

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Below the kernel's ports for outgoing connections (from 32768 on), of which Ray's servers have some too, and those of
-# Kubernetes' Services (from 30000 on), and above those of Ray's workers (up to 19999).
+# Below the kernel's ephemeral ports (from 32768 on), some of which Ray's servers use too, and the ports of Kubernetes'
+# Services (from 30000 on); above the ports of Ray's workers (up to 19999).
 RANGE = range(20000, 30000)
 
 

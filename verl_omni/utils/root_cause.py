@@ -8,7 +8,7 @@ import re
 _LOST_RANK = re.compile(
     r"gloo/transport/.*(Connection closed by peer|Connection reset by peer|Broken pipe)|ncclRemoteError", re.DOTALL
 )
-# What Ray lists of an actor that has died, and what it adds that may have nothing to do with it: memory, `ray stop`.
+# Fields that Ray lists for a dead actor, and its generic advice (memory, `ray stop`), which may be unrelated.
 _FIELD = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): (.*)$")
 _SHOWN = ("class_name", "pid", "ip")
 _ADVICE = " Some common causes include:"

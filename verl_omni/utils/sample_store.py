@@ -45,8 +45,8 @@ class SampleWriter:
 
         Args:
             own: tensors of this sample alone.
-            shared: tensors by a key of what they are a function of. Of samples with the same key, those of the first
-                sample are stored.
+            shared: tensors by a key of the inputs that determine them. For samples with the same key, only the first
+                sample's tensors are stored.
         """
         parts = [self.put(own)]
         for key, tensors in shared.items():
@@ -59,7 +59,7 @@ class SampleWriter:
 class SharedRows:
     """Rows [*B, ...] of a table [T, ...] in which some rows of the batch are the same one.
 
-    It stands for a tensor of a training batch until `to` a device gathers its rows, so that host memory holds each
+    It stands for a tensor of a training batch until `to` a device gathers its rows, so that CPU memory holds each
     row of the table once.
 
     Args:
@@ -94,8 +94,8 @@ def load(rows: Sequence[Sequence[StoredSample]], get: Get) -> dict[str, Any]:
         get: loads several references, as `ray.get` does; each reference is loaded once.
 
     Returns:
-        By name a tensor [B, ...] for S = 1, otherwise [B, S, ...]; `SharedRows` of what samples share. Tensors of
-        different lengths in their first dimension are padded with zeros on the right.
+        Tensors by name, [B, ...] for S = 1, otherwise [B, S, ...]; `SharedRows` for tensors that samples share. Tensors
+        of different lengths in their first dimension are padded with zeros on the right.
 
     Raises:
         KeyError: a sample lacks a tensor that the first one has.

@@ -27,7 +27,7 @@ STORE_SECONDS = 5.0  # for an answer of Ray's head
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
         complete: its last complete step. saved: the newest step with a checkpoint. job: Ray's id of the program.

@@ -34,9 +34,9 @@ def window_seed(base: int, row: int, samples_per_prompt: int) -> int:
 def sample_seeds(base: int, row: int, samples_per_prompt: int, *, same_noise: bool) -> dict[str, int]:
     """`seed` of a row of a training batch, by the names of sampling parameters.
 
-    With `same_noise` it is that of the initial noise, one for all samples of a prompt, and `sde_noise_seed` is that of
-    the noise of the steps, the row's own. The first is none of the rows' own: a generator that starts again at the seed
-    of the initial noise would add that noise once more.
+    With `same_noise`, `seed` seeds the initial noise and is the same for all samples of a prompt. `sde_noise_seed`
+    seeds the noise of the steps and differs by row. `seed` equals no row's `sde_noise_seed`: a generator restarted at
+    the seed of the initial noise would add that noise once more.
     """
     own = row_seed(base, row)
     if not same_noise:

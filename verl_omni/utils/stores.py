@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 S3 = "s3"
 FILE = "file"
-# of one request, which the client itself repeats
+# Timeouts in seconds of one request, and how many times the client sends it.
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 60.0
 REQUESTS = 3
@@ -41,10 +41,10 @@ class StoreRefused(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How S3 is reached.
+    """Access to S3.
 
     Attributes:
-        endpoint: URL of an S3-compatible server; None: that of AWS.
+        endpoint: URL of an S3-compatible server; None: AWS.
         region: None: what AWS's variables say, else us-east-1.
     """
 
@@ -86,7 +86,7 @@ class Store:
             raise ValueError(f"{url}: not the URL of a store; write s3://BUCKET/PREFIX or file:///FOLDER")
 
     def send(self, path: Path, name: str) -> None:
-        """Write a file as the object `name`, which then is complete or, if it was there, as before.
+        """Write a file as the object `name`, atomically: after a failure, an existing object is unchanged.
 
         Raises:
             StoreError: the store does not take it. FileNotFoundError: there is no such file.
@@ -108,7 +108,7 @@ class Store:
             StoreError: there is no such object, or the store does not give it.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own: the pods of a job may download into one claim at the same time.
+        # A unique name: the pods of a job may download into one claim at the same time.
         aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PART}")
         try:
             source = self._files.open_input_stream(f"{self._root}/{name}" if name else self._root)
@@ -123,7 +123,7 @@ class Store:
         aside.replace(path)
 
     def objects(self) -> list[Listed]:
-        """Everything below this folder, in order; one object with an empty name if the URL is that of a file.
+        """Everything below this folder, in order; one object with an empty name if the URL names a file.
 
         Raises:
             StoreError: there is nothing, or the store does not list it, or an object's name leads out of the folder.

@@ -111,7 +111,7 @@ def lora_targets(layers: Mapping[str, Any], fused_modules: Mapping[str, Sequence
         if layer.n_slices == len(parts) > 1:
             for index, part in enumerate(parts):
                 full[f"{parent}.{part}"] = LoraTarget(layer, (index,), (rows[index],), base.input_size)
-    # The engine also accepts names without the component, and binds those of two components to both.
+    # The engine also accepts names without the component; it binds a name that two components have to both.
     uses = Counter(name.partition(".")[2] for name in full)
     short = {name.partition(".")[2]: target for name, target in full.items()}
     return {name: target for name, target in short.items() if uses[name] == 1} | full

@@ -39,7 +39,7 @@ class FullUpdate:
 
     Args:
         pipeline: has the components as attributes, and `load_weights(pairs) -> names loaded`. The optional
-            `checkpoint_names` are pairs (part of its own names, the same part in checkpoints).
+            `checkpoint_names` are pairs (part of a parameter's name in the pipeline, the same part in checkpoints).
 
     Attributes:
         started: whether weights may have been written.

@@ -70,7 +70,7 @@ def decode_message(content: bytes | bytearray, decoder: msgspec.msgpack.Decoder[
     """Decode a message.
 
     Args:
-        decoder: of the messages that are expected; default: those of a transfer on one machine.
+        decoder: decoder of the expected messages; default: messages of a transfer on one machine.
 
     Raises:
         IncompleteUpdate: malformed message.

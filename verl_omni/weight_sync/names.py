@@ -41,7 +41,7 @@ def adapter_modules(names: Iterable[str]) -> set[str]:
     """Modules that the LoRA tensors `<module>.lora_A.weight` and `<module>.lora_B.weight` belong to.
 
     Raises:
-        IncompleteUpdate: a name is not that of a LoRA tensor, one of a pair is missing, or there are no tensors.
+        IncompleteUpdate: a name is not a LoRA tensor's, one of a pair is missing, or there are no tensors.
     """
     halves: dict[str, set[str]] = {}
     for name in names:

@@ -1,1 +1,1 @@
-"""What runs inside Ray workers: the trained model and the rollout replicas."""
+"""Code of Ray workers: the trained model and the rollout replicas."""

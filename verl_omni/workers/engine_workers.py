@@ -107,8 +107,8 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
         Returns:
             A proto without rows; `meta_info["metrics"]` has this rank's metrics, with `perf/flops/actor` and, on an
-            accelerator whose peak is known, `perf/mfu/actor`. Of ranks that share a sequence, the
-            driver gets those of the first.
+            accelerator whose peak is known, `perf/mfu/actor`. For ranks that share a
+            sequence, the driver gets the metrics of the first.
 
         Raises:
             ray.exceptions.GetTimeoutError: stored samples were not loaded within `rollout.deadline_seconds`.
@@ -233,7 +233,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_checkpoint(self, folder: str) -> None:
-        """Copy what `save_checkpoint` writes to host memory, and write it in a thread of this rank.
+        """Copy what `save_checkpoint` writes to CPU memory, and write it in a thread of this rank.
 
         Raises:
             RuntimeError: `finish_checkpoint` has not confirmed the last one.

@@ -13,7 +13,7 @@ from verl_omni.models.shapes.vae import linear_vae
 TEXT_LENGTH = 12  # tokens of each encoder
 CLIP_WIDTH = 32
 LATENT_SIZE = 32
-# Rows and columns of the position table; the engine's warm-up request of 512 pixels needs as many.
+# Rows and columns of the position table; the engine's warm-up request of 512 pixels needs this many.
 POSITIONS = 64
 
 

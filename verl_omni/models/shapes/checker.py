@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from verl_omni.models.shapes.scenes import BACKGROUND, COLORS, SHAPES, SIZE, Image, Item, Scene, parse, shape_distance
 
-FOREGROUND_DISTANCE = 0.28  # of a pixel's colour to the background's, Euclidean in RGB
+FOREGROUND_DISTANCE = 0.28  # from a pixel's colour to the background's, Euclidean in RGB
 SMALLEST_AREA = 16  # pixels; smaller components are specks
 TEMPLATE_SIZE = 16
 SHAPE_OVERLAP = 0.80  # intersection over union with the best template

@@ -19,7 +19,7 @@ HELD_OUT_ROWS = 200
 
 
 def held_out(name: str = "shapes") -> list[Scene]:
-    """200 held-out prompts, as many of each category; categories with fewer prompts repeat them."""
+    """200 held-out prompts, equally many of each category; categories with fewer prompts repeat them."""
     _, held = split()
     categories = [category for category in CATEGORIES if category in SHARES[name]]
     made: list[Scene] = []

@@ -188,7 +188,7 @@ class QwenImageRolloutPipeline(StepwiseQwenImage, QwenImagePipeline):
         hidden = encoded.hidden_states[-1]
         kept = mask[:, len(self._head) :]
         embeds = hidden[:, len(self._head) :] * kept.unsqueeze(-1)
-        # The dtype of the text encoder is that of its file.
+        # The text encoder keeps the dtype of its file.
         return embeds.to(dtype or self.od_config.dtype), kept
 
     def _with_images(self, ids: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:

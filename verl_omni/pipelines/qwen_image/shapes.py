@@ -14,7 +14,7 @@ DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads"}
 
 
 def sample(configs: Configs, pipeline: Any, prompt_rows: int) -> dict[str, Tensor]:
-    """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 of them in a patch."""
+    """See `sample_shapes.SampleShapes`; latents are packed, 2 x 2 in a patch."""
     transformer = configs["transformer"]
     (_, _, height, width) = decoder_input(configs, pipeline)
     embeds = example(prompt_rows, transformer["joint_attention_dim"])

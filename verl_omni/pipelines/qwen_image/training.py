@@ -103,9 +103,9 @@ def velocity(
 ) -> Tensor:
     """Predicted velocity, float32 in the shape of `x`, of packed latents `x` [B, patches, 4 C] at `timestep` [B].
 
-    `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches; [B, 2, 3] with those of an input image, whose
-    patches `batch["image_latents"]` [B, patches, 4 C] follow those of `x`. With `guidance_scale` > 1 the prediction is
-    guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
+    `batch["img_shapes"]` [B, 3]: frames (1), rows and columns of patches; [B, 2, 3] with an input image, whose
+    patches `batch["image_latents"]` [B, patches, 4 C] follow the patches of `x`. With `guidance_scale` > 1 the
+    prediction is guided, and rescaled at each patch to the norm of the unguided prediction, as in the engine.
     """
     embeds = batch["prompt_embeds"]
     mask = batch["prompt_embeds_mask"].to(torch.bool)

@@ -45,8 +45,8 @@ PICTURE = "input_image"
 def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
     """Factory of the check of a request before it joins a batch: an invalid request would fail the whole batch.
 
-    It reads the input image. A request without height or width gets those of the input image's latents. Its limit of
-    tokens is at most that of a text, because those of the image do not count.
+    It reads the input image. A request without height or width gets the size of the input image's latents. Its token
+    limit is at most the limit of a text prompt, because image tokens do not count.
     """
     model = Path(od_config.model)
     limit = images.limit(model)
@@ -90,15 +90,15 @@ def _only_image(media: Any) -> Image.Image:
 class QwenImageEditPlusRolloutPipeline(QwenImageRolloutPipeline, QwenImageEditPlusPipeline):
     """`QwenImageRolloutPipeline` with one input image per prompt.
 
-    Token ids of a prompt have one `<|image_pad|>` for its image; the engine sees as many as the image has tokens. A
-    prompt of text gets the image in front, as in upstream's template. The negative prompt gets the same image.
+    Token ids of a prompt have one `<|image_pad|>` for its image; the engine expands it to one per image token. A text
+    prompt gets the image in front, as in upstream's template. The negative prompt gets the same image.
     """
 
     adapter: type[QwenImageEditTraining] = QwenImageEditPlusTraining
     supports_step_execution = False  # `forward` groups requests by the shape of their images
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
-        # Not those of Qwen-Image, which drops the text encoder's vision tower.
+        # Skips the constructor of Qwen-Image, which drops the text encoder's vision tower.
         QwenImageEditPlusPipeline.__init__(self, od_config=od_config, prefix=prefix)
         self.parallel_config = od_config.parallel_config
         self._limit = images.limit(Path(od_config.model))

@@ -27,7 +27,7 @@ def resized(size: tuple[int, int], pixels: int) -> tuple[int, int]:
 
 
 def limit(model: Path) -> int:
-    """Maximum number of pixels of an input image in the folder of a model: that of its processor.
+    """Maximum number of pixels of an input image, from the processor in a model's folder.
 
     It is larger than `LATENT_PIXELS` in released models.
 

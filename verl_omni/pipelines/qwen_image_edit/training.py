@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit for the trainer: Qwen-Image with the latents of an input image after those of the sample."""
+"""Qwen-Image-Edit for the trainer: Qwen-Image with the latents of an input image after the sample's latents."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SD3Encoder:
-    """Prompts and images to the tensors that the engine would record of them. It rests in host memory.
+    """Encodes prompts and images to the tensors that the engine would record. It stays in CPU memory between calls.
 
     Args:
         folder: the model, in diffusers' layout.
@@ -32,7 +32,7 @@ class SD3Encoder:
             pixels: uint8 [P, S, 3, H, W].
 
         Returns:
-            In host memory: `clean_latents`, float32 [P, S, C, h, w], the modes of the VAE's distributions as the
+            In CPU memory: `clean_latents`, float32 [P, S, C, h, w], the modes of the VAE's distributions as the
             transformer gets them; `prompt_embeds` [P, S, tokens, D] and `pooled_prompt_embeds` [P, S, D].
         """
         samples = pixels.shape[1]

@@ -28,7 +28,7 @@ CHAT_TEMPLATE = None
 SCHEDULERS = (EULER,)
 DYNAMIC_SHIFT = True
 MOST_TOKENS = 512  # the limit of the engine's `max_sequence_length`
-LONGEST_TOKENIZER = "tokenizer_3"  # that of T5; the two of CLIP read the first 77 tokens
+LONGEST_TOKENIZER = "tokenizer_3"  # T5's tokenizer; the two CLIP encoders read the first 77 tokens
 
 
 def guidance(pipeline: Any) -> float:

@@ -53,11 +53,11 @@ def get_pre_process_func(od_config: Any) -> Callable[[Any], Any]:
 class WanRolloutPipeline(Wan22Pipeline):
     """Upstream's pipeline with four additions.
 
-    Prompts may be token ids. Noise levels are those of the model's own scheduler, with `flow_shift` of the request or
-    the engine as override; upstream has a shift of 5 for every model. The solver is Euler's, whose steps have a
+    Prompts may be token ids. Noise levels come from the model's scheduler; `flow_shift` of the request or the engine
+    overrides its shift (upstream uses a shift of 5 for every model). The solver is Euler's, whose steps have a
     density. The steps in the SDE window of each request are recorded.
 
-    Latents are [B, C, frames, h, w]. Of two transformers, the model's `boundary_ratio` says which one computes a step.
+    Latents are [B, C, frames, h, w]. With two transformers, the model's `boundary_ratio` selects the one for a step.
 
     Raises:
         ValueError: the engine was started with another `boundary_ratio` than the model's, or its scheduler is not

@@ -11,7 +11,7 @@ from torch import Tensor
 from verl_omni.pipelines.sample_shapes import Configs, example
 
 SPLITS_SEQUENCE = True
-# Of Stable Diffusion 3 and Qwen-Image, the width of feed-forward layers is a multiple of the attention heads.
+# In Stable Diffusion 3 and Qwen-Image, the feed-forward width is a multiple of the number of attention heads.
 DIVIDED_BY_ENGINES = {"num_attention_heads": "attention heads", "ffn_dim": "columns of a feed-forward layer"}
 
 

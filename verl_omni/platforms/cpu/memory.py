@@ -1,4 +1,4 @@
-"""Memory that a process may use: that of the machine, within the limit of its container."""
+"""Memory that a process may use: the machine's memory, up to the limit of its container."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class MultiVisualRewardManager(VisualRewardManager):
 
         Returns:
             As `VisualRewardManager`. A sample whose reward does not need the parts that failed has both the reward and
-            the failure. Of several failures, it is the first that is required.
+            the failure. With several failures, the first required one is returned.
         """
         sample = self.arguments(data)
         extra: dict[str, Any] = {}

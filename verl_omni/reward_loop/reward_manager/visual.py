@@ -86,7 +86,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
             return unscored(ScoringFailure(failed_score(name, error)))
 
     def _name(self, data_source: str) -> str:
-        """What the scorer is called in errors."""
+        """Name of the scorer in error messages."""
         reward = self.config.reward
         return scorer_name(reward, data_source) if self.custom is None else custom_name(reward, self.custom)
 
@@ -135,7 +135,7 @@ class VisualRewardManager(RewardManagerBase):  # type: ignore[misc]
         return as_pixels(response)
 
     def queue(self, key: str, scorer: Callable[..., Any], settings: Mapping[str, Any]) -> ScoringQueue:
-        """The queue of a scorer, made at the first use of `key`; calls get those of verl's extra arguments it has."""
+        """The queue of a scorer, created at the first use of `key`; calls get the extra arguments it accepts."""
         if key not in self._queues:
             known = parameters_of(scorer)
             extra = {name: value for name, value in self.offered.items() if name in known}

@@ -3,9 +3,9 @@
 Every scorer is `compute_score(data_source, solution_image, ground_truth, extra_info, **settings)`, takes a uint8
 image [3, H, W], and returns a number, or a dict with `score` and further numbers, the same keys for every sample.
 A scorer with the parameters `data_sources, solution_images, ground_truths, extra_infos` takes lists of them, and
-returns a list. `http_batch` and those with a model are such, and a user's function may be.
-`latent_http` takes latents, `clap` the audio of a sample. Those of `OF_IMAGES` refuse videos [T, 3, H, W].
-A scorer's module may have `setting_problems(settings)`, which says what is wrong before anything starts.
+returns a list. `http_batch` and the scorers with a model do so, and a user's function may.
+`latent_http` takes latents, `clap` the audio of a sample. The scorers in `OF_IMAGES` refuse videos [T, 3, H, W].
+A scorer's module may have `setting_problems(settings)`, which finds problems before anything starts.
 docs/rewards.md lists what each needs and returns.
 """
 
@@ -76,7 +76,7 @@ def get_scorer(name: str) -> Scorer:
 
 
 def setting_problems(name: str, given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of a scorer's settings, or missing on this machine: a phrase each.
+    """Messages about invalid values of a scorer's settings, and about what is missing on this machine.
 
     Raises:
         ValueError: the scorer does not exist.

@@ -55,7 +55,7 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing on this machine, a phrase each."""
+    """Messages about what is missing on this machine."""
     model = str(given.get(MODEL) or WEIGHTS)
     head = Path(str(given.get("head_path")))
     missing = [] if head.is_file() else [f"head_path: no file {head}"]

@@ -55,7 +55,7 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing on this machine, a phrase each."""
+    """Messages about what is missing on this machine."""
     return clip_problems(given, {MODEL: WEIGHTS}, "CLAP")
 
 
@@ -86,7 +86,7 @@ class ClapModel(ScoringModel):
     @override
     def longest_prompt(self) -> int:
         text = self.model.config.text_config
-        # Positions of RoBERTa begin after that of padding.
+        # RoBERTa numbers positions from the padding token's id + 1.
         return int(text.max_position_embeddings - text.pad_token_id - 1)
 
     @torch.inference_mode()

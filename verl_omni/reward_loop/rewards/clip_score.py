@@ -43,6 +43,6 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing on this machine, a phrase each."""
+    """Messages about what is missing on this machine."""
     model = str(given.get(MODEL) or WEIGHTS)
     return clip_problems({**given, PROCESSOR: model}, {MODEL: model, PROCESSOR: model})

@@ -26,6 +26,6 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of settings, a phrase each."""
+    """Messages about invalid values of settings."""
     color = given.get("color", "red")
     return [] if color in CHANNELS else [f"color: {color} is not one of {', '.join(CHANNELS)}"]

@@ -38,20 +38,20 @@ async def compute_score(
 ) -> dict[str, float]:
     """max(1 - edits / length, 0), in [0, 1]: the reward of text in Flow-GRPO, with a judge in place of its OCR model.
 
-    Of a video, the mean over every `frame_interval`-th frame whose score is above 0, as in the code of Flow-GRPO's
-    authors; 0 if none is.
+    For a video, it is the mean over every `frame_interval`-th frame whose score is above 0, as in the code by
+    Flow-GRPO's authors; 0 if none is.
 
     edits is the Levenshtein distance between the text that the judge reads and `ground_truth`, length the number of
     characters of `ground_truth`; both without whitespace, case-folded and in Unicode's form NFKC.
 
     Args:
         ground_truth: the text that the image must show.
-        base_url, model, api_key_env, timeout, attempts, max_tokens: of the judge, see `judge_client`.
-        question: what the judge is asked instead of QUESTION.
+        base_url, model, api_key_env, timeout, attempts, max_tokens: settings of the judge, see `judge_client`.
+        question: replaces QUESTION, the default question to the judge.
 
     Returns:
         `score`; `exact`: 1 if the text is right, otherwise 0; `cut`: 1 if the judge's answer ended at `max_tokens`,
-        so that it may have read more than was compared. Of a video, the last two are shares of the frames.
+        so that it may have read more than was compared. For a video, the last two are shares of the frames.
 
     Raises:
         JudgeError: the judge did not answer, or refused to.

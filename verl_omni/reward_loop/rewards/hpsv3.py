@@ -40,5 +40,5 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing on this machine, a phrase each."""
+    """Messages about what is missing on this machine."""
     return hpsv3_problems(given)

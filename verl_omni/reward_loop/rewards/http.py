@@ -69,14 +69,14 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of settings, a phrase each."""
+    """Messages about invalid values of settings."""
     protocol = given.get("protocol", JSON)
     unknown = [] if protocol in PROTOCOLS else [f"protocol: {protocol!r} is not one of {', '.join(PROTOCOLS)}"]
     return [*url_problems("url", given), *unknown]
 
 
 def url_problems(name: str, given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the setting `name`, if it is given: the URL of a reward server."""
+    """Messages about an invalid setting `name`, the URL of a reward server; none if it is not given."""
     try:
         url = httpx.URL(given.get(name, "http://default"))
     except httpx.InvalidURL as error:

@@ -34,8 +34,8 @@ def compute_score(
 ) -> list[dict[str, float] | None]:
     """Request the scores of up to `reward.batch_size` samples from the server at `url`.
 
-    Sends JSON: `samples`, a list of what the scorer `http` sends. Expects JSON: `scores`, a list with an object for
-    each sample, as the scorer `http` expects it.
+    Sends JSON: `samples`, a list of the objects that the scorer `http` sends. Expects JSON: `scores`, a list with an
+    object for each sample, as the scorer `http` expects it.
 
     Args:
         timeout: seconds per attempt. attempts: number of attempts while the server is unreachable or answers 5xx.

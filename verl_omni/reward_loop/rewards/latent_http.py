@@ -35,8 +35,8 @@ def compute_score(
     Args:
         solution_image: the final latents of a sample, which the engine returns with `output_type: latent`.
         timeout: seconds per attempt. max_retries: attempts after the first, while the server is unreachable or answers
-            5xx. retry_backoff: as of the scorer `http`.
-        noise_level, noise_seed: of the noise that the server adds to the latents before it scores them.
+            5xx. retry_backoff: as for the scorer `http`.
+        noise_level, noise_seed: level and seed of the noise that the server adds to the latents before it scores them.
 
     Returns:
         `score`, `server_score`, and the server's further numbers; None if the server's score is null.
@@ -65,5 +65,5 @@ def compute_score(
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of settings, a phrase each."""
+    """Messages about invalid values of settings."""
     return url_problems("server_url", given)

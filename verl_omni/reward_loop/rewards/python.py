@@ -59,7 +59,7 @@ def package_of(path: str, name: str) -> str:
     that fails.
 
     Args:
-        path: of a file, or `pkg://` and the name of a module. name: of the function in it.
+        path: path of a file, or `pkg://` and the name of a module. name: function in it.
 
     Raises:
         ValueError: as `load`; other errors inside the module are not translated.

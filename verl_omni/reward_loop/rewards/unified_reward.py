@@ -42,11 +42,11 @@ async def compute_score(
     """(rating - lowest) / (highest - lowest), in [0, 1].
 
     The judge rates one image at a time, as in UnifiedReward's pointwise scoring; any vision-language model can be
-    asked. Of a video it rates every `frame_interval`-th frame, and their mean counts. The rating is the last number
+    asked. For a video, it rates every `frame_interval`-th frame, and their mean counts. The rating is the last number
     after "Final Score:" in its answer, or an answer that is only a number.
 
     Args:
-        base_url, model, api_key_env, timeout, attempts, max_tokens: of the judge, see `judge_client`.
+        base_url, model, api_key_env, timeout, attempts, max_tokens: settings of the judge, see `judge_client`.
         template: the question instead of TEMPLATE; `{prompt}` in it becomes the prompt.
         lowest, highest: the worst and the best rating.
 
@@ -87,7 +87,7 @@ def _rating(answer: judge_answers.JudgeAnswer, judge: Judge, lowest: float, high
 
 
 def setting_problems(given: Mapping[str, Any]) -> list[str]:
-    """What is missing or invalid in the settings, a phrase each."""
+    """Messages about missing or invalid settings."""
     return [*connection_problems(given), *_template_problems(given)]
 
 

@@ -43,7 +43,7 @@ class Inputs:
 
 
 def find_problems(inputs: Inputs) -> list[tuple[str, str]]:
-    """What is wrong: (input, text)."""
+    """Problems, as (input, message)."""
     found = list(_file_problems(inputs))
     if not found and inputs.model is not None and inputs.settings and not inputs.extended:
         found.extend(_refused_prompts(Path(inputs.model), inputs))

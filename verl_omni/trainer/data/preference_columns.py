@@ -30,7 +30,7 @@ class PairColumns:
         return (*self.images, *([] if self.label is None else [self.label]))
 
     def order(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The column of the preferred image, and that of the other; None if the row prefers neither.
+        """The columns of the preferred and the other image; None if the row prefers neither.
 
         Raises:
             ValueError: the label has another value.

@@ -24,17 +24,17 @@ from verl_omni.workers.algorithms.base import draw_seeds
 class PreferencePairs:
     """Pairs of images of a data set, as requests of updates.
 
-    Its columns are those of `preference_columns.LAYOUTS`. An image is the path of a file, relative to the folder of the
-    data set's first file, bytes, or what Parquet files of Hugging Face's `datasets` have: a mapping with `bytes` or
-    `path`. It is scaled and cropped to the size of samples. The data set loses the rows that prefer neither image.
+    `preference_columns.LAYOUTS` lists the supported columns. An image is bytes, the path of a file relative to the
+    folder of the data set's first file, or, as in Parquet files of Hugging Face's `datasets`, a mapping with `bytes`
+    or `path`. It is scaled and cropped to the size of samples. Rows that prefer neither image are dropped.
 
     Args:
         dataset: rows that also have the columns of `trainer.data.DiffusionRLDataset`.
-        folder: that relative paths start from.
-        height, width: of samples, in pixels.
+        folder: base of relative paths.
+        height, width: size of samples in pixels.
 
     Attributes:
-        notes: what of the data set is not used, a text for each.
+        notes: messages about unused parts of the data set.
 
     Raises:
         ValueError: a column is missing, a row has no image, the file of an image does not exist, or no row is left.
@@ -77,7 +77,7 @@ class PreferencePairs:
         """The request of an update on some rows; the ranks encode prompts and images.
 
         Args:
-            seed: of the noise that the pairs are trained on.
+            seed: seed of the noise that the pairs are trained on.
         """
         pairs = [self._dataset.dataframe[row] for row in rows]
         pixels = torch.stack([self._pixels(pair) for pair in pairs])

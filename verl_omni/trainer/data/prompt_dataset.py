@@ -239,7 +239,7 @@ def check_refused(
     """Refuse prompts that the engine would refuse, and negative prompts if samples are guided.
 
     Args:
-        setting: what names the files of the prompts. tokenizer: that of the agent loop. limit: tokens that it keeps.
+        setting: setting that names the prompt files. tokenizer: the agent loop's. limit: tokens that it keeps.
 
     Raises:
         ValueError: the message names the first row.
@@ -327,10 +327,10 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
 
 
 def _negative_prompt(row: Mapping[str, Any], images: Sequence[Any]) -> Prompt:
-    """The negative prompt of a row; where it has places for the images of the prompt, these are in it too.
+    """The negative prompt of a row; the prompt's images are inserted if it has placeholders for them.
 
     Raises:
-        ValueError: it has places for another number of images.
+        ValueError: it has placeholders for another number of images.
     """
     negative: Prompt = row.get(NEGATIVE_PROMPT) or ""
     if isinstance(negative, str):

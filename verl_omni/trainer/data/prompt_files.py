@@ -23,7 +23,7 @@ PARQUET = ".parquet"
 TEXT = ".txt"
 SUFFIXES = (".jsonl", ".json", PARQUET, TEXT)
 PYTHON_MESSAGES = re.compile(r"\s*\[?\s*\{\s*'(role|content)'\s*:")
-HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # an escape in JSON, of which a pair is a character
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # JSON escape of a surrogate; a pair of them is one character
 # characters, with its sign
 WHOLE_NUMBERS = range(-(2**63), 2**63)
 LONGEST_NUMBER = 20
@@ -205,7 +205,7 @@ def _lacks_prompt(prompt_key: str, columns: Sequence[str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in the words of JSON."""
+    """Name of a value's JSON type."""
     names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", bytes: "bytes"}
     if isinstance(value, Mapping):
         return "a mapping"
@@ -271,7 +271,7 @@ def _single_value(path: Path) -> Any | None:
 
 
 def _parse(text: str, path: Path, line: int | None = None) -> Any:
-    """A JSON value of a file: all of it, or that of one line."""
+    """Parse a file, or one line of it, as JSON."""
     place = str(path) if line is None else f"{path}:{line}"
 
     def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from verl_omni.pipelines.input_images import InputImages
 from verl_omni.utils.postscript import is_program
 
-PLACE = "<image>"  # of an image in a prompt, as in verl's data sets
+PLACE = "<image>"  # placeholder of an image in a prompt, as in verl's data sets
 Messages = list[dict[str, Any]]
 
 
@@ -29,7 +29,7 @@ def open_image(image: Any, folders: Sequence[Path]) -> Image.Image:
     Args:
         image: an image of PIL, its path, the bytes of its file, or a mapping with `bytes` or `path`, as Hugging Face's
             datasets have it, or with `image`, as verl's have it. A path may be a `file://` URL.
-        folders: where relative paths start: those of the data files; the first that has the file.
+        folders: base folders of relative paths (the data files' folders); the first one that has the file is used.
 
     Raises:
         ImageNotFound: there is no such file, it is no image, is PostScript, or has more than 8 bits in each channel.

@@ -1,4 +1,4 @@
-"""What of the prompts has no effect: the end of long ones, and negative prompts without guidance."""
+"""Warnings about truncated prompts, and negative prompts that are unused without guidance."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LENGTH = "max_sequence_length"
 
 
 def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> Iterator[str]:
-    """A text for each data set whose prompts lose their end in the text encoder with the most tokens.
+    """Warnings for data sets with prompts that are truncated by the text encoder with the largest token limit.
 
     Nothing for families that refuse such prompts, whose adapter has no `LONGEST_TOKENIZER`.
 
     Args:
-        train, held_out: data sets; those of a class of the user are not counted.
+        train, held_out: data sets; user-defined data set classes are not checked.
     """
     model = config.actor_rollout_ref.model
     rollout = config.actor_rollout_ref.rollout
@@ -49,7 +49,7 @@ def describe_truncated(config: DictConfig, train: Any, held_out: Any | None) -> 
 
 
 def describe_unread(config: DictConfig, train: Any, held_out: Any | None) -> Iterator[str]:
-    """A text for each data set with negative prompts that nothing reads, because its samples have no guidance.
+    """Warnings for data sets with negative prompts that are unused because their samples are not guided.
 
     Args:
         train, held_out: as `describe_truncated` takes them.

@@ -12,9 +12,9 @@ from verl_omni.trainer.settings.reference_modules import DATASET
 
 
 def total_steps(config: DictConfig) -> int:
-    """Training steps of the run: `total_training_steps`, or those of `total_epochs` if they are fewer.
+    """Training steps of the run: `total_training_steps`, or the steps in `total_epochs` if they are fewer.
 
-    An epoch has as many steps as full batches fit into it, as verl's data loader counts them.
+    An epoch has one step per full batch, as in verl's data loader.
 
     Raises:
         FileNotFoundError: a data file does not exist.

@@ -25,7 +25,7 @@ ROWS = [
     }
     for prompt in PROMPTS
 ]
-SAMPLES = 2  # of each prompt
+SAMPLES = 2  # per prompt
 SEED = 7
 PIPELINE = "actor_rollout_ref.rollout.pipeline"
 SETTINGS = (

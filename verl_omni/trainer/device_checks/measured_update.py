@@ -89,7 +89,7 @@ def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = No
     """Write a small random model: the tiny model of the family with a larger transformer.
 
     Args:
-        changes: of the transformer's configuration.
+        changes: changes to the transformer's configuration.
     """
     import diffusers
 
@@ -101,7 +101,7 @@ def make_model(family: str, folder: Path, changes: Mapping[str, Any] | None = No
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = getattr(diffusers, name).from_config({**config, **(changes or {})})
-        torch.nn.init.normal_(made.proj_out.weight, std=0.1)  # diffusers initializes that of some families to zero
+        torch.nn.init.normal_(made.proj_out.weight, std=0.1)  # diffusers initializes it to zero in some families
     made.save_pretrained(folder / "transformer")
 
 
@@ -237,7 +237,7 @@ def compare(
     """Estimated and measured peak of a small model of a family; `seconds` and `metrics` of the measured update.
 
     Args:
-        changes: of the transformer's configuration.
+        changes: changes to the transformer's configuration.
     """
     with tempfile.TemporaryDirectory() as folder:
         make_model(family, Path(folder) / "model", changes)

@@ -22,9 +22,9 @@ FLOAT32 = BFLOAT16.replace("bfloat16", "float32")
 LORA = "actor_rollout_ref.model.lora_rank=8"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
 VIDEO = "actor_rollout_ref.rollout.pipeline.num_frames=5"
-SIDE = 512  # of the multiplied matrices
+SIDE = 512  # side of the multiplied matrices
 MULTIPLICATION = 1e-2  # relative difference of a product in bfloat16 from float64: rounding gives 2e-3
-# On an accelerator: layers as wide as those of SD3.5-medium, so that kernels and not their launches take the time.
+# On an accelerator: layers as wide as in SD3.5-medium, so that kernels and not their launches dominate the time.
 WIDE = {"attention_head_dim": 64, "num_attention_heads": 24, "caption_projection_dim": 1536, "num_layers": 8}
 WIDE_IMAGES = ("height=512", "width=512")
 ESTIMATE = 0.15  # by how much of the measured peak the estimate may be off

@@ -13,7 +13,7 @@ Check = Callable[[], str]  # returns what it found; raises if something is wrong
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one check found, or why it failed."""
+    """Result of one check, or the reason for its failure."""
 
     name: str
     passed: bool

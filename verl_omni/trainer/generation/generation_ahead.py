@@ -50,9 +50,9 @@ class GenerationAhead(Generic[Batch]):
         return self._again.get(step, max(self._first, step - 1 - self._ahead))
 
     def start(self, version: int) -> None:
-        """Start to generate the batches of the published version, and those that were lost.
+        """Start to generate the batches of the published version, and restart lost batches.
 
-        Those of earlier versions must have been drained.
+        Batches of earlier versions must have been drained.
         """
         made: dict[int, Future[Batch]] = {}
         for step, batch in self._batches.items():
@@ -90,11 +90,11 @@ class GenerationAhead(Generic[Batch]):
                 raise error
 
     def stop(self) -> None:
-        """Generate no further batch; the one that is being generated is left to the end of its engine."""
+        """Start no further batch; the running one ends when its engine is stopped."""
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait until no batch is generated any more: a thread that is in a call of Ray must not outlive Ray."""
+        """Wait for the running generation to end: a thread in a Ray call must not outlive Ray."""
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 

@@ -18,7 +18,7 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
     """Score the samples of `output` that their agent loop has not scored, and add the columns of all scores to it.
 
     Args:
-        prompts, output: of a generation with `meta_info["score_later"]`.
+        prompts, output: input and output of a generation with `meta_info["score_later"]`.
         score: returns `rm_scores` [b, 1], the column `scoring_failure`, and `meta_info["reward_extra_keys"]`, whose
             columns are further fields.
         latent: whether the scorer gets `clean_latents`, which an evaluation with the output type `both` has.
@@ -40,7 +40,7 @@ def score_rest(prompts: DataProto, output: DataProto, score: Callable[[DataProto
 
 
 def to_score(prompts: DataProto, output: DataProto, rows: Sequence[int], *, latent: bool) -> DataProto:
-    """Rows of a batch as reward workers take them: columns of the data set, samples, and what a loop added.
+    """Rows of a batch in the form for reward workers: data set columns, samples, and fields that a loop added.
 
     Samples in the object store stay there: the rows have their references.
     """

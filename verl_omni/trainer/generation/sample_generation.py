@@ -40,8 +40,8 @@ class ScoredSamples:
     """Generated and scored samples, in the order of the batch's rows.
 
     Attributes:
-        tensors: training tensors, [B, ...]. Of stored samples there is one, `SAMPLE`, for all tensors that their
-            references hold; an algorithm repeats, drops and pairs rows of either in the same way.
+        tensors: training tensors, [B, ...]. For stored samples, it has only `SAMPLE`, which stands for all tensors
+            behind their references. An algorithm repeats, drops and pairs rows in the same way in both cases.
         images: uint8 [B, C, H, W], or videos [B, T, C, H, W]; None for latents, and if `meta_info["carry_responses"]`
             is false.
         scores: float32 [B]; NaN: the sample could not be scored.
@@ -51,7 +51,7 @@ class ScoredSamples:
         seconds: wall time of generation, including scoring.
         scoring_seconds: seconds the batch waited for its slowest reward; None where agent loops do not score.
         stored: references of each sample's training tensors; empty if the tensors are in `tensors`.
-        failures: what a scorer could not score, in the order of the rows, of which only these have one.
+        failures: scoring failures, in the order of the rows; only for rows that a scorer could not score.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -67,7 +67,7 @@ class ScoredSamples:
 
 
 def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: int, seed: int) -> DataProto:
-    """Training batch: each prompt `n` times in a row, with what the seed of each row is derived from.
+    """Training batch: each prompt `n` times in a row, with the values that each row's seed is derived from.
 
     Args:
         seed: `rollout.seed`. Seeds depend on it, the step and the row, so a resumed run draws the same samples.
@@ -88,7 +88,7 @@ def training_prompts(rows: list[dict[str, Any]], *, n: int, step: int, version: 
 
 
 def evaluation_seeds(rows: Sequence[Mapping[str, Any]], seed: int) -> list[int]:
-    """The seed of each row of an evaluation: that of its column `seed`, otherwise `seed` plus its place."""
+    """The seed of each row of an evaluation: its column `seed`, otherwise `seed` plus the row's index."""
     return [seed + place if row.get("seed") is None else int(row["seed"]) for place, row in enumerate(rows)]
 
 
@@ -194,7 +194,7 @@ def update_request(
 
 
 def samples_in(batch: Mapping[str, torch.Tensor]) -> int:
-    """Number of different samples in an algorithm's training batch; of samples that are not stored, its rows."""
+    """Number of distinct samples in an algorithm's training batch; for samples that are not stored, its rows."""
     if SAMPLE in batch:
         return len(torch.unique(batch[SAMPLE]))
     return len(next(iter(batch.values())))
@@ -205,7 +205,7 @@ def _pixels(responses: torch.Tensor | None, output_type: str) -> torch.Tensor | 
 
 
 def _output_type(rollout: DictConfig, meta_info: Mapping[str, Any]) -> str:
-    """The output type of the samples; an evaluation may have one of its own."""
+    """The output type of the samples; evaluations may override it."""
     own = rollout.val_kwargs.pipeline.get("output_type") if meta_info.get("validate") else None
     return str(own or rollout.pipeline.output_type)
 

@@ -34,11 +34,11 @@ class GeneratedBatch:
 
     @property
     def staleness(self) -> int:
-        """Versions that the trainer's weights are ahead of the samples."""
+        """Number of versions that the trainer's weights are ahead of the samples."""
         return self.step - 1 - self.version
 
     def waiting(self) -> dict[str, float]:
-        """Metrics of a batch that was generated ahead; of others there are none."""
+        """Metrics of a batch that was generated ahead; empty for other batches."""
         if self.waited_s is None:
             return {}
         return {"timing_s/wait": self.waited_s, "weights/staleness": self.staleness}

@@ -17,7 +17,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 LORA_RANK = 32
 HALF = "bfloat16"
-MOST_ACCELERATORS = 8  # of a node
+MOST_ACCELERATORS = 8  # per node
 # Samples are not made smaller than this. Sides that are multiples of the step suit every model family.
 SMALLEST_SIDE = 256
 SIDE_STEP = 32
@@ -30,7 +30,7 @@ class Change:
     """A setting to change.
 
     Attributes:
-        costs: what the change costs, for the user.
+        costs: description of the change's cost, for the user.
     """
 
     setting: str
@@ -110,7 +110,7 @@ def _needed(
 ) -> list[Change]:
     """The changes without those that a later one makes needless; of these, the ones that cost most go first.
 
-    Of two changes that say how many engines the job needs, both stay, because the later one counts on the other.
+    Two changes that name the number of engines are both kept, because the later one depends on the earlier one.
     """
     kept = [each.change for each in found]
     if not found or not found[-1].fits:
@@ -233,7 +233,7 @@ def _engines(config: DictConfig, accelerators: int, times: int = 1) -> str:
     """The number of engines that a job must name, which share the trainer's accelerators; empty with their own.
 
     Args:
-        accelerators: of a node of the trainer.
+        accelerators: accelerators of each trainer node.
         times: how many times as many accelerators an engine gets.
     """
     rollout = config.actor_rollout_ref.rollout
@@ -252,7 +252,7 @@ def _can_be_split(config: DictConfig, divisible: int) -> bool:
 
 
 def _divides_batch(config: DictConfig, ranks: int) -> bool:
-    """Whether so many ranks get equal shares of the samples of a step, and of the rows of an optimizer step."""
+    """Whether `ranks` ranks get equal shares of the samples of a step, and of the rows of an optimizer step."""
     actor = config.actor_rollout_ref.actor
     n = config.actor_rollout_ref.rollout.n
     rows = training_algorithm(actor.diffusion_loss.loss_mode).rows_per_prompt(n)

@@ -1,6 +1,6 @@
 """PURE: `CachingAllocator`: memory that torch's allocator of a CUDA device holds, for a sequence of allocations.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes are rounded, the smallest
+It follows the rules of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes are rounded, the smallest
 free block that is large enough is taken and divided, neighbours that are free become one block, and memory that was
 reserved once stays reserved. So a process holds more than its tensors ever took at one time.
 """

@@ -36,10 +36,11 @@ class EngineMemory:
     """Bytes of one engine worker, awake.
 
     Attributes:
-        transformer: its share of the transformers under tensor parallelism. text_encoders, vae: whole.
-        passes: peak beyond the weights of each pass; encoding, denoising, decoding (not of latents) follow each other.
-        asleep: host memory for all weights while it sleeps, which its process keeps when it is awake.
-        kept: what the allocator of its process holds after them, until the engine sleeps; 0 without an accelerator.
+        transformer: its share of the transformers under tensor parallelism. text_encoders, vae: not divided.
+        passes: peak of each pass in addition to the weights: encoding, denoising, then decoding unless the output is
+            latents.
+        asleep: CPU memory for all weights while it sleeps; its process keeps it when it is awake.
+        kept: memory that its allocator holds after the passes until the engine sleeps; 0 without an accelerator.
         batch: samples of one batch.
     """
 
@@ -58,7 +59,7 @@ class EngineMemory:
 
     @property
     def peak(self) -> int:
-        """What its largest pass needs."""
+        """Peak of its largest pass."""
         return max(self.passes.values())
 
     def or_larger(self, other: EngineMemory) -> EngineMemory:
@@ -69,13 +70,13 @@ class EngineMemory:
 
     @property
     def held(self) -> int:
-        """What its process takes for passes as long as it does not sleep."""
+        """Memory that its process holds for passes while it is awake."""
         return max(self.peak, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class PassMemory:
-    """What the passes of a batch take on an engine that has all weights, and the sizes of these.
+    """Memory of the passes of a batch on an engine with all weights, and the sizes of the weights.
 
     Attributes:
         encoders, vae: bytes of each tensor. transformer: likewise, with its name.
@@ -105,7 +106,7 @@ def measure(
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         sample: conditions of one sample, and what the engine records of it.
         accelerator: whether there is one; without, convolutions have no workspaces, and no allocator keeps memory.
-        known: passes that have been run for this model; those of this engine are added.
+        known: cache of passes that were run for this model; this engine's passes are added.
     """
     rollout = config.actor_rollout_ref.rollout
     batch = max(1, min(rollout.max_num_seqs, samples))
@@ -131,14 +132,14 @@ def measure(
 def _run_passes(
     config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], batch: int, allocator: CachingAllocator | None
 ) -> PassMemory:
-    """Run the passes of a batch; reads only settings that `measure` has in the key of what is known."""
+    """Run the passes of a batch. Reads only settings that are in `measure`'s cache key."""
     settings = config.actor_rollout_ref
     architecture = settings.model.architecture
     pipeline = settings.rollout.pipeline
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
     passes: dict[str, int] = {}
     shapes = sample_shapes(architecture)
-    encoder_input = getattr(shapes, "encoder_input", None)  # of families with input images
+    encoder_input = getattr(shapes, "encoder_input", None)  # only families with input images have it
     encoders, passes["text encoding"] = encode_texts(config, model, dtype, batch, allocator)
     transformer = model.as_fake(_with_own_buffers(model.on_meta(TRANSFORMER, dtype)))
     passes["denoising"] = _denoising(config, model, transformer, sample, batch, allocator)
@@ -237,7 +238,7 @@ def _fused(tensors: Iterable[tuple[str, int]], size: int) -> list[int]:
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:
-    """Host memory for a copy of tensors of these sizes, made by vLLM's `CuMemAllocator`.
+    """CPU memory for a copy of tensors of these sizes, made by vLLM's `CuMemAllocator`.
 
     It copies each segment of the device's allocator to memory that torch pins, in blocks whose sizes are powers of two
     (ATen/core/CachingHostAllocator.h).

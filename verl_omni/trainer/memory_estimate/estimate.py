@@ -11,12 +11,12 @@ from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 
 GIB = 1 << 30
 # Assumptions: what a process takes on its device before its first tensor (driver context, library workspaces; not
-# measured here), and in host memory (Python, torch, and the libraries that it imports). Forked workers share what they
+# measured here), and in CPU memory (Python, torch, and the libraries that it imports). Forked workers share what they
 # imported: docs/figures/start_up.json has 3.2 GiB for five processes, and 6.2 without forking.
 DEVICE_CONTEXT = int(0.6 * GIB)
 PROCESS = GIB
 FORKED_PROCESS = int(0.6 * GIB)
-# Of a device, kept free for fragmentation and for the workspaces of kernels and collectives, which are not counted.
+# Share of a device's memory reserved for what is not counted: fragmentation, workspaces of kernels and collectives.
 RESERVE = 0.08
 ENCODERS = "trainer's encoders"
 START_VALUES = "values before the update"
@@ -24,17 +24,17 @@ START_VALUES = "values before the update"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the settings say about the layout of a run.
+    """Layout of a run, from its settings.
 
     Attributes:
         nodes, ranks: hosts, and accelerators (or processes on the CPU) over all of them.
         helpers: agent-loop and reward workers, over all nodes.
-        accelerator: whether there are accelerators; without any, all parts are in host memory.
+        accelerator: whether there are accelerators; without any, all parts are in CPU memory.
         samples: number of samples that the engines generate for a step; 0: training reads pairs of a data set.
         pairs: bytes of the images of a step's pairs, as the ranks get them; 0: the engines generate the samples.
         evaluates: whether the engines generate samples for evaluations.
-        stored, trained: bytes of a step's samples in the object store, and of those that the ranks load from it; of
-            pairs, what the ranks have encoded.
+        stored: bytes of a step's samples in the object store.
+        trained: bytes that the ranks load from it; for pairs, bytes that the ranks have encoded.
         pixels: bytes of a sample as it is scored.
         waiting: bytes of a step's samples that wait for a judge or a scorer until all are generated.
         scorers: reward workers with models on the trainer's accelerators, over all nodes; 0: none.
@@ -43,8 +43,8 @@ class Setup:
         sends_adapter: whether a weight update sends the adapter, and not all weights.
         bucket: bytes of the buffer of a weight update.
         sleeps: whether the engine leaves its device during updates.
-        offloads_weights, offloads_optimizer: whether they are in host memory while they are not used.
-        copies_checkpoints: whether checkpoints are written in the background, from a copy in host memory.
+        offloads_weights, offloads_optimizer: whether they are in CPU memory while they are not used.
+        copies_checkpoints: whether checkpoints are written in the background, from a copy in CPU memory.
         regathers: whether the backward pass gathers the weights again.
         ahead: batches that are generated ahead of the one that is trained on.
         forks: whether Ray's workers are forked from a process that has imported everything.
@@ -77,7 +77,7 @@ class Setup:
 
     @property
     def process(self) -> int:
-        """Host memory of a process without its tensors."""
+        """CPU memory of a process without its tensors."""
         return FORKED_PROCESS if self.forks else PROCESS
 
     @property
@@ -89,7 +89,7 @@ class Setup:
 
     @property
     def trains_on(self) -> str:
-        """Name of what a micro-batch has."""
+        """What a micro-batch consists of, as a noun."""
         return "pairs" if self.pairs else "trajectories"
 
     @property
@@ -173,7 +173,7 @@ def fits(peak: int, capacity: int) -> bool:
 
 
 def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer keeps on the device between updates."""
+    """The trainer's memory on the device between updates."""
     away = setup.accelerator and setup.offloads_weights
     return {
         "weights": 0 if away else trainer.weights,
@@ -184,7 +184,7 @@ def resting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
 
 
 def scoring(setup: Setup) -> dict[str, int]:
-    """What the scorers that share the trainer's device have on it while they score a batch."""
+    """Memory on the trainer's device of the scorers that share it, while they score a batch."""
     return {
         "reward models": setup.scorers_per_rank * setup.scorer_weights,
         "reward activations": setup.scorers_per_rank * setup.scorer_activations,
@@ -192,28 +192,28 @@ def scoring(setup: Setup) -> dict[str, int]:
 
 
 def scorers_at_rest(setup: Setup) -> dict[str, int]:
-    """What they have in host memory otherwise, for a host whose ranks have accelerators."""
+    """CPU memory of these scorers between batches, for a host whose ranks have accelerators."""
     return {"reward models at rest": math.ceil(setup.scorers / setup.nodes) * setup.scorer_weights}
 
 
 def scorers_on_cpu(setup: Setup) -> dict[str, int]:
-    """What they have in host memory all the time, for each rank without an accelerator."""
+    """CPU memory of these scorers, for each rank without an accelerator."""
     return {"reward models": setup.scorers_per_rank * setup.scorer_weights}
 
 
 def encoders_at_rest(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What a rank has in host memory to encode pairs, except while it does so on an accelerator."""
+    """CPU memory of a rank's encoders of pairs, except while they run on an accelerator."""
     return {ENCODERS: trainer.encoders if setup.pairs else 0}
 
 
 def encoding(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer has on the device while it encodes the pairs of a step, before the update."""
+    """The trainer's memory on the device while it encodes the pairs of a step, before the update."""
     moved = trainer.encoders if setup.accelerator else 0
     return {**resting(setup, trainer), ENCODERS: moved, "activations": trainer.encoding}
 
 
 def updating(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer has on the device in an update."""
+    """The trainer's memory on the device in an update."""
     return {
         "weights": trainer.weights,
         "delayed copies": trainer.delayed_copies,
@@ -228,7 +228,7 @@ def updating(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
 
 
 def sending(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the trainer has on the device while it sends weights: all of them, and the tensor that is sent."""
+    """The trainer's memory on the device while it sends weights: all weights, and the tensor being sent."""
     cast = trainer.largest_sent if trainer.largest_sent != trainer.largest else 0
     return {
         **resting(setup, trainer),
@@ -250,12 +250,12 @@ def awake(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[st
 
 
 def receiving(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What a weight update takes next to an engine: the buffer, and the adapter until it is bound."""
+    """Memory of a weight update next to an engine: the buffer, and the adapter until it is bound."""
     return {"weight buffer": bucket(setup, trainer), "staged adapter": trainer.sent if setup.sends_adapter else 0}
 
 
 def bucket(setup: Setup, trainer: TrainerMemory) -> int:
-    """Bytes of the largest bucket of a weight update; a tensor that exceeds the limit has one of its own."""
+    """Bytes of the largest bucket of a weight update; a tensor that exceeds the limit gets a separate bucket."""
     return max(trainer.largest_sent, min(setup.bucket, trainer.sent))
 
 
@@ -277,7 +277,7 @@ def _update(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase
 
 
 def _not_asleep(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> dict[str, int]:
-    """What an engine has on the device while the trainer works."""
+    """An engine's memory on the device while the trainer works."""
     return {} if setup.sleeps else awake(setup, trainer, engine) | kept_by_engine(setup, engine)
 
 
@@ -287,7 +287,7 @@ def _sync(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> Phase:
 
 
 def kept_by_engine(setup: Setup, engine: EngineMemory) -> dict[str, int]:
-    """What the allocator of an engine's process on an accelerator keeps of its passes until the engine sleeps."""
+    """Memory from its passes that the allocator of an engine on an accelerator keeps until the engine sleeps."""
     return {"engine activations": engine.held} if setup.accelerator and setup.generation else {}
 
 
@@ -307,7 +307,7 @@ def _host(setup: Setup, trainer: TrainerMemory, engine: EngineMemory) -> tuple[P
     asleep = {"engine weights asleep": ranks * engine.asleep if setup.sleeps else 0}
     copy = {name: ranks * size for name, size in checkpoint_copy(setup, trainer).items()}
     always = {**processes, **samples, **copy, **asleep, **encoders, **scorers_at_rest(setup)}
-    # Before pairs are encoded, everything that moves to the device is in host memory.
+    # Before pairs are encoded, everything that moves to the device is in CPU memory.
     names = host_phases(setup)
     return (
         Phase("start", {**processes, "weights as loaded": ranks * trainer.loading}),
@@ -323,12 +323,12 @@ def host_phases(setup: Setup) -> tuple[str, ...]:
 
 
 def starting(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What the ranks of a host with accelerators keep there, in an update, of the policy before it."""
+    """CPU memory, on a host with accelerators, for its ranks' values from the policy before an update."""
     return {START_VALUES: setup.ranks_per_node * trainer.start_values}
 
 
 def checkpoint_copy(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """What a rank has in host memory while a checkpoint is written in the background."""
+    """CPU memory of a rank while a checkpoint is written in the background."""
     copied = trainer.trained + trainer.optimizer + trainer.delayed_copies
     return {"checkpoint copy": copied if setup.copies_checkpoints else 0}
 
@@ -342,7 +342,7 @@ def trajectories(setup: Setup) -> int:
 
 
 def to_score(setup: Setup, phase: str) -> dict[str, int]:
-    """What is in the object store, if one host has all of it, and is scored when all samples are generated."""
+    """Object store memory if one host has all of it, and scoring starts after all samples are generated."""
     return {"samples to score": setup.waiting if phase in (setup.generation, "scoring") else 0}
 
 
@@ -370,7 +370,7 @@ def without_zeros(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 def bytes_of_a_step(setup: Setup, trainer: TrainerMemory) -> dict[str, int]:
-    """Bytes that one training step moves, without those of the weight update."""
+    """Bytes that one training step moves, excluding the weight update."""
     trained = trainer.calls * (2 if setup.regathers else 1) * trainer.backward_passes * setup.updates
     gathers = trained + trainer.evaluations
     samples = {

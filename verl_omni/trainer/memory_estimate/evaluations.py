@@ -1,4 +1,4 @@
-"""What the engines generate for evaluations: the settings of the samples, and their number."""
+"""Samples that the engines generate for evaluations: their settings and their number."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def settings_of(config: DictConfig) -> DictConfig:
 
 
 def have_samples_of_training(config: DictConfig) -> bool:
-    """Whether samples of evaluations need the memory of those of training; the number of steps does not matter."""
+    """Whether evaluation samples need as much memory as training samples; the number of steps does not matter."""
     pipelines = [each.actor_rollout_ref.rollout.pipeline for each in (config, settings_of(config))]
     own, training = ({name: value for name, value in each.items() if name != STEPS} for each in pipelines)
     return own == training
 
 
 def count_samples(config: DictConfig) -> int | None:
-    """Samples of one evaluation; None if the files are not on this machine, such as those of a claim or a store.
+    """Samples of one evaluation; None if the files are not on this machine, for example in a claim or a store.
 
     Raises:
         ValueError: a file cannot be read.

@@ -36,7 +36,7 @@ class JobEstimate:
     """An estimate, and what it was made from.
 
     Attributes:
-        estimate: of the trainer's devices and hosts. standalone: of those of engines that do not share them.
+        estimate: estimate for the trainer's devices and hosts. standalone: estimate for engines on separate devices.
         divisible: what the tensor parallel size of an engine must divide; 0: unknown, so any size may do.
     """
 

@@ -25,14 +25,15 @@ from verl_omni.workers.algorithms.base import ComparesWithStart, Objective, trai
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one micro-batch takes, in bytes, and how many there are.
+    """Bytes of one micro-batch, and the number of micro-batches.
 
     Attributes:
-        inputs: its tensors. activations: the peak beyond them, the weights, and the gradients of all passes.
-        passes: backward passes of an optimizer step on one rank.
-        calls: forward passes of the model in one of them.
-        evaluations: passes without gradients before the first optimizer step of an update, on one rank.
-        start_values: what they find, in host memory for all rows of a rank.
+        inputs: bytes of its tensors.
+        activations: peak in addition to the inputs, the weights, and the gradients of all passes.
+        passes: number of backward passes of an optimizer step on one rank.
+        calls: number of forward passes of the model for each backward pass.
+        evaluations: number of passes without gradients before the first optimizer step of an update, on one rank.
+        start_values: bytes of the results of these passes, in CPU memory, for all rows of a rank.
     """
 
     inputs: int
@@ -56,7 +57,7 @@ def run(
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
         module: the trained transformer on the meta device, in the dtypes that it computes in; it becomes fake.
-        base: the base model that is kept in addition, likewise; None if none is.
+        base: the base model, in the same form, if it is kept in addition; otherwise None.
         sample: tensors of one sample.
     """
     settings = config.actor_rollout_ref
@@ -119,7 +120,7 @@ def run(
 
 
 def _start_values(part: Batch, objective: Objective) -> Batch:
-    """What each term has of the policy before the update, which the actor adds to every micro-batch."""
+    """Each term's values from the policy before the update, which the actor adds to every micro-batch."""
     assert isinstance(objective, ComparesWithStart)
     terms = objective.term_count(part)
     with torch.no_grad():

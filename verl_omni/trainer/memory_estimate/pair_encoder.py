@@ -13,7 +13,7 @@ from verl_omni.trainer.memory_estimate.engine_memory import encode_texts, peak_o
 from verl_omni.trainer.memory_estimate.model_shapes import VAE, ModelShapes, tensor_bytes
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
-# of an image; of a pair
+# Channels of an image, images of a pair.
 CHANNELS = 3
 IMAGES = 2
 
@@ -23,8 +23,8 @@ class PairEncoderMemory:
     """Bytes of one rank.
 
     Attributes:
-        weights: of the encoders, in host memory except while they run.
-        activations: peak beyond them, with the images of the rank's pairs.
+        weights: weights of the encoders, in CPU memory except while they run.
+        activations: peak in addition to the weights, including the images of the rank's pairs.
     """
 
     weights: int

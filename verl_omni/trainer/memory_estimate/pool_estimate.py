@@ -1,4 +1,4 @@
-"""PURE: peaks of a job whose engines have accelerators of their own: of the trainer's pool, and of the rollout pool."""
+"""PURE: peaks of the trainer's pool and of the rollout pool, for a job whose engines have dedicated accelerators."""
 
 from __future__ import annotations
 

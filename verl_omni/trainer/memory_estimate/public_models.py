@@ -89,7 +89,7 @@ _VIDEO_VAE = {
     "num_res_blocks": 2,
     "temperal_downsample": [False, True, True],
 }
-# Of Wan 2.2 TI2V 5B: factors of 4 x 16 x 16, the last 2 of pixels.
+# VAE of Wan 2.2 TI2V 5B: compresses 4 x 16 x 16; a factor of 2 on each side comes from packing pixels.
 _RESIDUAL_VIDEO_VAE = {
     **_VIDEO_VAE,
     "base_dim": 160,

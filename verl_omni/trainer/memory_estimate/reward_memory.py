@@ -65,15 +65,16 @@ PUBLIC: dict[str, dict[str, Any]] = {
     },
 }
 CLIP_DEFAULTS = {"pickscore": pickscore.WEIGHTS, "clip_score": clip_score.WEIGHTS, "aesthetic": aesthetic.WEIGHTS}
-QUESTION_TOKENS = 512  # of HPSv3: an upper bound for its question with a prompt
+QUESTION_TOKENS = 512  # upper bound for HPSv3's question with a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class RewardMemory:
-    """What the scorers of one reward worker have on an accelerator of the trainer's, in bytes.
+    """Bytes that the scorers of one reward worker use on an accelerator of the trainer.
 
     Attributes:
-        weights: of all models. activations: the largest peak of a call.
+        weights: weights of all models.
+        activations: largest peak of a call.
     """
 
     weights: int = 0
@@ -165,7 +166,7 @@ def configuration(path: str) -> Any:
 
 
 def _dtype(path: str) -> torch.dtype:
-    """The dtype of HPSv3's weights; that of the released ones where they are not on this machine."""
+    """The dtype of HPSv3's weights; the released weights' dtype if they are not on this machine."""
     from safetensors import safe_open
 
     try:

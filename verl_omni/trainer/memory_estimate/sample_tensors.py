@@ -22,7 +22,9 @@ class StoredBytes:
     """Bytes of samples in the object store.
 
     Attributes:
-        own: of one sample alone. prompt: what the samples of a prompt share. negative: what all samples share.
+        own: bytes of one sample alone.
+        prompt: bytes that the samples of a prompt share.
+        negative: bytes that all samples share.
     """
 
     own: int
@@ -44,9 +46,9 @@ def stored_bytes(sample: Mapping[str, Tensor]) -> StoredBytes:
 def training_sample(config: DictConfig, model: ModelShapes) -> dict[str, Tensor]:
     """The tensors of one sample that training reads; those without values are on the meta device.
 
-    They have no batch dimension. Latents and embeddings have the dtype of the engine. Of a pair of a data set, the
-    sample is one of its images, as the trainer encodes it: embeddings in the dtype that it computes in, without those
-    for guidance, and latents in float32.
+    They have no batch dimension. Latents and embeddings have the dtype of the engine. For a pair
+    of a data set, the sample is one of its images, as the trainer encodes it: embeddings in its compute dtype, without
+    the ones for guidance, and latents in float32.
 
     Args:
         config: settings of the trainer, completed by `startup.fit_to_machine`.
@@ -91,7 +93,7 @@ def _is_guided(config: DictConfig) -> bool:
 def _conditions(
     config: DictConfig, model: ModelShapes, dtype: torch.dtype, *, guided: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """What the velocity of one sample depends on besides latents and time, and the latents."""
+    """Inputs of the velocity of one sample besides latents and time, and the latents."""
     rollout = config.actor_rollout_ref.rollout
     architecture = config.actor_rollout_ref.model.architecture
     shapes = sample_shapes(architecture).sample(model.configs, rollout.pipeline, rollout.max_prompt_embed_length)
@@ -123,7 +125,7 @@ def fake_rows(model: ModelShapes, sample: Mapping[str, Tensor], rows: int) -> di
 
 
 def signature(sample: Mapping[str, Tensor]) -> str:
-    """What the memory of a batch of such samples depends on: names, shapes, dtypes, and values where there are some."""
+    """Key of everything that determines a batch's memory: names, shapes, dtypes, and values if there are any."""
     return repr(
         {
             name: (list(tensor.shape), tensor.dtype, None if tensor.is_meta else tensor.tolist())

@@ -17,7 +17,7 @@ FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the trained model is kept.
+    """How the trained model is stored.
 
     Attributes:
         ranks: all ranks. shards: ranks that share one copy of the weights. sequence: ranks that share the sequence of
@@ -65,11 +65,11 @@ def weight_bytes(module: nn.Module, sharding: Sharding) -> int:
 def gathered_bytes(module: nn.Module, prefixes: Sequence[str], precision: Precision, *, reshards: bool = True) -> int:
     """Unsharded bytes at one time: what belongs to no layer, the layer at work, and the next one.
 
-    With each parameter that is trained its gradient, and the copy of it that is reduced.
+    Each trained parameter also counts its gradient and the copy of the gradient that is reduced.
 
     Args:
-        reshards: whether a layer's weights are freed between its forward and its backward pass; if not, those of all
-            layers are there when the backward pass begins.
+        reshards: whether a layer's weights are freed between its forward and its backward pass; if not, the weights of
+            all layers are allocated when the backward pass begins.
     """
     kept = set(float32_parts(module))
     weights = dict.fromkeys(layer_names(module, prefixes), 0)

@@ -28,29 +28,41 @@ from verl_omni.workers.actor.setting_checks import shards
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.config.diffusion.dtypes import parse_dtype
 
-MOMENTS = 2  # of AdamW, per trained value; with amsgrad, one more
+MOMENTS = 2  # AdamW's moments per trained value; with amsgrad, one more
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """Bytes of one rank, and of the whole model where said.
+    """Memory in bytes, for one rank unless a line names the whole model; and counts, where a line says so.
 
     Attributes:
-        weights: parameters and buffers. gradients, optimizer: of the trained parameters. trained: their shards alone.
-        delayed_copies: of the trained parameters: the old policy that some algorithms keep, and the moving average.
-        reference: the base model that is kept if the algorithm compares with it and all weights are trained.
-        gathered: what FSDP2 gathers for the layers at work.
-        inputs: tensors of a micro-batch. activations: what forward and backward pass keep and compute beyond all this.
-        step_temporary: temporary tensors of an optimizer step, when no activations are left.
-        loading: host memory of a rank at the start, until its weights are on the device.
-        whole_weights, whole_trained: of the whole model. largest: of the largest tensor that a weight update sends.
-        sent, largest_sent: of a weight update, and of its largest tensor, in the dtype in which it is sent.
-        computed: of the whole model's parameters in the dtype that layers compute in.
-        parameters, trained_parameters: numbers of them in the whole model.
-        shards: ranks that share one copy of the weights.
-        backward_passes: of an optimizer step. calls: forward passes of the model in each. evaluations: forward passes
-            without gradients in an update, before its first optimizer step. start_values: what they find, on the host.
-        encoders, encoding: weights of the encoders of pairs of a data set, and their activations; 0 without such pairs.
+        weights: parameters and buffers.
+        gradients: gradients of the trained parameters.
+        optimizer: optimizer state of the trained parameters.
+        trained: shards of the trained parameters.
+        delayed_copies: copies of the trained parameters: the old policy that some algorithms keep, and the moving
+            average.
+        reference: the base model, kept if the algorithm compares with it and all weights are trained.
+        gathered: parameters that FSDP2 gathers for the running layers.
+        inputs: tensors of a micro-batch.
+        activations: everything else that the forward and the backward pass keep and compute.
+        step_temporary: temporary tensors of an optimizer step, after activations are freed.
+        loading: CPU memory of a rank at the start, until its weights are on the device.
+        whole_weights: weights of the whole model.
+        whole_trained: trained weights of the whole model.
+        largest: largest tensor that a weight update sends.
+        sent: a weight update, in the dtype in which it is sent.
+        largest_sent: largest tensor of a weight update, in the dtype in which it is sent.
+        computed: the whole model's parameters in the compute dtype of the layers.
+        parameters: number of parameters of the whole model.
+        trained_parameters: number of trained parameters of the whole model.
+        shards: number of ranks that share one copy of the weights.
+        backward_passes: number of backward passes in an optimizer step.
+        calls: number of forward passes of the model in each of them.
+        evaluations: number of forward passes without gradients in an update, before its first optimizer step.
+        start_values: results of these forward passes, in CPU memory.
+        encoders: weights of the encoders of a data set's pairs; 0 without such pairs.
+        encoding: activations of these encoders; 0 without such pairs.
     """
 
     weights: int
@@ -153,7 +165,7 @@ def _keeps_maxima(optim: DictConfig) -> bool:
 def _pair_encoder(
     config: DictConfig, model: ModelShapes, sample: Mapping[str, Tensor], sharding: Sharding
 ) -> pair_encoder.PairEncoderMemory:
-    """What encodes the pairs of a data set; nothing if the engine generates the samples."""
+    """Memory for encoding the pairs of a data set; 0 if the engine generates the samples."""
     if config.algorithm.sample_source != "offline":
         return pair_encoder.PairEncoderMemory(0, 0)
     pairs = math.ceil(config.data.train_batch_size / sharding.groups)
@@ -161,7 +173,7 @@ def _pair_encoder(
 
 
 def _sent_bytes(settings: DictConfig, parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Bytes of each tensor of a weight update: an adapter in its own dtype, all parameters in that of the engine."""
+    """Bytes of each tensor of a weight update: an adapter in its own dtype, all parameters in the engine's dtype."""
     if settings.model.lora_rank > 0:
         return [p.nbytes for p in parameters if p.requires_grad]
     dtype = parse_dtype("rollout.dtype", settings.rollout.dtype)
@@ -169,7 +181,7 @@ def _sent_bytes(settings: DictConfig, parameters: Sequence[nn.Parameter]) -> lis
 
 
 def _gathered_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
-    """What FSDP2 gathers, if the actor uses it."""
+    """Memory that FSDP2 gathers, if the actor uses it."""
     if not sharding.wrapped:
         return 0
     reshards = settings.actor.fsdp_config.reshard_after_forward
@@ -183,7 +195,7 @@ def _sharding(config: DictConfig, ranks: int) -> Sharding:
 
 
 def _loading_bytes(module: nn.Module, settings: DictConfig, sharding: Sharding) -> int:
-    """Host memory of a rank that loads the model: buffers, adapter, and a slice of the files with its cast copy.
+    """CPU memory of a rank that loads the model: buffers, adapter, and a slice of the files with its cast copy.
 
     Without FSDP2 it is the whole model.
     """

@@ -27,12 +27,12 @@ ADVICE = "Lower the learning rate, or hold the policy to the base model (actor.u
 
 @dataclass(frozen=True, slots=True)
 class CollapseState:
-    """What the metrics up to a step say.
+    """Whether a run has collapsed, from its metrics up to a step.
 
     Attributes:
         collapsed: whether the last verdict was a collapse.
         first, last: diversity of the held-out images at the first and the last evaluation; None before one.
-        spreads: of the last `WINDOW` steps. largest: the largest average of `WINDOW` steps.
+        spreads: reward spread within prompts in the last `WINDOW` steps. largest: largest average over `WINDOW` steps.
     """
 
     collapsed: bool = False

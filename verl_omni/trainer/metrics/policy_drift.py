@@ -1,9 +1,9 @@
 """PURE: whether the updates of a run have begun to move its policy too far, from its metrics.
 
-Two signs, each of the average of some steps. The clip fraction was low in the first steps and is nearly 1: the updates
-of one step take almost every ratio of new to old policy out of the clip range. Or the KL divergence of a step, to the
-base model or to the policy before the update, is that of two normal distributions whose means are one standard
-deviation apart.
+There are two signs, both averaged over several steps. Either the clip fraction was low in the first steps and is nearly
+1: the updates of one step move almost every ratio of new to old policy out of the clip range. Or the KL divergence of a
+step, to the base model or to the policy before the update, reaches the divergence between two normal distributions
+whose means are one standard deviation apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECOVERED = 0.5  # share of a limit below which a sign may be reported again
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """What the metrics up to a step say.
+    """Whether a policy has diverged, from its metrics up to a step.
 
     Attributes:
         recent: by metric, the values of the last `WINDOW` steps that recorded it.

@@ -59,7 +59,7 @@ def rewards(scores: Tensor, extras: Mapping[str, Sequence[Any]], prefix: str = "
     """
     known = scored(scores)
     made: dict[str, float] = {f"{prefix}reward/mean": known.mean().item()}
-    if len(known) > 1:  # of one sample there is no deviation
+    if len(known) > 1:  # the deviation of one sample is undefined
         made[f"{prefix}reward/std"] = known.std().item()
     if len(known) < len(scores):
         made[f"{prefix}reward/unscored"] = len(scores) - len(known)

@@ -1,4 +1,4 @@
-"""Where results are sent: the interface, and a folder of a store. `hub_destination` has the Hugging Face hub."""
+"""Destinations of results: the interface, and a folder of a store. `hub_destination` has the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def result_file(path: Path, name: str, *, may_change: bool) -> ResultFile:
 
 
 class Destination(Protocol):
-    """Where results are sent."""
+    """Destination of results."""
 
     url: str
 
     def send(self, files: Sequence[ResultFile], title: str, ended: Callable[[], bool]) -> None:
-        """Send those files that were not sent as they are; the last one only when all others are there.
+        """Send files that are new or changed since they were sent; the last one only after all the others.
 
         Args:
-            title: what they are.
-            ended: whether there is no time left; what is being sent may then be given up.
+            title: description of the files.
+            ended: whether time is up; a transfer in progress may then be aborted.
 
         Raises:
-            StoreError: they are not all there. StoreRefused: trying again will not help.
+            StoreError: not all files were sent. StoreRefused: retrying will not help.
         """
         ...
 

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.1
 
 
 def find_problem(config: DictConfig, variables: Mapping[str, str]) -> str | None:
-    """PURE: why results cannot be sent to the hub; None: they can, or are sent elsewhere.
+    """PURE: the reason why results cannot be sent to the hub; None if they can, or are sent elsewhere.
 
     Args:
         variables: the user's environment. Without `HF_HUB_OFFLINE`, the trainer is offline but for its results.
@@ -122,7 +122,7 @@ def open_repository(config: DictConfig, folder: Path, variables: Mapping[str, st
 def _answer(
     request: hub_commit.Request, variables: Mapping[str, str], ended: Callable[[], bool]
 ) -> hub_commit.Answer | None:
-    """What the program that sends answers; None if it does not before `ended`."""
+    """Reply of the upload process; None if it sends none before `ended`."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             [sys.executable, "-m", hub_commit.__name__],
@@ -146,7 +146,7 @@ def _answer(
 
 
 def _wait(process: subprocess.Popen[str], request: hub_commit.Request, ended: Callable[[], bool]) -> bool:
-    """Give the program its request; whether it ends in time."""
+    """Send the process its request. Returns whether it ends in time."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended: its standard error says why
         print(json.dumps(asdict(request)), file=process.stdin, flush=True)

@@ -16,7 +16,7 @@ FILES = ("data.train_files", "data.val_files")
 
 
 def access(config: DictConfig) -> Access:
-    """How the settings reach S3."""
+    """Access to S3, from the settings."""
     return Access(config.trainer.store.endpoint, config.trainer.store.region)
 
 

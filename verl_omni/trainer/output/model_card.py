@@ -17,7 +17,7 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What the card says of a run.
+    """Contents of a run's model card.
 
     Attributes:
         base: model id of the base model; None: it was given as a folder, or from a store.
@@ -29,7 +29,7 @@ class RunDescription:
 
 
 def describe_run(config: DictConfig, job: Path) -> RunDescription:
-    """What settings and job say.
+    """Contents from the settings and the job.
 
     Args:
         job: the job's YAML, which has the model id where the settings have the path of a download; it may be missing.

@@ -2,7 +2,7 @@
 
     python3 -m verl_omni.trainer.output.trained_model CHECKPOINT --out FOLDER [--average] [--model FOLDER]
 
-The checkpoint has the shards of every rank; this reads them in one process, in host memory.
+The checkpoint has the shards of every rank; this reads them in one process, in CPU memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
     Args:
         model: folder of the model that the run started from: its configuration, and tensors that were not trained.
         average: the moving average of the weights (`actor.ema_decay`), not the weights of the step.
-        dtype: of the files, except for what the model keeps in float32.
+        dtype: dtype of the files, except for tensors that the model keeps in float32.
 
     Returns:
         The folders that were written.
@@ -61,7 +61,7 @@ def export(checkpoint: Path, out: Path, *, model: Path, average: bool, dtype: st
         expected = {name: tuple(parameter.shape) for name, parameter in made.named_parameters()}
         if expected != {name: tuple(value.shape) for name, value in own.items()}:
             raise NoTrainedModel(f"{checkpoint} was not trained from {model}: names or shapes of their weights differ")
-        made.load_state_dict(own, strict=False)  # buffers are those of the model
+        made.load_state_dict(own, strict=False)  # buffers keep the model's values
         build.cast(made, getattr(torch, dtype), frozenset(made._keep_in_fp32_modules or ()))
         made.save_pretrained(out / component)
         written.append(out / component)

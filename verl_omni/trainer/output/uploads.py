@@ -1,8 +1,8 @@
 """`Output`: sends adapter, report and samples of a run elsewhere, in the background after each checkpoint.
 
-There, `<url>` has the files of the run folder under their names (docs/run-folder.md): of a checkpoint the adapter, or
-all of it where there is none, because all weights are trained. `latest.json`, written last, names the newest checkpoint
-whose files are all there.
+`<url>` gets the files of the run folder under the same names (docs/run-folder.md). From a checkpoint, it gets the
+adapter, or all files if all weights are trained. `latest.json`, written last, names the newest checkpoint whose files
+are all there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TEXTS = (
     "progress.jsonl",
     "report.html",
 )
-CHECK_SECONDS = 60.0  # of the first file, before anything is trained
-REFUSED_SECONDS = 10.0  # of requests that are refused for a reason that does not pass
-GRACE_SECONDS = 20.0  # of what is left when a run is stopped or has failed
+CHECK_SECONDS = 60.0  # limit for uploading the first file, before training starts
+REFUSED_SECONDS = 10.0  # limit for retrying requests that are refused for a permanent reason
+GRACE_SECONDS = 20.0  # limit for remaining uploads when a run is stopped or has failed
 PAUSE_FIRST = 1.0
 PAUSE_MOST = 30.0
 
@@ -56,14 +56,14 @@ class OutputNotSent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Results to send: those of the checkpoint of `step`, if there is one."""
+    """Results to send, including the checkpoint of `step` if there is one."""
 
     step: int | None
     checkpoint: Path | None
 
 
 def files_of(folder: Path, checkpoint: Path | None) -> list[ResultFile]:
-    """The files of a run folder to send, those of the checkpoint first."""
+    """The files of a run folder to send, the checkpoint's files first."""
     weights: list[Path] = []
     if checkpoint is not None:
         adapter = checkpoint / "lora"
@@ -133,7 +133,7 @@ class Output:
             self._changed.wait_for(lambda: not self._waiting and not self._busy)
 
     def finish(self, step: int | None, checkpoint: Path | None, *, complete: bool) -> None:
-        """Send what is not there of the run's last state, after `wait`.
+        """Send the rest of the run's last state, after `wait`.
 
         Args:
             checkpoint: the newest one.
@@ -220,7 +220,7 @@ class Output:
             pause = min(2 * pause, PAUSE_MOST)
 
     def _pause(self, seconds: float, until: float) -> bool:
-        """Wait, at most until there is no time left. Returns whether there is none."""
+        """Wait, at most until time is up. Returns whether it is."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended(until), max(0.0, min(seconds, until - time.monotonic())))
             return self._ended(until)
@@ -230,7 +230,7 @@ class Output:
 
 
 class Results:
-    """The results of a run on their way to where they are sent; if that is nowhere, nothing happens."""
+    """Uploads of a run's results; does nothing if no destination is set."""
 
     def __init__(self) -> None:
         self._output: Output | None = None

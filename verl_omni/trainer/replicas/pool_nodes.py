@@ -14,7 +14,7 @@ OTHERS_SECONDS = 120.0  # for another node, once there is room for the replicas 
 
 
 def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> None:
-    """Wait until the Ray cluster has the nodes that the pools are pinned to: those of a pool may join late.
+    """Wait until the Ray cluster has the nodes that the pools are pinned to; they may join late.
 
     Raises:
         ValueError: no node has one of the resources within `rollout.deadline_seconds`.
@@ -40,10 +40,10 @@ def wait_for_nodes(config: DictConfig, report_phase: Callable[[str], None]) -> N
 def _wait_for_replicas(rollout: DictConfig, latest: float, report_phase: Callable[[str], None]) -> None:
     """Wait for the nodes of all standalone replicas.
 
-    Those that the run needs are enough from `latest` on, and when no other has joined for `OTHERS_SECONDS`.
+    `rollout.min_replicas` replicas are enough after `latest`, or when no other node has joined for `OTHERS_SECONDS`.
 
-    The settings are then those of the replicas that have room, as if each had a node of its own: the nodes that are
-    there may have fewer accelerators than `rollout.n_gpus_per_node`. Others may join later.
+    The settings are then changed to the number of replicas that fit, with one node per replica, because the present
+    nodes may have fewer accelerators than `rollout.n_gpus_per_node`. More nodes may join later.
 
     Raises:
         ValueError: there is no room for `rollout.min_replicas` replicas.

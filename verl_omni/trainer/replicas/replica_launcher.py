@@ -122,7 +122,7 @@ class RayLauncher:
             self.stop(replica)
 
     def _node_of(self, replica: Any) -> str | None:
-        """Id of the replica's node; empty if it is gone before that was known, None if it does not answer."""
+        """Id of the replica's node; empty if it was lost before the id was known, None if it does not answer."""
         import ray
 
         if replica.replica_rank not in self._nodes:

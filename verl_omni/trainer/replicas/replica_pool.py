@@ -64,7 +64,7 @@ class Launcher(Protocol):
         """End the starts that other threads wait for: each raises soon."""
 
     def idle(self, replica: Any) -> bool:
-        """Whether a replica has no request, or is gone. One that does not answer may have some."""
+        """Whether a replica has no request in flight, or is lost. An unresponsive one may have some."""
 
     def stop(self, replica: Any) -> None:
         """Stop what is left of a replica's processes, and free its accelerators. Does not raise if it is gone."""
@@ -89,7 +89,7 @@ class Members(Protocol):
         """
 
     def lose(self, replica: Any, reason: str) -> None:
-        """Remove a replica that is gone."""
+        """Remove a lost replica."""
 
     def leave(self, replica: Any) -> bool:
         """Send a replica no more requests; it may finish those that it has.
@@ -106,17 +106,17 @@ M = TypeVar("M", bound=Members)
 
 
 class ReplicaPool(Generic[M]):
-    """Starts a replica wherever a node has room for one, and removes those whose node is gone or being removed.
+    """Starts a replica wherever a node has room for one, and removes replicas whose node is lost or being removed.
 
-    On a node that is being removed, a replica finishes the samples that it has and is stopped then. Ray ends such a
-    node when nothing runs on it.
+    On a node that is being removed, a replica finishes its samples and is then stopped. Ray ends such a node when
+    nothing runs on it.
 
-    A thread looks at the nodes every `POLL_SECONDS`. Each start has a thread of its own, because loading a model takes
-    minutes. Ranks are never used twice, so the named actors of a replica that is gone are in no one's way.
+    A thread polls the nodes every `POLL_SECONDS`. Each start runs in a separate thread, because loading a model takes
+    minutes. Ranks are never reused, so names of new actors cannot collide with the actors of a lost replica.
 
     Args:
-        looked: called at the end of each look, with `Room.hosts`.
-        noun: what a replica is called in messages.
+        looked: called after each poll, with `Room.hosts`.
+        noun: name of a replica in messages.
         failing: what happened to one that started, and that `Members.served` does not know.
     """
 
@@ -142,7 +142,7 @@ class ReplicaPool(Generic[M]):
         self._run = run or _in_thread
         self._starting = 0
         self._leaving: list[Any] = []
-        self._ending: list[Any] = []  # of `take_left`, not stopped yet
+        self._ending: list[Any] = []  # replicas from `take_left` that are not stopped yet
         self._unproven: set[int] = set()  # ranks of replicas that have started, and have not served yet
         # starts in a row after which no replica served
         self._failures = 0
@@ -274,7 +274,7 @@ class ReplicaPool(Generic[M]):
 
 
 def missing_replicas(room: int, running: Sequence[Any], starting: int) -> int:
-    """How many replicas to start. PURE."""
+    """Number of replicas to start. PURE."""
     return max(0, room - len(running) - starting)
 
 

@@ -1,4 +1,4 @@
-"""What users see of standalone replicas that join, fail and leave: events of the run folder, and metrics."""
+"""Reports of standalone replicas that join, fail and leave: events of the run folder, and metrics."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class ReplicaReports:
         """A replica that left has finished its samples, and is stopped."""
 
     def lost(self, message: str) -> None:
-        """A replica failed, or is gone; the message names it, and why."""
+        """A replica failed or was lost; the message names it and the reason."""
 
     def start_failed(self, message: str) -> None:
-        """A replica could not be started; it is tried again."""
+        """A replica could not be started; the start is retried."""
 
     def waiting(self, serving: int, least: int) -> None:
         """The run waits for replicas."""
 
     def serving(self, count: int) -> None:
-        """So many replicas have the current version."""
+        """Report how many replicas have the current version."""
 
     def queued(self, number: int) -> None:
-        """So many samples are not generated yet, or so many questions not answered."""
+        """Report how many samples are not generated yet, or how many questions are unanswered."""
 
     def versions(self, found: Mapping[str, int]) -> None:
         """All replicas of these hosts serve, with at least these versions."""

@@ -50,7 +50,7 @@ class Transport(Protocol):
 
 @dataclass
 class ReplicaUpdates:
-    """What the trainer uses of verl's `CheckpointEngineManager`, for replicas on nodes of their own.
+    """The parts of verl's `CheckpointEngineManager` that the trainer uses, for replicas on separate nodes.
 
     Thread-safe: the trainer updates, and `ReplicaPool` adds and removes replicas.
 
@@ -113,7 +113,7 @@ class ReplicaUpdates:
         """Nothing: a standalone replica does not share its accelerators with the trainer."""
 
     def versions(self) -> list[int]:
-        """Weight version that each replica reports; one that does not answer serves no more."""
+        """Weight version that each replica reports; a replica that does not answer stops serving."""
         with self._changed:
             found, failed = self.transport.versions(self.replicas)
             self._drop([(each, failed[each.replica_rank]) for each in self.replicas if each.replica_rank in failed])
@@ -122,7 +122,7 @@ class ReplicaUpdates:
     def versions_by_host(self, places: Mapping[str, int]) -> dict[str, int]:
         """Lowest version that an update has brought to the replicas of each host on which all serve.
 
-        A host is the address of its node, in a cluster that of the pod. Asks no replica.
+        A host is identified by the address of its node (on Kubernetes, of its pod). Sends no request to a replica.
 
         Args:
             places: see `versions_of_hosts`.
@@ -151,7 +151,7 @@ class ReplicaUpdates:
             self._changed.notify_all()
 
     def lose(self, replica: Any, reason: str) -> None:
-        """Remove a replica that is gone."""
+        """Remove a lost replica."""
         with self._changed:
             if replica in self.all():
                 self._drop([(replica, reason)])
@@ -189,7 +189,7 @@ class ReplicaUpdates:
                 self._generating = None
 
     def while_lost(self, action: Callable[[], None]) -> None:
-        """Run `action` if no replica serves; none joins meanwhile. Nothing happens while one is being sent weights."""
+        """Run `action` if no replica serves; none joins during it. Does nothing while one receives weights."""
         if not self.replicas and self._changed.acquire(blocking=False):
             try:
                 if not self.replicas:
@@ -198,7 +198,7 @@ class ReplicaUpdates:
                 self._changed.release()
 
     def admit(self) -> None:
-        """Let replicas serve that join, or that left the router and answer again, in the middle of `generating`.
+        """During `generating`, let joining replicas serve, and replicas that left the router and answer again.
 
         At any time, those that left the router and do not answer are lost.
         """
@@ -215,7 +215,7 @@ class ReplicaUpdates:
                 self.reports.waiting(0, self.least)
 
     def looked(self, queued: int, places: Mapping[str, int]) -> None:
-        """What the pool does at the end of each look: let replicas serve, and report.
+        """Called by the pool after each poll of the nodes: lets replicas serve, and reports.
 
         Args:
             queued: number of samples that are not generated yet.
@@ -276,7 +276,7 @@ class ReplicaUpdates:
 
 
 def weight_updates(rollout: Any, workers: Any, servers: Any) -> Any:
-    """What sends the trainer's weights to the replicas."""
+    """The sender of the trainer's weights to the replicas."""
     if rollout.nnodes > 0:
         from verl_omni.trainer.replicas.replica_transport import RayTransport
         from verl_omni.workers.rollout.network_settings import network_deadline

@@ -32,7 +32,7 @@ def describe(run: Run) -> dict[str, str]:
 
 
 def describe_evaluations(settings: Mapping[str, Any]) -> str:
-    """What every evaluation generates, and which weights it measures."""
+    """The samples of every evaluation, and the weights that it evaluates."""
     own = _get(settings, f"{ROLLOUT}.val_kwargs.algo.noise_level")
     level = _get(settings, f"{ROLLOUT}.algo.noise_level") if own is None else own
     found = "Every evaluation generates the same held-out prompts from the same initial noise, " + (
@@ -59,7 +59,7 @@ def _reward(settings: Mapping[str, Any]) -> str:
     functions = _get(settings, "reward.reward_functions")
     if isinstance(functions, Mapping) and functions:
         parts = [f"{key} (weight {text(part.get('weight', 1.0))})" for key, part in functions.items()]
-        aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # of runs from before the setting
+        aggregation = _get(settings, "reward.aggregation") or "weighted_mean"  # runs older than this setting lack it
         return f"{' + '.join(parts)}, {text(aggregation).replace('_', ' ')}"
     path = _get(settings, "reward.custom_reward_function.path")
     if path:

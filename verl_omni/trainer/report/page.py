@@ -130,7 +130,7 @@ def plotly_js() -> Markup:
 
 
 def image_rows(run: Run, columns: list[int]) -> list[ImageRow]:
-    """Images of the given steps, one row per prompt: of several seeds of a prompt, the one with the most images."""
+    """Images of the given steps, one row per prompt; if a prompt has several seeds, the seed with the most images."""
     found = {step: {(image.prompt, image.seed): image for image in run.images[step]} for step in columns}
     keys = dict.fromkeys(key for step in columns for key in found[step])
     rows: dict[str, ImageRow] = {}

@@ -114,7 +114,7 @@ def lines_plot(lines: Sequence[Line], metrics: Mapping[str, str], *, logarithmic
 
 
 def rewards_of_runs(runs: Mapping[str, tuple[Sequence[Line], Sequence[Line]]]) -> go.Figure:
-    """Rewards of runs: of the training steps as a thin line, of the evaluations as points with error bars."""
+    """Rewards of runs: training steps as a thin line, evaluations as points with error bars."""
     figure = _figure(TALL, [line for parts in runs.values() for lines in parts for line in lines])
     for (name, (steps, evaluations)), color in zip(runs.items(), RUN_COLORS, strict=False):
         if trained := [line for line in steps if line.get("reward/mean") is not None]:

@@ -85,8 +85,8 @@ class Run:
 
     Attributes:
         lines: one line per step, in order of the steps.
-        images: by step, of at most `MOST_COLUMNS` evaluations, with the first and the last.
-        unreadable_images: those of all evaluations that are missing or malformed.
+        images: images by step, for at most `MOST_COLUMNS` evaluations, including the first and the last.
+        unreadable_images: number of missing or malformed images in all evaluations.
     """
 
     name: str
@@ -199,8 +199,8 @@ def png_size(data: bytes) -> tuple[int, int] | None:
 def _images(folder: Path, evaluated: Set[int]) -> tuple[dict[int, list[Image]], int]:
     """Images of the evaluations that are shown, and how many of all that are listed are missing or malformed.
 
-    Of the others only headers are read: a long run has gigabytes of images. Those of steps that are not `evaluated` are
-    of an earlier run in the folder, or of an evaluation that did not end.
+    Only the headers of the other images are read, because a long run has gigabytes of images. Images of steps that are
+    not in `evaluated` come from an earlier run in the folder, or from an evaluation that did not finish.
     """
     listed: dict[int, list[tuple[Path, Entry, tuple[int, int]]]] = {}
     unreadable = 0

@@ -1,4 +1,4 @@
-"""Replicas of a judge with accelerators of its own, which may fail, leave and join while a run goes on."""
+"""Replicas of a judge on dedicated accelerators, which may fail, leave and join during a run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class JudgeRouting(Protocol):
         """Send a replica no more questions."""
 
     def failed(self) -> dict[str, str]:
-        """Addresses that the router has given up, with the reason."""
+        """Addresses that the router no longer uses, with the reason."""
 
     def peak(self) -> int:
         """Largest number of questions without an answer since the last call."""
 
     def dead(self, replicas: list[Any]) -> dict[int, str]:
-        """Rank and reason of each replica of which a process has ended."""
+        """Rank and reason of each replica with an ended process."""
 
 
 @dataclass
 class JudgeMembers:
     """The `Members` of a judge's pool.
 
-    Unlike replicas of the engine, those of a judge have no weights to wait for: one that has started serves.
+    Unlike a rollout replica, a judge replica serves as soon as it has started: it gets no weight updates.
 
     Attributes:
         serving: replicas that get questions.
@@ -54,7 +54,7 @@ class JudgeMembers:
             return list(self.serving)
 
     def served(self, replica: Any) -> bool:
-        """Whether a replica gets questions; of one that was lost, it is not known whether it has answered any."""
+        """Whether a replica gets questions; for a lost one, it is unknown whether it answered any."""
         with self._lock:
             return replica in self.serving
 
@@ -75,7 +75,7 @@ class JudgeMembers:
             self.serving.append(replica)
 
     def lose(self, replica: Any, reason: str) -> None:
-        """Remove a replica that is gone, or does not answer; its questions go to others."""
+        """Remove a replica that is lost or does not answer; its questions go to other replicas."""
         with self._lock:
             if replica in self.serving:
                 self.routing.remove(replica.server_address, reason)
@@ -101,10 +101,10 @@ class JudgeMembers:
             return found
 
     def looked(self, places: Mapping[str, int]) -> None:
-        """What the pool does at the end of each look: lose replicas that refuse questions, or have ended, and report.
+        """Called by the pool after each poll of the nodes: drops refusing and ended replicas, and reports metrics.
 
-        The others serve, with the only version of a judge's weights: 0. What is reported of the questions is their peak
-        since the last look, because a judge may answer a whole batch between two.
+        The others serve weight version 0, because a judge's weights never change. The number of waiting questions is
+        reported as the peak since the last poll, because a judge may answer a whole batch between two polls.
 
         Args:
             places: see `versions_of_hosts`.

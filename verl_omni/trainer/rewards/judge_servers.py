@@ -73,7 +73,8 @@ class JudgeServers:
 
     Attributes:
         address: host:port of the router, which the scorers get as `reward_router_address`.
-        pool: what replaces lost replicas, and follows the nodes, of a judge with accelerators of its own.
+        pool: replaces lost replicas, and adds and removes replicas with the nodes, for a judge on dedicated
+            accelerators; otherwise None.
     """
 
     pool: ReplicaPool[JudgeMembers] | None = None

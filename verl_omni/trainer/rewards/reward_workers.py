@@ -1,4 +1,4 @@
-"""Reward workers of a run: verl's, and scoring of a whole batch by a judge that sleeps otherwise."""
+"""Reward workers of a run: verl's, and scoring of a whole batch by a judge that sleeps between batches."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class RewardWorkers(PinnedRewardLoopManager):
     """
 
     def __init__(self, config: DictConfig, judge: JudgeServers | None, pool: RayResourcePool | None = None) -> None:
-        # Not the parent's constructor, which starts a judge of its own.
+        # Does not call the parent's constructor, which would start another judge.
         self.config = config
         self.judge = judge
         self.scores_late = scorer_devices.scores_late(config)
@@ -153,7 +153,7 @@ class RewardWorkers(PinnedRewardLoopManager):
 
     @staticmethod
     def collected(manager: Any, data: DataProto, found: Sequence[Mapping[str, Any]]) -> DataProto:
-        """PURE: what reward workers returned for each sample, as a batch.
+        """PURE: the results of reward workers for each sample, as a batch.
 
         Raises:
             ValueError: as of `compute_rm_score`.
@@ -171,7 +171,7 @@ class RewardWorkers(PinnedRewardLoopManager):
 
     @property
     def judge_pool(self) -> ReplicaPool[JudgeMembers] | None:
-        """What replaces lost replicas of the judge; None if nothing does."""
+        """The pool that replaces lost replicas of the judge; None if there is none."""
         return None if self.judge is None else self.judge.pool
 
     def stop(self) -> None:

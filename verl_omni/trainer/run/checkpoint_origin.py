@@ -1,4 +1,4 @@
-"""What a checkpoint was trained with: two files in its folder, the settings and digests of what they name."""
+"""What a checkpoint was trained with: two files in its folder, with the settings and digests of the files they name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGESTED = 64 << 20  # bytes of the beginning of a file; Parquet files with imag
 # places in a file of a folder, and bytes at each: models have many gigabytes
 SAMPLES = 64
 SAMPLE = 4096
-MOST_FILES = 1000  # of a folder
+MOST_FILES = 1000  # per folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CheckpointOrigin:
     """What a checkpoint was trained with.
 
     Attributes:
-        content: by setting a digest of each file or folder; None where it could not be read.
+        content: digests of each setting's files or folders, by setting; None where one could not be read.
     """
 
     settings: DictConfig
@@ -52,13 +52,13 @@ def of_run(config: DictConfig) -> CheckpointOrigin:
 
 
 def read(checkpoint: Path) -> CheckpointOrigin | None:
-    """The origin of a checkpoint; None if its folder does not have it, as those of earlier versions."""
+    """The origin of a checkpoint; None if its folder does not have it, as in earlier versions."""
     try:
         settings = OmegaConf.load(checkpoint / SETTINGS)
         content = json.loads((checkpoint / DATA).read_text())
     except FileNotFoundError:
         return None
-    if isinstance(content, list):  # of an earlier version, which had digests of the training files only
+    if isinstance(content, list):  # earlier versions had digests of the training files only
         content = {TRAINING_FILES: content}
     return CheckpointOrigin(settings, content) if isinstance(settings, DictConfig) else None
 

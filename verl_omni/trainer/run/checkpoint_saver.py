@@ -18,11 +18,11 @@ DROPPED = "CheckpointDropped"
 class CheckpointSaver:
     """Saves checkpoints of the workers' training state into the folder of a run.
 
-    In the background, the workers copy their state to host memory, and write the copy while the training goes on. The
+    In the background, the workers copy their state to CPU memory, and write the copy while the training goes on. The
     checkpoint becomes complete in the first `poll` or `wait` after the write has ended; until then there is none.
 
     Args:
-        folder: of the run's checkpoints.
+        folder: folder of the run's checkpoints.
         workers: the trainer's ranks: `save_checkpoint(folder)`, or in the background `start_checkpoint(folder)` and
             `finish_checkpoint(wait_s)`, which returns for each rank whether its write has ended.
         keep: number of checkpoints of this run to keep; all if it is not positive.
@@ -58,7 +58,7 @@ class CheckpointSaver:
         self._writing: int | None = None  # step
 
     def start(self, resumed_from: Path | None) -> None:
-        """Begin or continue a run; of the checkpoints in the folder, those of other runs are not this run's.
+        """Begin or continue a run; checkpoints of other runs in the folder are not counted as this run's.
 
         Args:
             resumed_from: checkpoint that the run starts from.
@@ -113,7 +113,7 @@ class CheckpointSaver:
             )
 
     def drop(self) -> None:
-        """Give up the checkpoint that is being written, because the run fails, and say so.
+        """Abort the checkpoint that is being written, because the run fails, and report a warning.
 
         The ranks may have failed, or wait for one that has: they are not asked.
         """

@@ -51,7 +51,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def run_number(folder: Path, resumed_from: Path | None) -> int:
-    """Number of a run that writes into `folder`: that of the run that it continues, or a new one.
+    """Number of a run that writes into `folder`: the number of the run that it continues, or a new one.
 
     Args:
         resumed_from: checkpoint that the run starts from.
@@ -64,8 +64,8 @@ def step_of(checkpoint: Path) -> int:
     """Step of a checkpoint's folder.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it is not complete. ValueError: its name is not that of a
-            checkpoint.
+        FileNotFoundError: there is no such folder, or it is not complete.
+        ValueError: its name is not a checkpoint's.
     """
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"no checkpoint {checkpoint}; write the path of a folder step_NNNNNN")
@@ -115,7 +115,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], *, keep: int, r
 
 
 def recover(folder: Path) -> None:
-    """Give a step whose checkpoint a killed run was replacing its checkpoint again: the new one if it is complete."""
+    """Restore the checkpoint of a step that a killed run was replacing: the new one if it is complete."""
     for replaced in folder.glob(f"{_REPLACED}*"):
         step = int(replaced.name.removeprefix(_REPLACED))
         if not path_of(folder, step).exists():
@@ -124,7 +124,7 @@ def recover(folder: Path) -> None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty folder to write the checkpoint of `step` into; it is none until `complete`.
+    """An empty folder for the checkpoint of `step`, which counts as a checkpoint only after `complete`.
 
     Deletes what killed runs left, so only one checkpoint of a folder may be written at a time.
     """

@@ -71,7 +71,7 @@ class OperatorReporter:
             self._changed.notify()
 
     def note(self, name: str, value: int | Mapping[str, int]) -> None:
-        """Have the next event carry a value; of several until then, the largest number, or the last mapping."""
+        """Add a value to the next event; if there are several, the largest number or the last mapping is sent."""
         with self._changed:
             before = self._notes.get(name)
             self._notes[name] = max(value, before) if isinstance(value, int) and isinstance(before, int) else value
@@ -94,7 +94,7 @@ class OperatorReporter:
         self._thread.join(POST_SECONDS)
 
     def _drop_one(self) -> None:
-        """Drop the oldest event that a later one supersedes; without one, the oldest. The first may be under way."""
+        """Drop the oldest event that a later one supersedes, else the oldest. The first may be in flight."""
         for place in range(1, len(self._waiting) - 1):
             if self._waiting[place]["event"] in SUPERSEDED:
                 del self._waiting[place]
@@ -140,7 +140,7 @@ class OperatorReporter:
         return bool(self._waiting) and self._waiting[0] is event
 
     def _pause(self, seconds: float) -> bool:
-        """Wait, at the end of the run only shortly. Returns whether to go on."""
+        """Wait, but only briefly at the end of the run. Returns whether to continue."""
         if not self._changed.wait_for(lambda: self._ends_at is not None, seconds):
             return True
         assert self._ends_at is not None
@@ -157,7 +157,7 @@ class OperatorReporter:
             answer = client.post(self.url, json={**event, **notes}, headers={"Authorization": f"Bearer {token}"})
             answer.raise_for_status()
             found = answer.json()
-            if not isinstance(found, dict):  # of another server: an error would end this thread
+            if not isinstance(found, dict):  # another server answered; an exception would end this thread
                 return f"the answer is no JSON object: {answer.text[:SHOWN]}", 0.0
             with self._changed:
                 # One that has grown meanwhile is for the next event.

@@ -1,4 +1,4 @@
-"""PURE: which settings and data of a resumed run differ from those that its checkpoint was trained with.
+"""PURE: settings and data of a resumed run that differ from its checkpoint's.
 
 On a cluster, a job that is submitted again under its name continues in its run folder, also after an edit. That may be
 what its author wants, such as a lower learning rate, or not.
@@ -65,12 +65,12 @@ TRAINING_FILES = "data.train_files"
 EVALUATED = ("actor_rollout_ref.rollout.val_kwargs", "data.val_files", "data.val_max_samples")
 GLOBAL_STD = "algorithm.global_std"
 OPTIM = "actor_rollout_ref.actor.optim"
-SHOWN = 8  # of the settings that differ
+SHOWN = 8  # differing settings that a message lists
 Content = Mapping[str, Sequence[str | None]]
 
 
 def describe_changes(before: DictConfig, now: DictConfig, content_before: Content, content_now: Content) -> str:
-    """What differs: settings of `LEARNED` and `EVALUATED`, each with both values, and files and folders that they name.
+    """Differences: settings of `LEARNED` and `EVALUATED`, each with both values, and files and folders that they name.
 
     Empty if nothing differs. Files that have moved, with the same content, do not differ.
 
@@ -96,7 +96,7 @@ def _values(config: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in (*LEARNED, *EVALUATED):
         _flatten(section, OmegaConf.select(config, section), found)
-    if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # of an earlier version, where DanceGRPO had another default
+    if GLOBAL_STD in found and found[GLOBAL_STD] is None:  # earlier versions had another default for DanceGRPO
         found[GLOBAL_STD] = found.get("algorithm.adv_estimator") != "dance_grpo"
     if found.get(f"{OPTIM}.lr_scheduler_type") == "constant":
         found.pop(f"{OPTIM}.total_training_steps", None)  # a longer run, whose learning rate does not change

@@ -26,8 +26,8 @@ from verl_omni.utils.pixels import as_images
 
 STRIP_FRAMES = 4
 OWNER = ".owner"
-VIDEO_QUALITY = 90  # of WebP's lossy coding, at most 100
-VIDEO_EFFORT = 2  # of 0 to 6: the time to write grows faster than the file shrinks
+VIDEO_QUALITY = 90  # quality of WebP's lossy compression, at most 100
+VIDEO_EFFORT = 2  # from 0 to 6: the time to write grows faster than the file shrinks
 VERSIONED = ("omni-operator", "verl", "vllm", "vllm-omni", "ray", "torch", "diffusers", "peft", "transformers")
 
 
@@ -44,7 +44,7 @@ class Sample:
     score: float | None  # None: it could not be scored
     image: torch.Tensor  # uint8 [C, H, W] or [T, C, H, W]
     inputs: Sequence[Image.Image] = ()  # images of its prompt
-    sde_noise_seed: int | None = None  # of the noise after the initial one, if it has a seed of its own
+    sde_noise_seed: int | None = None  # seed of the noise of the steps, if it differs from `seed`
     version: int | None = None
 
 
@@ -55,7 +55,7 @@ class TakenOver(Exception):
 class RunFolder:
     """Writer of a run folder. Lines are appended and flushed; whole files are written aside and renamed.
 
-    Of several writers only the newest may write: pods of a preempted run may still be ending when others continue it.
+    Only the newest of several writers may write: pods of a preempted run may still be terminating when it resumes.
 
     Args:
         on_event: called with every event, after it is in `progress.jsonl`.
@@ -75,7 +75,7 @@ class RunFolder:
         atomic_write(self.path / OWNER, self._owner)
 
     def check_owner(self) -> None:
-        """Raise `TakenOver` if another writer has begun since `take`; one that cannot be read is no other one."""
+        """Raise `TakenOver` if another writer has begun since `take`; an unreadable owner file is ignored."""
         if self._owner is None:
             return
         with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ class RunFolder:
     def step(
         self, metrics: Mapping[str, float], eta_s: float | None = None, samples: int | None = None, unscored: int = 0
     ) -> dict[str, float]:
-        """Append the metrics of a step, with `step` among them, and an event; they replace those of the same step.
+        """Append the metrics of a step, including `step`, and an event; they replace earlier metrics of the same step.
 
         A step has metrics twice if a checkpoint was saved before its evaluation.
 
@@ -278,7 +278,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], limit: int
 
 
 def _add_video(videos: dict[Path, torch.Tensor], folder: Path, name: str, sample: Sample) -> dict[str, str]:
-    """What the line of a sample says of its file, if it is a video."""
+    """Entries about the file in a sample's line, if it is a video."""
     if not _is_video(sample.image):
         return {}
     videos[folder / name] = sample.image
@@ -305,7 +305,7 @@ def _write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
 
 
 def _write_videos(videos: Mapping[Path, torch.Tensor], fps: float) -> None:
-    """Write several, side by side: one of 121 frames of 704 x 1280 takes seconds."""
+    """Write several videos in parallel: one with 121 frames of 704 x 1280 takes seconds."""
     with ThreadPoolExecutor() as threads:
         for written in [threads.submit(_write_video, path, frames, fps) for path, frames in videos.items()]:
             written.result()

@@ -13,7 +13,7 @@ from verl_omni.trainer.run.run_folder import RunFolder
 
 
 def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, str]) -> Path | None:
-    """Start a run in its folder, with events of what its user should know.
+    """Start a run in its folder, with events for warnings and notes to the user.
 
     Args:
         without_effect: settings that do nothing here, with the reason.
@@ -50,7 +50,7 @@ def begin(config: DictConfig, folder: RunFolder, without_effect: Mapping[str, st
 
 
 def _changes(checkpoint: Path, config: DictConfig, of_folder: DictConfig | None) -> str:
-    """What the run has otherwise than what its checkpoint was trained with; empty if nothing, or if that is not known.
+    """Differences between the run and what its checkpoint was trained with; empty if there are none or it is unknown.
 
     Args:
         of_folder: settings of the last run in the folder, for checkpoints without settings of their own.

@@ -17,7 +17,7 @@ class Interrupted(Exception):
 
 @dataclass
 class RunRequests:
-    """What others want of a run; each is asked between two steps, and while the run waits for replicas."""
+    """Requests to a run from outside; each is read between two steps, and while the run waits for replicas."""
 
     stop_wanted: Callable[[], bool]
     """Whether the user wants the run to stop."""

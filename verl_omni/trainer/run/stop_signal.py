@@ -24,7 +24,7 @@ class StopOnSignal:
 
 
 def describe_loss(complete: int, saved: int | None, begun: int = 0) -> str:
-    """What a run loses that is stopped in the middle of a step. PURE.
+    """Description of the work lost if a run stops in the middle of a step. PURE.
 
     Args:
         complete: the last complete step, 0 before the first.

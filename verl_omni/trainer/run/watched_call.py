@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def watched(call: Callable[[], T], poll: Callable[[], None], at_the_end: Callable[[Callable[[], None]], None]) -> T:
-    """What `call` returns; `poll` is called every `POLL_SECONDS` until then, and its error is raised at once.
+    """The result of `call`; `poll` is called every `POLL_SECONDS` until then, and its error is raised at once.
 
     Args:
         call: runs in a thread, and is left alone if `poll` raises.

@@ -1,4 +1,4 @@
-"""PURE: `trainer.v1`: how many batches are generated ahead of the update, and what is not supported with it."""
+"""PURE: `trainer.v1`: number of batches generated ahead of the update, and settings that do not work with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNUSED = {"num_warmup_batches": 1, "parameter_sync_step": None, "sync_compatible
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """What is not supported of `trainer.use_v1` and `trainer.v1`, a line for each setting."""
+    """Messages about unsupported values of `trainer.use_v1` and `trainer.v1`."""
     v1 = config.trainer.v1
     if v1.trainer_mode == ASYNC:
         yield from _asynchronous(config)
@@ -61,7 +61,7 @@ def _asynchronous(config: DictConfig) -> Iterator[str]:
 
 
 def batches_ahead(config: DictConfig) -> int:
-    """How many batches are generated ahead of the step that trains on them; 0: none.
+    """Number of batches that are generated ahead of the step that trains on them.
 
     With `max_off_policy_strategy=drop`, no more than `max_off_policy_threshold` allows. The schedule says beforehand
     which samples would be too old, so they are generated with newer weights instead of being dropped afterwards.
@@ -77,7 +77,7 @@ def batches_ahead(config: DictConfig) -> int:
 
 
 def unlimited_text(config: DictConfig) -> str | None:
-    """What a run should set if nothing limits how far its policy moves from older samples; else None.
+    """Advice if no setting limits how far the policy moves from older samples; else None.
 
     With one optimizer step per training step the ratio to the trainer's policy before the update is 1, so `clip_ratio`
     does nothing. Algorithms whose loss has no such ratio, or that cannot have the engine's, have nothing to set.

@@ -88,7 +88,7 @@ def load(overrides: Sequence[str]) -> DictConfig:
 
 
 def _joined(overrides: Sequence[str]) -> list[str]:
-    """The overrides, with a value of Hydra's own options that is an argument of its own after a `=`."""
+    """The overrides; the value of a Hydra option in a separate argument is joined to it with `=`."""
     found = []
     rest = iter(overrides)
     for each in rest:
@@ -123,7 +123,7 @@ def _check(config: DictConfig, known: Sequence[str], own: _Translated) -> None:
 
 
 def _read_engine(rollout: DictConfig) -> None:
-    """Give the engine's settings their types; a batch size among them is that of the rollout.
+    """Give the engine's settings their types; a batch size among them becomes the rollout's.
 
     Raises:
         SettingsError: one is unknown, or its value is not supported.
@@ -140,7 +140,7 @@ def _read_engine(rollout: DictConfig) -> None:
 
 
 def _guide_evaluations(rollout: DictConfig) -> None:
-    """Let `true_cfg_scale` of evaluations take the value of their `guidance_scale`, as that of training does."""
+    """Let `true_cfg_scale` of evaluations default to their `guidance_scale`, as in training."""
     own = rollout.val_kwargs.pipeline
     if OmegaConf.is_interpolation(rollout.pipeline, "true_cfg_scale") and OmegaConf.is_dict(own):
         with open_dict(own):
@@ -157,7 +157,7 @@ def _installed_trackers() -> frozenset[str]:
 
 def defaults(loss: str) -> DictConfig:
     """The default settings with an algorithm; interpolations are not resolved."""
-    # The settings of a user's algorithm may be registered again; those of this package are files.
+    # A user's algorithm may be registered again with other settings; built-in algorithms are files.
     if registry.ALGORITHMS[loss].like is not None:
         return _compose(loss)
     config: DictConfig = pickle.loads(_files(loss))
@@ -218,8 +218,8 @@ def without_effect(
     """The settings of the reference among `overrides` that do nothing here, each with the reason.
 
     Args:
-        config: what `load` made of the overrides; with it, also those of other algorithms, and settings with a value
-            that changes nothing.
+        config: result of `load` for these overrides; with it, settings of other algorithms, and values that change
+            nothing, are included.
         has_accelerator: without one, also settings with a value that changes nothing on a CPU.
     """
     given = _given(overrides)
@@ -234,7 +234,7 @@ def without_effect(
 
 @dataclass(slots=True)
 class _Translated:
-    """Overrides without those of the reference that the configuration does not have.
+    """Overrides without the reference's settings that the configuration does not have.
 
     Attributes:
         copies: (name, name of the setting that must have the same value, value).
@@ -289,7 +289,7 @@ def _settings_of_losses() -> frozenset[str]:
 
 
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of overrides, by name; those of a mapping of the engine's settings too."""
+    """The values of overrides by name, including the entries of a mapping of engine settings."""
     given = (match for each in overrides if (match := _KEY.match(_spelled(each))))
     found = {match["key"]: _parsed(match["value"] or "") for match in given}
     inner = found.get(ENGINE)

@@ -44,14 +44,14 @@ def import_extensions(named: Any) -> None:
 
 
 def store_settings(name: str) -> None:
-    """Make the settings of a user's algorithm known to Hydra as `loss=<name>`; those of this package are files."""
+    """Make the settings of a user's algorithm known to Hydra as `loss=<name>`; built-in algorithms are files."""
     entry = ALGORITHMS[name]
     if entry.like is not None:
         ConfigStore.instance().store(group="loss", name=name, node=default_settings(name, entry), package="_global_")
 
 
 def default_settings(name: str, entry: RegisteredAlgorithm) -> dict[str, Any]:
-    """The settings file of the algorithm that it is like, with the fields of its own type as `diffusion_loss`."""
+    """The settings file of the algorithm given as `like`, with the fields of its settings type as `diffusion_loss`."""
     source = files("verl_omni.trainer.config").joinpath("loss", f"{entry.like}.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.safe_load(source)
     group = found["actor_rollout_ref"]

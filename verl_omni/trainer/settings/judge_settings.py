@@ -13,7 +13,7 @@ MODEL = "reward.reward_model"
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """What is not supported, a line for each setting."""
+    """Messages about unsupported settings."""
     model = config.reward.reward_model
     if not model.enable:
         return
@@ -113,7 +113,7 @@ def elastic(config: DictConfig) -> bool:
 
 
 def room(config: DictConfig, nodes: list[Mapping[str, float]], accelerator: str) -> int:
-    """Number of replicas that nodes have room for; without `node_resource`, that of the settings.
+    """Number of replicas that nodes have room for; without `node_resource`, the number in the settings.
 
     Args:
         nodes: Ray's resources of each node.
@@ -143,7 +143,7 @@ def modules(config: DictConfig) -> list[str]:
 
 
 def describe(config: DictConfig) -> str:
-    """What is started, for the output of a run."""
+    """Description of what is started, for the output of a run."""
     size = replica_size(config.reward.reward_model)
     where = "the trainer's" if shared(config) else "its own"
     return f"{replicas(config)} x {size} of {where} accelerators"

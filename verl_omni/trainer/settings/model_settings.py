@@ -14,7 +14,7 @@ from verl_omni.utils.model_folder import SECOND_TRANSFORMER, boundary_ratio, mod
 from verl_omni.weight_sync.errors import summarize_names
 
 ALL_LINEAR = "all-linear"
-ALPHA = 64  # of a new adapter
+ALPHA = 64  # default of a new adapter
 ADAPTER_PATH = "actor_rollout_ref.model.lora_adapter_path"
 RANK = "actor_rollout_ref.model.lora_rank"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -64,7 +64,7 @@ def fill_in(model: DictConfig, rollout: DictConfig) -> None:
         model.extra_tokenizers = {}
     if model.tokenizer_path is None:
         model.tokenizer_path = f"{model.path}/tokenizer"
-    elif model.tokenizer_path.startswith(f"{given}/"):  # of a hub id, below which the hub has no names
+    elif model.tokenizer_path.startswith(f"{given}/"):  # a path below a hub id, which the hub does not have
         model.tokenizer_path = str(folder / model.tokenizer_path.removeprefix(f"{given}/"))
     if model.custom_chat_template is None:
         model.custom_chat_template = adapter.CHAT_TEMPLATE

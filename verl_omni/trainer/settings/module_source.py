@@ -14,7 +14,7 @@ def find_source(path: str) -> Path | None:
     """The file of a module; None for a module that is not written in Python.
 
     Args:
-        path: of a file, which may begin with `file://`, or `pkg://package.module`, as in verl.
+        path: path of a file, which may begin with `file://`, or `pkg://package.module`, as in verl.
 
     Raises:
         SourceNotFound: there is no such file or module, or the file is not Python.

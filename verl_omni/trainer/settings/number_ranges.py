@@ -13,7 +13,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 SAMPLED = (f"{ROLLOUT}.", f"{ROLLOUT}.val_kwargs.")  # samples of training and of evaluations
-# The engine takes 0 for "not set", and would use a default of its own.
+# The engine treats 0 as "not set", and would use its default.
 SIZES = ("height", "width", "num_frames", "num_inference_steps", "max_sequence_length")
 POSITIVE = (
     "data.max_prompt_length",
@@ -61,7 +61,7 @@ ADVICE = {
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """Numbers out of their range, a line for each; a setting that is not given or null has none."""
+    """Messages about numbers out of range; settings that are null or not given are skipped."""
     for names, least, range_ in ((POSITIVE, False, "must be positive"), (NOT_NEGATIVE, True, "must not be negative")):
         for name in names:
             value = OmegaConf.select(config, name)
@@ -98,4 +98,4 @@ def _is_copy(config: DictConfig, name: str) -> bool:
 
 SEED = f"{ROLLOUT}.val_kwargs.seed"
 SHARE = "reward.max_failed_share"
-_OWN = ("flow_grpo", "dance_grpo", "mix_grpo")  # estimators of advantages; those of users may take one sample
+_OWN = ("flow_grpo", "dance_grpo", "mix_grpo")  # built-in advantage estimators; a user's estimator may take one sample

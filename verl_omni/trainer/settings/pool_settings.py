@@ -16,7 +16,7 @@ RAY_RESOURCES = ("GPU", "NPU")
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """What is not supported, a line for each setting."""
+    """Messages about unsupported settings."""
     rollout = config.actor_rollout_ref.rollout
     backend = rollout.checkpoint_engine.backend
     if not isinstance(rollout.nnodes, int) or rollout.nnodes < 0:
@@ -87,7 +87,7 @@ def room(rollout: DictConfig, nodes: list[Mapping[str, float]], accelerator: str
 
 
 def ray_resource_problem(resource: object) -> str | None:
-    """What is wrong with the Ray resource of a pool's accelerators."""
+    """Message about an invalid Ray resource of a pool's accelerators; None if it is valid."""
     known = (None, *RAY_RESOURCES)
     return None if resource in known else f"must be GPU, NPU, or null for that of the trainer: {resource}"
 
@@ -106,7 +106,7 @@ def resources(config: DictConfig) -> dict[str, str]:
 
 
 def local_problem(config: DictConfig) -> str | None:
-    """What a Ray that the run starts itself, on this machine, does not have."""
+    """Message about a Ray resource that does not exist if the run starts Ray on this machine; None if there is none."""
     given = {
         f"{ROLLOUT}.ray_resource": config.actor_rollout_ref.rollout.ray_resource,
         "reward.reward_model.ray_resource": config.reward.reward_model.ray_resource,

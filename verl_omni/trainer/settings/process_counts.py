@@ -20,7 +20,7 @@ OTHER_ACTORS = 8
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """What the numbers are derived from.
+    """Inputs that the numbers are derived from.
 
     Attributes:
         nodes: machines with accelerators (or with processes on the CPU), > 0.

@@ -35,7 +35,7 @@ class ScorerNotFound(ValueError):
 
 
 def find_problems(reward: DictConfig) -> list[str]:
-    """What is wrong with `reward`, a line for each setting; nothing where another reward manager runs."""
+    """Messages about invalid settings of `reward`; none if another reward manager runs."""
     manager = reward.reward_manager
     if manager.source == "register" and manager.name in OF_TEXTS:
         return [f"reward.reward_manager.name: {manager.name} of verl scores texts; write source=importlib and {ONE}"]
@@ -47,7 +47,7 @@ def find_problems(reward: DictConfig) -> list[str]:
 
 
 def normalization_problems(config: DictConfig) -> Iterator[str]:
-    """What normalized scores cannot work with, a line for each setting of the trainer."""
+    """Messages about settings of the trainer that do not work with normalized scores."""
     reward = config.reward
     setting = f"reward.aggregation: {NORMALIZED}"
     if reward.aggregation != NORMALIZED:
@@ -62,9 +62,9 @@ def normalization_problems(config: DictConfig) -> Iterator[str]:
 
 
 def sample_problems(config: DictConfig) -> Iterator[str]:
-    """Scorers of what the model does not generate, a line for each: of audio, or of images where it makes videos.
+    """Messages about scorers of a modality that the model does not generate: audio, or images if it makes videos.
 
-    Of models of a user's family nothing is known.
+    Models of a user-defined family are not checked.
     """
     from verl_omni.pipelines.registry import FAMILIES, family
 

@@ -14,8 +14,8 @@ from verl_omni.reward_loop.part_settings import TRAINER
 from verl_omni.trainer.settings import async_settings, judge_settings
 
 _ACCELERATOR = re.compile(r"(?:cuda|npu)(?::(\d+))?")
-PLACED = 1e-4  # of a custom resource, which a node has once: enough to place an actor on the node
-SMALLEST_SHARE = 1e-4  # of an accelerator, in Ray
+PLACED = 1e-4  # amount of a node's custom resource (1 in total) that places an actor on the node
+SMALLEST_SHARE = 1e-4  # Ray's smallest share of an accelerator
 FUNCTION = "reward.custom_reward_function"
 WITH_MODELS = ("aesthetic", "clap", "clip_score", "hpsv3", "pickscore")  # built-in scorers with a setting `device`
 
@@ -53,7 +53,7 @@ def colocated(config: DictConfig) -> int:
 
 
 def find_problems(config: DictConfig) -> Iterator[str]:
-    """What does not work with scorers on the trainer's accelerators, a line for each."""
+    """Messages about settings that do not work with scorers on the trainer's accelerators."""
     if not (shared := sharing(config.reward)):
         return
     names = ", ".join(shared)
@@ -108,7 +108,7 @@ def describe(reward: DictConfig, device: str) -> str | None:
 
 
 def per_worker(reward: DictConfig) -> int:
-    """Accelerators that a reward worker reserves: as many as its devices number; 0 if no scorer asks for one.
+    """Accelerators that a reward worker reserves: the highest device number + 1; 0 if no scorer asks for one.
 
     Ray shows a worker those that it reserved only, as device 0, 1, ….
     """
@@ -136,8 +136,8 @@ def shared_options(workers: int, accelerators: int, colocated: int, accelerator:
     """Options of Ray for each reward worker that shares an accelerator of the trainer's placement group.
 
     Args:
-        workers: reward workers. accelerators: of the trainer.
-        colocated: equal shares of an accelerator that the placement group is divided into, of which these have one.
+        workers: number of reward workers. accelerators: number of the trainer's accelerators.
+        colocated: number of equal shares of each accelerator in the placement group; the reward workers get one.
         accelerator: the resource that Ray counts.
     """
     share = 1 / colocated / math.ceil(workers / accelerators)

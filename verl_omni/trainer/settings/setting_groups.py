@@ -19,7 +19,7 @@ def groups(defaults: DictConfig, prefix: str = "") -> Iterator[tuple[str, bool]]
 
 
 def find_problems(config: DictConfig, known: Mapping[str, bool]) -> list[str]:
-    """Groups that were replaced by something else, a line for each.
+    """Messages about groups that were replaced by a value that is no group.
 
     A group that is empty by default may be null: it becomes empty.
 

@@ -142,7 +142,7 @@ SUPPORTED = {
 
 
 def find_problems(config: DictConfig, installed: frozenset[str]) -> list[str]:
-    """What is not supported, a line for each setting.
+    """Messages about unsupported settings.
 
     Args:
         installed: packages of `TRACKER_PACKAGES` that can be imported.
@@ -276,7 +276,7 @@ def _trackers(loggers: Sequence[str] | str | None, installed: frozenset[str]) ->
 
 
 def _length(config: DictConfig) -> Iterator[str]:
-    """PURE: what is wrong with the settings of the length, a line for each."""
+    """PURE: messages about invalid settings of the run's length."""
     trainer = config.trainer
     if trainer.total_training_steps is None and trainer.total_epochs is None:
         yield f"{STEPS}: must be given, or {EPOCHS}"

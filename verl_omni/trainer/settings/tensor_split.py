@@ -43,7 +43,7 @@ def check(config: DictConfig) -> None:
 
 
 def divided_counts(architecture: str | None, transformer: Mapping[str, Any]) -> dict[str, int]:
-    """What the engine divides over accelerators: its number in a transformer's configuration, by what it counts.
+    """Sizes that the engine divides over accelerators, from a transformer's configuration, by name.
 
     Empty for a model family that does not say what its engine divides.
     """

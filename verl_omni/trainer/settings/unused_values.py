@@ -29,7 +29,7 @@ CONTIGUOUS = f"{ROLLOUT}.algo.sde_contiguous"
 BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
 LOAD_FORMAT = f"{ROLLOUT}.load_format"
 DRAWS = f"{ACTOR}.diffusion_loss.draws"
-# Of noise in the sampler's steps; `val_kwargs.algo` has the same names for evaluations.
+# Settings of the noise in the sampler's steps; `val_kwargs.algo` has the same names for evaluations.
 NOISE = tuple(
     f"{ROLLOUT}.algo.{name}"
     for name in (
@@ -53,16 +53,16 @@ GUIDANCE = ("guidance_scale", "true_cfg_scale")
 def unneeded(loss: str, name: str, value: Any) -> str | None:
     """Why an override that says whether there are log-probabilities, or a KL loss, has no effect; None: it has one.
 
-    An algorithm on recorded steps always has the engine's log-probabilities, and another one never does. A KL loss is
-    of recorded steps; the other algorithms have terms of their own. In a review of the reference (verl-omni#106) the
-    setting only keeps a reference policy, which direct preference keeps anyway.
+    An algorithm on recorded steps always has the engine's log-probabilities, and another one never does. A KL loss
+    needs recorded steps; the other algorithms have other terms for this. In a review of the reference (verl-omni#106)
+    the setting only keeps a reference policy, which direct preference keeps anyway.
     """
     if name == KL and value is True and not ALGORITHMS[loss].on_recorded_steps:
         own = f"; what keeps {loss} near the base is diffusion_loss.{NEAR_BASE[loss]}" if loss in NEAR_BASE else ""
         return f"a KL loss is of recorded steps{own}"
     if name != LOG_PROBS or value is ALGORITHMS[loss].on_recorded_steps:
         return None
-    if value is False:  # the loss takes those of the trainer, as the reference's does then
+    if value is False:  # the loss uses the trainer's, as the reference does with this value
         return "the engine's log-probabilities are compared with the trainer's, which the loss takes"
     return f"{loss} uses no log-probabilities" if value is True else None
 

@@ -1,4 +1,4 @@
-"""PURE: types of settings' values: those of their defaults, and of numbers whose default is null.
+"""PURE: expected types of settings' values, from their defaults, and for numbers whose default is null.
 
 A script whose variable is empty writes `name=`, which is a text without letters.
 """
@@ -30,7 +30,7 @@ NUMBERS = (
 PAIRS = {f"{ROLLOUT}.algo.sde_window_range": "[0,5]", "actor_rollout_ref.actor.optim.betas": "[0.9,0.999]"}
 NEEDED = ("actor_rollout_ref.model.path",)
 FILES = ("data.train_files", "data.val_files")  # the first one is needed
-CHECKED_ELSEWHERE = "algorithm.rollout_correction."  # with advice of its own
+CHECKED_ELSEWHERE = "algorithm.rollout_correction."  # where the message has specific advice
 # Settings and groups whose default is a number or a switch, and which may be null.
 NULLABLE = (
     "actor_rollout_ref.actor.diffusion_loss.",

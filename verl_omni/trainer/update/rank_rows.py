@@ -23,8 +23,8 @@ def order_of_run(config: DictConfig, rows: int, rows_per_prompt: int) -> Tensor:
 def order(rows: int, mini_batch: int, groups: int) -> Tensor:
     """Rows in the order in which `groups` ranks get equal shares of them, one share after the other, int64 [rows].
 
-    A rank splits its share into mini-batches of `mini_batch / groups` rows. Those with the same number, of all ranks,
-    are together the mini-batch that one process has: whole prompts, and the same ones with any number of ranks.
+    A rank splits its share into mini-batches of `mini_batch / groups` rows. The i-th mini-batches of
+    all ranks together are the i-th mini-batch of a run with one process: whole prompts, the same for any rank count.
 
     Args:
         rows, mini_batch: multiples of `groups`. The last mini-batch may be shorter.

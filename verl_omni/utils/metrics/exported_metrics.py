@@ -115,7 +115,7 @@ IN_FLIGHT = ExportedMetric(
     ("replica",),
 )
 
-# Of runs that send their results to a store, with standalone replicas, and whose judge has accelerators of its own.
+# Only in runs that send their results to a store, use standalone replicas, or have a judge on dedicated accelerators.
 OF_A_STORE = (OUTPUT_STEP, OUTPUT_FAILURES)
 OF_STANDALONE_REPLICAS = (REPLICAS, REPLICAS_ADDED, REPLICAS_REMOVED, REPLICAS_LOST, QUEUED)
 OF_A_JUDGE = (JUDGE_QUEUED,)

@@ -14,7 +14,7 @@ def is_maximum(name: str) -> bool:
 
 
 def combine(name: str, values: Sequence[float]) -> float:
-    """One value of a metric from those of its parts, mini-batches or ranks; NaN if one of them is NaN.
+    """Combine a metric's values from parts, mini-batches or ranks into one; NaN if any of them is NaN.
 
     Python's `max` would hide a NaN that is not the first value.
     """

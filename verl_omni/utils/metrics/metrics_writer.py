@@ -12,7 +12,7 @@ from verl_omni.utils.metrics.exported_metrics import ExportedMetric
 
 @dataclass
 class MetricsWriter:
-    """Writes metrics of this process; Ray exports those of all processes of a node on its metrics port.
+    """Writes metrics of this process; Ray exports the metrics of all processes of a node on its metrics port.
 
     Args:
         labels: labels of all its metrics that have them.

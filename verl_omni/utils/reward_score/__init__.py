@@ -23,7 +23,7 @@ def default_compute_score_image(
         data_source: name of the scorer.
         solution_image: uint8, or floats from 0 to 1: [3, H, W], or of a video [T, 3, H, W]. A scorer of images takes
             [1, 3, H, W] too, and `jpeg_compressibility` the first of [N, 3, H, W].
-        ground_truth: what the scorer compares with.
+        ground_truth: reference that the scorer compares with.
         extra_info: further fields of the row, such as `prompt`.
         kwargs: settings of the scorer; those that it does not take are dropped.
 

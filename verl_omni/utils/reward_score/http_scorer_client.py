@@ -26,7 +26,7 @@ async def compute_score(
 
     Args:
         solution_image: uint8, or floats from 0 to 1, [3, H, W].
-        ground_truth: what the server gets as the prompt.
+        ground_truth: sent to the server as the prompt.
         timeout: seconds of each attempt. max_retries: attempts after the first.
         retry_backoff: seconds before the second attempt; later pauses are twice as long each, up to 10 seconds.
 

@@ -30,7 +30,7 @@ def with_verls_arguments(scorer: Judged) -> Judged:
         Args:
             solution_image: uint8, or floats from 0 to 1, [3, H, W].
             reward_model_tokenizer: not needed; verl passes it.
-            settings: of the scorer, whose results and errors these are.
+            settings: settings of the scorer; results and errors are the scorer's too.
         """
         return await scorer(
             data_source,

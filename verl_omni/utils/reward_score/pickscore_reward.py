@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_omni.utils.reward_score import default_compute_score_image
 
-SCALE = 1 / 26  # of the reference and of Flow-GRPO
+SCALE = 1 / 26  # as in the reference and in Flow-GRPO
 
 
 def compute_score_pickscore(

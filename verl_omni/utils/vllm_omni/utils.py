@@ -66,7 +66,7 @@ def _to_pattern(modules: Iterable[str]) -> str:
 
 
 class VLLMOmniHijack:
-    """Makes `DiffusionLoRAManager` load tensor requests for any pipeline, and vLLM's manager those of verl.
+    """Makes `DiffusionLoRAManager` load tensor requests for any pipeline, and vLLM's manager load verl's.
 
     A pipeline may implement either of two methods:
         `map_lora_update_to_engine(tensors, peft_config) -> (tensors, peft_config)` renames the tensors;

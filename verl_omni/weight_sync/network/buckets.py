@@ -1,4 +1,4 @@
-"""Buckets of an update in host memory: one is filled while another is sent."""
+"""Buckets of an update in CPU memory: one is filled while another is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_omni.weight_sync.packing import ALIGNMENT, aligned, describe, pack
 # A larger bucket costs more: the first use of its pages several times what copying into them costs, and the digest of
 # bytes that have left the CPU's cache (benchmarks/fan_out.py).
 PREFERRED_BYTES = 8 << 20
-# A tensor in host memory that is at least so large is sent from there: a system call costs less than a copy.
+# A tensor in CPU memory that is at least so large is sent from there: a system call costs less than a copy.
 LARGE_BYTES = 1 << 20
 
 
@@ -68,7 +68,7 @@ class BucketFiller:
 
 
 class _Bucket:
-    """Large tensors in host memory, and between them parts of a buffer into which all others are copied.
+    """Large tensors in CPU memory, and between them parts of a buffer into which all others are copied.
 
     Attributes:
         buffer: replaced by a larger one if it is too small.
@@ -79,10 +79,10 @@ class _Bucket:
         self._limit = limit
         self.entries: dict[str, Entry] = {}
         self._parts: list[Tensor | slice] = []  # a slice is one of the buffer
-        self._size = self._copied = 0  # bytes of the bucket, and those of them that are in the buffer
+        self._size = self._copied = 0  # bytes of the bucket, and bytes copied to the buffer
 
     def has_room(self, size: int) -> bool:
-        """Whether a tensor of so many bytes may be added. The first one always may."""
+        """Whether a tensor of `size` bytes may be added. The first one always may."""
         return not self.entries or aligned(self._size) + size <= self._limit
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -103,7 +103,7 @@ class _Bucket:
         return [part if isinstance(part, Tensor) else self.buffer[part] for part in self._parts]
 
     def _extend(self, size: int) -> Tensor:
-        """Append so many bytes of the buffer. They are as aligned as in the bucket: sizes of large tensors are."""
+        """Append `size` bytes of the buffer. Alignment is kept, because the sizes of large tensors are aligned."""
         begin = self._copied
         self._copied = self._copied + size
         if self.buffer.numel() < self._copied:

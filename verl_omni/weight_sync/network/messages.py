@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class StreamAddress:
-    """Where the trainer listens for one update.
+    """Address at which the trainer listens for one update.
 
     Attributes:
         update: random id, so that the receiver of another update does not pass the handshake.

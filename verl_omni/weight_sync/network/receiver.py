@@ -86,7 +86,7 @@ class WeightReceiver:
             raise IncompleteUpdate("the sender of a weight update does not have this cluster's token")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor in host memory), each valid until the next one.
+        """(name, tensor in CPU memory), each valid until the next one.
 
         Raises:
             IncompleteUpdate: digest, names or sizes are not those that the trainer sent.

@@ -45,7 +45,7 @@ ACCEPT_AGAIN_SECONDS = 0.1
 # Bytes a second. A receiver that is at least so fast may make the others wait; a slower one, for the deadline in a
 # whole update. Half of the receivers are the measure: a large model over a network that is slow for all does not fail.
 LEAST_RATE = 8 << 20
-WAIT_SHARE = 0.25  # of the deadline, which both ends have: after so long, a receiver that waits is told to
+WAIT_SHARE = 0.25  # share of the deadline of both ends after which a waiting receiver is told to keep waiting
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Peer:
     deadline: float
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     complete: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more will be sent
-    delay: float = 0.0  # seconds that it made the others wait in this update, beyond those of `LEAST_RATE`
+    delay: float = 0.0  # seconds that it made the others wait in this update, beyond what `LEAST_RATE` allows
 
     async def send(self, message: Message, contents: Iterable[memoryview] = ()) -> None:
         """Send a message, and the tensors of a bucket after it."""

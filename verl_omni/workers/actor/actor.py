@@ -35,13 +35,13 @@ ADAPTER = "lora"
 class DiffusionActor:
     """The trained transformer with its optimizer and learning-rate schedule.
 
-    The model stays in evaluation mode: with dropout, likelihoods would be those of another policy than the one that
-    sampled.
+    The model stays in evaluation mode: with dropout, the likelihoods would belong to a different policy than the one
+    that sampled.
 
     Args:
         rollout_n: samples per prompt; a mini-batch has the rows of `ppo_mini_batch_size` prompts, over all ranks.
         mesh: device mesh to shard over with FSDP2; None for one process, which shards only for mixed precision.
-        device: training device, that of the mesh if there is one; None for the CPU.
+        device: training device, the same as the mesh's if there is one; None for the CPU.
 
     Raises:
         ValueError: a mini-batch has fewer rows than there are ranks, or groups that share sequences; or the sequence
@@ -130,7 +130,7 @@ class DiffusionActor:
         )
 
     def _change_layers(self, module: nn.Module) -> None:
-        """What a model gets after its adapter, and before it is sharded."""
+        """Split the sequence and compile layers, if the settings ask for it: after the adapter, before sharding."""
         if self.sequence_ranks > 1:
             split_sequence(module, self.device.type, self.ranks, self.sequence_ranks)
         if self.config.fsdp_config.use_torch_compile:
@@ -225,7 +225,7 @@ class DiffusionActor:
                 term, found = objective.term(part, place)
                 # The sum over all micro-batches and terms is the mean over the mini-batch.
                 share = term.sum() / (rows * passes)
-                # FSDP2 averages gradients over all ranks, but those of a sequence's parts must be added up.
+                # FSDP2 averages gradients over all ranks, but the gradients of a sequence's parts must be summed.
                 (share * self.sequence_ranks).backward()
                 loss += share.item()
                 measurements.add(found, learns)
@@ -239,9 +239,8 @@ class DiffusionActor:
     def _take_step(self) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, or skip it if they are not finite.
 
-        All ranks have the same norm, so they skip the same steps. Weights without a gradient stay as they are: of two
-        transformers, one that no rank had rows with a gradient for is moved neither by earlier momentum nor by weight
-        decay.
+        All ranks have the same norm, so they skip the same steps. Weights without a gradient do not change: if no
+        rank had rows with a gradient for one of two transformers, neither momentum nor weight decay changes it.
 
         Raises:
             FloatingPointError: too many steps in a row were skipped.
@@ -279,7 +278,7 @@ class DiffusionActor:
 
         Args:
             which: the trained policy, the old one, or the moving average.
-            dtype: dtype to cast each tensor to; None: that of the parameters.
+            dtype: dtype to cast each tensor to; None: the parameter's dtype.
 
         Raises:
             ValueError: a policy is asked for that is not kept.
@@ -288,7 +287,7 @@ class DiffusionActor:
         return self._weights(kind, which, dtype)
 
     def _values(self, which: PolicyName) -> Mapping[str, Tensor] | None:
-        """Values that replace those of the module, by parameter name; None for the trained policy."""
+        """Values to use instead of the module's, by parameter name; None for the trained policy."""
         match which:
             case "old":
                 return self.policy.require_old().values
@@ -313,10 +312,10 @@ class DiffusionActor:
             self._state.save(folder)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        """Copy what a checkpoint has to host memory: the training state, and the adapter if one is trained.
+        """Copy the contents of a checkpoint to CPU memory: the training state, and the adapter if one is trained.
 
         Returns:
-            What writes the copy, to `folder`/state and `folder`/lora; in any thread, while the training goes on.
+            A function that writes the copy to `folder`/state and `folder`/lora, in any thread, during training.
         """
         with self.offload.loaded(states=True):
             write_state = self._state.stage(folder / STATE)
@@ -336,7 +335,7 @@ class DiffusionActor:
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter in diffusers' `load_lora_weights` format; nothing when all weights are trained.
 
-        With `ema_decay`, it is that of the moving average.
+        With `ema_decay`, the adapter of the moving average is written.
         """
         with self.offload.loaded():
             self._stage_adapter(folder)()
@@ -374,7 +373,7 @@ def _schedule(optimizer: torch.optim.Optimizer, config: DiffusionOptimizerConfig
 def learning_rate_factor(step: int, config: DiffusionOptimizerConfig) -> float:
     """Factor of the learning rate at optimizer step `step` (from 0): linear warm-up, then constant or cosine.
 
-    Of the part t of the steps after the warm-up: (1 + min) / 2 + (1 - min) / 2 * cos(2 pi num_cycles t), with
+    At the share t of the steps after the warm-up: (1 + min) / 2 + (1 - min) / 2 * cos(2 pi num_cycles t), with
     min = `min_lr_ratio`, as `verl.utils.torch_functional.get_cosine_schedule_with_warmup`.
     """
     if step < config.lr_warmup_steps:

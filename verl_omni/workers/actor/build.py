@@ -22,12 +22,12 @@ def load_transformer(model: Any, *, precision: Precision, seed: int, component: 
     """Load the transformer, with a LoRA adapter when `model.lora_rank` is positive.
 
     Frozen weights are in `precision.frozen`, except those that the model keeps in float32, and trained weights in
-    float32. The adapter has the values in the files of `model.lora_adapter_path`; those of a new one depend on `seed`
+    float32. The adapter is loaded from `model.lora_adapter_path`, or is new; the values of a new one depend on `seed`
     alone, so they are the same on every rank.
 
     Args:
         model: `DiffusionModelConfig`.
-        component: folder of the transformer in that of the model.
+        component: folder of the transformer in the model's folder.
 
     Raises:
         ValueError: `lora_rank` is positive and `target_modules` is empty or matches no layer, or the adapter in the
@@ -47,7 +47,7 @@ def prepare(
 ) -> nn.Module:
     """Make a loaded transformer the trained model: dtypes, checkpointing, attention kernel, adapter, what is trained.
 
-    Arguments and errors are those of `load_transformer`.
+    Arguments and errors: see `load_transformer`.
     """
     if precision.buffers is not None:
         _cast_buffers(made, precision.buffers)
@@ -101,7 +101,7 @@ def _fill_adapter(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None
 
 
 def cast(module: nn.Module, dtype: torch.dtype, kept: frozenset[str]) -> None:
-    """Cast floating-point parameters and persistent buffers, except those of modules named in `kept`, to `dtype`."""
+    """Cast floating-point parameters and persistent buffers to `dtype`, or to float32 if named in `kept`."""
     made: dict[int, nn.Parameter] = {}
     for prefix, part in module.named_modules():
         wanted = torch.float32 if kept & {*prefix.split(".")} else dtype

@@ -23,7 +23,7 @@ def peak_flops(device: str) -> float | None:
 
 
 def utilisation(flops: float | None, seconds: float, device: str) -> dict[str, float]:
-    """Metrics of an update: the FLOPs that the model needs, and their part of what the device could do, if known.
+    """Metrics of an update: the model's FLOPs, and model FLOPs utilization if the device's peak is known.
 
     The names are verl's, which has no name for the FLOPs.
     """

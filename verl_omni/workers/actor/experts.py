@@ -20,12 +20,12 @@ LOW_NOISE = SECOND_TRANSFORMER
 
 
 class Experts(nn.Module):
-    """The transformers of high and of low noise; it is called as one of them is.
+    """The transformers for high and for low noise, called like one transformer.
 
     A row whose timestep is at least `boundary` is computed by the first, another one by the second, as in the engine.
 
-    With several ranks, each rank has rows of its own timesteps, and all ranks must gather the same shards: a
-    transformer that any rank needs runs on every rank, on one row without effect where there is none.
+    With several ranks, the rows of each rank have different timesteps, but all ranks must gather the same shards: a
+    transformer that any rank needs runs on every rank. A rank without rows for it runs it on one row, times 0.
 
     Args:
         transformers: by the names of components, `transformer` and `transformer_2`.
@@ -45,7 +45,7 @@ class Experts(nn.Module):
         """Prediction of each row, as the first element of a tuple.
 
         Args:
-            timestep: [B]. inputs: of the transformers; every tensor has B rows.
+            timestep: [B]. inputs: inputs of the transformers; every tensor has B rows.
         """
         low = timestep < self.boundary
         rows = [(~low).nonzero().flatten(), low.nonzero().flatten()]
@@ -83,7 +83,7 @@ class Experts(nn.Module):
 
     @property
     def peft_config(self) -> Any:
-        """That of the adapters, which have the same settings."""
+        """peft's configuration, which both adapters share."""
         return self.transformer.peft_config
 
     def disable_adapters(self) -> None:

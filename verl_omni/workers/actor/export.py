@@ -24,11 +24,11 @@ def weights(
     instead: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, unsharded tensor) of the adapter or of every base weight; names begin with that of the transformer.
+    """(name, unsharded tensor) of the adapter or of every base weight; names begin with the transformer's.
 
     Args:
-        instead: values by parameter name that replace those of the module.
-        dtype: dtype of the tensors; None: that of the parameters.
+        instead: values to use instead of the module's, by parameter name.
+        dtype: dtype of the tensors; None: the parameters' dtype.
     """
     for name, parameter in module.named_parameters():
         if ("lora_" in name) == (kind == "lora"):
@@ -60,14 +60,14 @@ def _plain(value: Any) -> Any:
 def stage_adapter(
     module: Any, folder: Path, instead: Mapping[str, Tensor] | None = None, *, write: bool
 ) -> Callable[[], None]:
-    """Copy the adapter to host memory. Returns what writes the copy, in any thread.
+    """Copy the adapter to CPU memory. Returns a function that writes the copy, in any thread.
 
     It is written twice, because no format is read by all programs:
 
     - `pytorch_lora_weights.safetensors`, which diffusers' `load_lora_weights` and other tools for images read. Its
       lora_B is multiplied by alpha / rank and its alpha is the rank, so programs that ignore alpha apply the same
       adapter. (An entry `.alpha` for each module makes diffusers 0.40 refuse the file for Stable Diffusion 3.)
-      Diffusers loads the adapter of one transformer: that of a second one is in `folder`/transformer_2.
+      Diffusers loads the adapter of one transformer, so a second transformer's is in `folder`/transformer_2.
     - `adapter_model.safetensors` and `adapter_config.json`, which peft and engines read, with the trained tensors. Only
       where there are two transformers do module names begin with the transformer's name: engines read one folder.
 

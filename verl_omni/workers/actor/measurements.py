@@ -1,4 +1,4 @@
-"""`Measurements`: what an objective measured in an optimizer step, of the rows of all ranks."""
+"""`Measurements`: an objective's measurements in an optimizer step, for the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Measurements:
     same passes. A mean over ranks of their means would count rows differently.
 
     Args:
-        ranks: of the trainer.
+        ranks: number of ranks of the trainer.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -25,7 +25,7 @@ class Measurements:
         self._found: dict[str, list[Tensor]] = {}
 
     def add(self, found: Mapping[str, Tensor], learns: Tensor) -> None:
-        """Add those of a term, [B] each.
+        """Add the measurements of a term, [B] each.
 
         Args:
             learns: mask of the rows with a gradient, bool [B].
@@ -34,7 +34,7 @@ class Measurements:
             self._found.setdefault(name, []).append(values)
 
     def of_all_ranks(self) -> dict[str, Tensor]:
-        """Those of all rows with a gradient, or of all rows if none has one, in host memory. A collective."""
+        """Measurements of all rows with a gradient, or of all rows if none has one, in CPU memory. A collective."""
         ranks = [{name: torch.cat(values).cpu() for name, values in self._found.items()}]
         if self._ranks > 1:
             gathered: list[dict[str, Tensor]] = [{}] * self._ranks

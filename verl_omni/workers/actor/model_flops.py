@@ -121,7 +121,7 @@ def _without_memory(model: Any) -> nn.Module:
 
 
 def _folder(model: Any) -> Path:
-    """That of the transformer; of a model with two, which have the same shape, that of the first."""
+    """The transformer's folder; for a model with two, which have the same shape, the first one's."""
     return Path(model.path) / HIGH_NOISE
 
 

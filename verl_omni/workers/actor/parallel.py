@@ -17,7 +17,7 @@ from verl_omni.workers.actor.precision import Precision, float32_parts
 from verl_omni.workers.actor.setting_checks import check_fsdp_size, shards
 from verl_omni.workers.config import DiffusionFSDPConfig
 
-GRAPHS = 64  # of one class of layers; torch's limit of 8 is for functions whose recompilation is a mistake
+GRAPHS = 64  # compiled graphs per layer class; torch's limit of 8 assumes that recompilation is a mistake
 
 
 def parallelize(
@@ -154,8 +154,8 @@ def device_of(mesh: DeviceMesh) -> torch.device:
 def reduces_each_pass(fsdp: DiffusionFSDPConfig, several_transformers: bool) -> bool:
     """Whether every backward pass of an optimizer step reduces gradients over the ranks, or the last one only.
 
-    Of a model with several transformers every pass does, whatever `use_no_sync_for_gradient_accumulation` says: FSDP2
-    reduces what has accumulated in a backward pass of the same transformer, and the last one may not need it.
+    With several transformers every pass does, regardless of `use_no_sync_for_gradient_accumulation`: FSDP2 reduces a
+    transformer's accumulated gradients only in a backward pass of this transformer, and the last pass may not use it.
     """
     return several_transformers or not fsdp.use_no_sync_for_gradient_accumulation
 

@@ -41,7 +41,7 @@ class SavedAdapter:
     """An adapter as its files describe it.
 
     Attributes:
-        rank, alpha: of all layers, whose output is scaled by alpha / rank.
+        rank, alpha: the same for all layers; their output is scaled by alpha / rank.
         shapes: by transformer, `transformer` or `transformer_2`: the adapted layers, each with its (inputs, outputs).
         sources: by transformer: the safetensors file, and the name in it of each tensor, by `<layer>.lora_A.weight`
             [rank, inputs] and `<layer>.lora_B.weight` [outputs, rank].
@@ -122,7 +122,7 @@ def check_base(adapter: SavedAdapter, base: Path, path: str) -> list[str]:
     """Check that the layers of an adapter are in a model. Returns the names of the model's linear layers.
 
     Args:
-        base: folder of the model; without weights, nothing is compared. path: of the adapter, for messages.
+        base: folder of the model; without weights, nothing is compared. path: path of the adapter, for messages.
 
     Raises:
         AdapterNotUsable: the model lacks a layer or a transformer, or has another size of it.
@@ -253,7 +253,7 @@ def _layer_shapes(names: Mapping[str, str], opened: Any) -> dict[str, tuple[int,
 
 
 def _alpha(settings: Mapping[str, Any], alphas: set[float], rank: int) -> float:
-    """Alpha of the layers with a rank: of the settings, else the tensors `.alpha`, else the rank, as in diffusers."""
+    """Alpha of the layers with a rank: from the settings, else the tensors `.alpha`, else the rank, as in diffusers."""
     if settings:
         if settings["r"] != rank:
             raise UnsupportedAdapter(f"its settings have r={settings['r']}, and its tensors the rank {rank}")

@@ -2,8 +2,8 @@
 
 diffusers splits the sequence before the first layer and gathers it after the last one. In an attention layer, each rank
 exchanges its part of the sequence for some of the heads, and back. So every rank of a group computes the same
-prediction and the same loss, and its backward pass gives it the gradient of its own part only: the gradient of a sample
-is the sum over the ranks of its group.
+prediction and the same loss, and its backward pass gives it only its part's gradient: the gradient of a sample is the
+sum over the ranks of its group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def split_sequence(module: nn.Module, device_type: str, ranks: int, size: int) -
     )
     try:
         transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size, mesh=mesh))
-    except ValueError as error:  # of an attention kernel, or of a transformer without a plan
+    except ValueError as error:  # from an attention kernel, or from a transformer without a plan
         raise ValueError(
             f"{SEQUENCE_PARALLEL}: {size} is not supported for this transformer with its attention kernel, "
             f"actor_rollout_ref.model.attn_backend; write another kernel, or 1: {error}"

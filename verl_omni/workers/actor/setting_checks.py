@@ -31,7 +31,7 @@ SEQUENCE_PARALLEL = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parall
 
 
 def sequence_groups(ranks: int, size: int) -> int:
-    """Number of groups of `size` ranks, which share the sequence of a sample; each group takes rows of its own.
+    """Number of groups of `size` ranks, which share the sequence of a sample; each group takes different rows.
 
     Raises:
         ValueError: `size` does not divide the ranks.

@@ -34,14 +34,14 @@ def load_sharded(
     before_sharding: Callable[[nn.Module], None] = lambda _: None,
     open_files: Callable[[Path], TensorFiles] = TensorFiles,
 ) -> nn.Module:
-    """The trained model, sharded over `mesh`, on its device: what `build.load_transformer` and `parallelize` make.
+    """The trained model, sharded over `mesh`, on its device, as after `build.load_transformer` and `parallelize`.
 
-    Each rank reads its own shards only, and the buffers and what the model keeps in float32 whole. In host memory it
-    has one slice at a time, the buffers, and the new adapter until it is sharded.
+    Each rank reads only its shards, but reads in full the buffers and the parameters that the model keeps in float32.
+    Its CPU memory holds one slice at a time, the buffers, and the new adapter until it is sharded.
 
     Args:
         model: `DiffusionModelConfig`.
-        component: folder of the transformer in that of the model.
+        component: folder of the transformer in the model's folder.
         before_sharding: changes the model, with its adapter, before it is sharded; its weights may be on `meta`.
         open_files: opens the files of the folder that it gets.
 

@@ -24,7 +24,7 @@ class TensorFiles:
         folder: has `diffusion_pytorch_model.safetensors`, or several files and their index.
 
     Attributes:
-        bytes_read: of all tensors and slices so far, in the files' dtypes.
+        bytes_read: bytes of all tensors and slices read so far, in the files' dtypes.
 
     Raises:
         FileNotFoundError: a file that the index names does not exist.

@@ -32,7 +32,7 @@ OLD = "old"
 AVERAGE = "average"
 OPTIMIZER = "optimizer"
 REST = "rest"
-INDEX = ".metadata"  # of torch.distributed.checkpoint
+INDEX = ".metadata"  # written by torch.distributed.checkpoint
 _SHARDED = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
 
 
@@ -42,7 +42,7 @@ class TrainingState:
 
     Attributes:
         generator: orders the rows of a batch; torch's global CPU generator is saved too.
-        mesh: that the policy is sharded over; None for one process.
+        mesh: device mesh that the policy is sharded over; None for one process.
     """
 
     policy: Policy
@@ -50,7 +50,7 @@ class TrainingState:
     scheduler: torch.optim.lr_scheduler.LambdaLR
     generator: torch.Generator
     mesh: DeviceMesh | None
-    _groups: list[Any] = field(default_factory=list)  # that of writes in the background, once there was one
+    _groups: list[Any] = field(default_factory=list)  # the process group of background writes, once created
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards. A collective: every rank calls it.
@@ -62,10 +62,10 @@ class TrainingState:
         _write(self._state(), folder, alone=self.mesh is None, group=None)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        """Copy this rank's shards to host memory. Returns what writes the copy into `folder`, in any thread.
+        """Copy this rank's shards to CPU memory. Returns a function that writes the copy to `folder`, in any thread.
 
-        Both are collectives: every rank calls them. The write has a process group of its own, so it runs while others
-        train. The write raises as `save`.
+        Both are collectives: every rank calls them. The write uses a separate process group, so it runs in parallel
+        with training. It raises the same errors as `save`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         state = _copied(self._state())
@@ -85,8 +85,8 @@ class TrainingState:
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote, with any number of ranks. A collective: every rank calls it.
 
-        Learning rate, betas, eps and weight decay are not read: those of the optimizer's settings stay, and the
-        schedule continues with them at the step of the checkpoint.
+        Learning rate, betas, eps and weight decay are not read: the optimizer keeps the values from its settings, and
+        the schedule continues with them at the step of the checkpoint.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
@@ -240,7 +240,7 @@ def _failure(error: Any, what: str) -> OSError:
 
 
 def _copied(value: Any) -> Any:
-    """A copy in host memory; shards stay shards."""
+    """A copy in CPU memory; shards stay shards."""
     if isinstance(value, dict):
         return {name: _copied(each) for name, each in value.items()}
     if isinstance(value, torch.Tensor):

@@ -52,7 +52,7 @@ class Objective(Protocol):
         """Add the random draws that all terms of a mini-batch share."""
 
     def term_count(self, batch: Batch) -> int:
-        """Number of terms that a row's loss is the mean of; each is a forward pass of its own."""
+        """Number of terms whose mean is a row's loss; each needs one forward pass."""
 
     def rows_with_gradient(self, batch: Batch) -> Tensor:
         """Mask of the rows that have a gradient, bool [B]."""
@@ -66,7 +66,7 @@ class Objective(Protocol):
         Args:
             measured: the measurements of all terms of all ranks, concatenated; without rows that have no gradient,
                 unless no row has one.
-            count: number of terms of the mini-batch of all ranks, with those of rows that have no gradient.
+            count: number of terms of the mini-batch of all ranks, including terms of rows that have no gradient.
 
         Raises:
             EngineMismatch: engine and trainer disagree about recorded steps; the optimizer step must not be taken.
@@ -81,8 +81,8 @@ class ComparesWithStart(Objective, Protocol):
     """An objective that compares with the policy before the first optimizer step of the update.
 
     Attributes:
-        recomputed: rows whose terms the trainer evaluates before that step: those of `later` optimizer steps, `all`,
-            or `none`. In the first optimizer step, the policy is still the one to compare with.
+        recomputed: rows whose terms the trainer evaluates before that step: `later` (rows of later optimizer steps),
+            `all`, or `none`. In the first optimizer step, the policy is still the one to compare with.
     """
 
     @property
@@ -114,7 +114,7 @@ class TrainingAlgorithm(ABC, Generic[Loss]):
 
         Args:
             config: all settings of the trainer.
-            seed: of the random draws of this update.
+            seed: seed of the random draws of this update.
 
         Raises:
             ValueError: a reward is infinite.

@@ -79,7 +79,7 @@ class DPOObjective:
         return dpo.loss(margin, beta=self.config.dpo_beta) * preferred, {**measured, "preferred": preferred}
 
     def summarize(self, measured: dict[str, Tensor], count: int) -> dict[str, float]:
-        # Of all pairs, which every rank has as many of; `metrics` makes them those of the pairs with a preference.
+        # Means over all pairs; each rank has equally many. `metrics` divides them by the share with a preference.
         of_all = {MARGIN: measured["margin"], ACCURACY: measured["right"], PREFERRED: measured["preferred"]}
         return {name: values.sum().item() / count for name, values in of_all.items()}
 
@@ -109,8 +109,8 @@ class DiffusionDPO(TrainingAlgorithm[DiffusionDPOLossConfig]):
 
     @override
     def metrics(self, found: Mapping[str, float]) -> dict[str, float]:
-        # Ranks and mini-batches have different numbers of pairs with a preference: a mean of means would count those
-        # without any.
+        # Ranks and mini-batches have different numbers of pairs with a preference: a mean of means would count the
+        # ones without any.
         preferred = found.get(PREFERRED)
         if preferred is None:
             return dict(found)

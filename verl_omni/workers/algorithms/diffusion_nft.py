@@ -105,7 +105,7 @@ class NFTObjective:
         if self.timestep_fraction is None:
             return drawn
         levels = batch["sampler_levels"]
-        # Another seed: that of a row begins with the bits of its noise.
+        # Another seed: a generator with the row's seed would repeat the random bits of its noise.
         places = grpo.choose_steps(batch["draw_seeds"] + 1, levels.shape[1], self.timestep_fraction)
         return {**drawn, "times": levels.gather(1, places.to(levels.device))}
 
@@ -156,7 +156,7 @@ class NFTObjective:
 
 
 class DiffusionNFT(TrainingAlgorithm[DiffusionNFTLossConfig]):
-    """Trains on final latents at random noise levels, or at those of the sampler; the old policy samples."""
+    """Trains on final latents at random noise levels, or at the sampler's; the old policy samples."""
 
     settings = DiffusionNFTLossConfig
 

@@ -64,7 +64,7 @@ class FlowGRPOLossConfig(GRPOLossConfig):
 Settings = TypeVar("Settings", bound=StepLossConfig)
 
 
-COMPARED = "compared_log_probs"  # of a term, float32 [B]: those that its log-ratio is relative to
+COMPARED = "compared_log_probs"  # float32 [B]: old log-probabilities in a term's log-ratio
 
 
 class StepObjective(ABC, Generic[Settings]):
@@ -77,17 +77,17 @@ class StepObjective(ABC, Generic[Settings]):
 
     Args:
         kl_loss_coef: weight of the KL to the base model; None: no KL.
-        noise_level, sde_type, guidance_scale: of the sampler that generated the batch.
+        noise_level, sde_type, guidance_scale: settings of the sampler that generated the batch.
         tolerance: upper limit of the mean absolute difference between the engine's and the trainer's log-probabilities
             before the first optimizer step, where both have the same weights.
         velocity_tolerance: upper limit of the mean relative difference between their velocities there; the limit for
             their sizes is `agreement.SIZE_SHARE` of it. None: no check.
-        limit_by_depth: raise the limit, but not that of the sizes, to what rounding to bfloat16 may cause in a model of
-            this depth with this guidance.
+        limit_by_depth: raise the limit (but not the limit for sizes) to the difference that rounding to bfloat16 may
+            cause in a model of this depth with this guidance.
         same_weights: whether the engine had the weights of the trainer before the first optimizer step.
         rounding: differences of velocities that come from rounding, which updates with the same weights measure; None:
             none are known.
-        bypass_mode: take the engine's log-probabilities as the old ones, not those of the trainer before the update.
+        bypass_mode: use the engine's log-probabilities as the old ones, not the trainer's before the update.
             What rounding changes on average is subtracted from the log-ratio: see `_rounding_effect`.
         rollout_is: level of the importance weights between trainer and engine; None: none.
         rollout_is_threshold: upper limit of the weights.
@@ -213,7 +213,7 @@ class StepObjective(ABC, Generic[Settings]):
 
         Args:
             log_ratio: log-probability of the step minus the old one, [B].
-            mean, std: of the next latent under the current policy, as `density` returns them.
+            mean, std: mean and std of the next latent under the current policy, as returned by `density`.
         """
 
     def _compare_velocities(self, part: Batch, place: int, velocity: Tensor) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class StepObjective(ABC, Generic[Settings]):
     def _rounding_effect(self, part: Batch, place: int, compared: Mapping[str, Tensor]) -> Tensor:
         """Expected log-ratio of trainer to engine if both have the same weights, [B], at most 0.
 
-        They round differently, and an error of the velocity can only lower the likelihood of what the other one drew.
+        They round differently, and a velocity error can only lower the likelihood of the latent that the engine drew.
         Without a correction, the clip range would exclude rows with a negative advantage before anything was learned,
         and none with a positive one.
         """

@@ -1,4 +1,4 @@
-"""PURE: other names of algorithms, those of the reference and of papers, to the algorithm and its settings."""
+"""PURE: aliases of algorithms, from the reference and from papers, with the settings that they imply."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ESTIMATOR = "algorithm.adv_estimator"
 
 @dataclass(frozen=True, slots=True)
 class OtherName:
-    """What a name stands for.
+    """Meaning of an alias.
 
     Attributes:
         algorithm: name of the algorithm here.
-        defaults: overrides; those of the user come after them.
+        defaults: overrides; the user's overrides come after them.
     """
 
     algorithm: str
@@ -42,8 +42,8 @@ def canonical(name: str) -> str:
 def resolve(overrides: Sequence[str], default: str, parse: Callable[[str], str]) -> tuple[str, list[str]]:
     """The algorithm's name, and the overrides without it, by the names that are used here.
 
-    The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`. Of several
-    values of one of them, the last counts.
+    The algorithm is `loss_mode`; without it `model.algorithm`, as in the reference; without both `default`. If
+    one is given several times, the last value counts.
 
     Args:
         parse: an override's text to its value; Hydra's values may have quotes.

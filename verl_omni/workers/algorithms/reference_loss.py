@@ -1,6 +1,6 @@
 """Policy losses in the reference's form: a class that gets mappings of tensors and returns a loss with metrics.
 
-The form is that of its pull request 101 (github.com/verl-project/verl-omni/pull/101, May 2026).
+The form is from its pull request 101 (github.com/verl-project/verl-omni/pull/101, May 2026).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ METRIC = "metric/"  # prefix of a loss's own metrics among the measurements
 
 @dataclass(frozen=True, slots=True)
 class DiffusionLossResult:
-    """What a loss returns.
+    """Result of a loss.
 
     Attributes:
-        loss: of each row, float32 [B], or its mean over the rows, [].
+        loss: loss of each row, float32 [B], or its mean over the rows, [].
         metrics: numbers by name; they are reported as `actor/<name>`: means over the terms of a mini-batch, or maxima
             if the name begins with `max_` or ends in `_max`.
         add_loss_metric: whether the loss is reported, as `actor/loss_of_<class name>`.
@@ -43,8 +43,8 @@ class DiffusionLossFn(ABC):
     """Base class of a policy loss of one recorded step.
 
     Attributes:
-        required_model_output_keys: what the loss reads of `model_output`: `log_probs`.
-        required_data_keys: what it reads of `data`: `old_log_probs`, `advantages`.
+        required_model_output_keys: keys of `model_output` that the loss reads: `log_probs`.
+        required_data_keys: keys of `data` that it reads: `old_log_probs`, `advantages`.
     """
 
     required_model_output_keys: ClassVar[Sequence[str]] = ()

@@ -39,7 +39,7 @@ class RequiredSetting:
     reason: str
 
     def conflict(self, found: Any, loss: str) -> str | None:
-        """What is wrong with the value found, in the words of `drl validate`; None if it is the one needed."""
+        """Message about a wrong value, as `drl validate` prints it; None if it is the required one."""
         if found == self.value:
             return None
         given = plain_value(found)
@@ -54,15 +54,15 @@ def plain_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredAlgorithm:
-    """What is known of an algorithm without importing it.
+    """Description of an algorithm that does not need its import.
 
     Attributes:
         implementation: import path of the class.
         required: settings that must have one value.
         row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
         conflicts: settings -> a message for each that the algorithm cannot use.
-        like: of a user's algorithm, the one of this package that has the same settings outside `diffusion_loss`.
-        loss: import path of a policy loss of the user, which replaces that of `implementation`.
+        like: for a user's algorithm, the built-in one with the same settings outside `diffusion_loss`.
+        loss: import path of a user's policy loss, which replaces the loss of `implementation`.
     """
 
     implementation: str

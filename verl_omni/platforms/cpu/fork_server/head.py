@@ -1,4 +1,4 @@
-"""Head of a local Ray in a process of its own: `python -m verl_omni.platforms.cpu.fork_server.head`.
+"""Head of a local Ray in a separate process: `python -m verl_omni.platforms.cpu.fork_server.head`.
 
 Standard input: one line of JSON, the arguments of `ray.init`; closing it stops Ray. Standard output: one line of JSON
 with `address` and `raylet_pid`, once Ray is up.

@@ -34,7 +34,7 @@ class _ByLossMode(ABCMeta):
 
 
 def _is_of(kind: type, loss_mode: str, name: str, value: Any) -> bool:
-    """Whether a loss has a setting. Those of other losses are dropped if they have their defaults.
+    """Whether a loss has a setting. Settings of other losses are dropped if they have their defaults.
 
     Raises:
         TypeError: no loss has it, or only another one, and the value is not its default.
@@ -60,7 +60,7 @@ def _is_of(kind: type, loss_mode: str, name: str, value: Any) -> bool:
 class DiffusionLossConfig(BaseConfig, metaclass=_ByLossMode):
     """Settings of a loss. `DiffusionLossConfig(loss_mode=..., ...)` makes the type of that algorithm, a subclass.
 
-    The reference's section has the settings of every loss; those of others are dropped if they have their defaults.
+    The reference's section has the settings of every loss; other losses' settings are dropped if they are defaults.
 
     Attributes:
         loss_mode: name of the algorithm.
@@ -173,7 +173,7 @@ class DiffusionFSDPConfig(BaseConfig):
         param_offload: keep the weights in CPU memory except during updates and weight sync.
         optimizer_offload: keep the optimizer state in CPU memory except during updates.
         dtype: another name of `mixed_precision.param_dtype`.
-        strategy: that of the actor; None: not given.
+        strategy: the actor's strategy; None: not given.
         forward_only, full_determinism: the reference's; only their defaults.
         offload_policy, seed, use_orig_params, wrap_policy: the reference's; without effect.
 
@@ -225,7 +225,7 @@ class DiffusionCheckpointConfig(BaseConfig):
     """How checkpoints are written.
 
     Attributes:
-        async_save: copy the training state to host memory, and write the copy while the training goes on.
+        async_save: copy the training state to CPU memory, and write the copy while the training goes on.
         save_contents, load_contents: the reference's; a checkpoint always has all of them.
 
     Raises:
@@ -260,7 +260,7 @@ class DiffusionActorConfig(BaseConfig):
         seed: seed of the initial adapter and of the shuffling.
         checkpoint: how checkpoints are written.
         strategy: sharding over several processes; `fsdp` and `fsdp2` both mean FSDP2.
-        rollout_n: that of the rollout, which it must equal; None: not given.
+        rollout_n: must equal the rollout's `n`; None: not given.
         rollout_correction: copy of `algorithm.rollout_correction`; only values that ask for nothing.
         use_distill_loss, loss_scale_factor, veomni_config: the reference's; only their defaults.
         data_loader_seed, distill_loss_coef, distill_loss_mode, profiler: the reference's; without effect.

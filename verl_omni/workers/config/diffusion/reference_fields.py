@@ -101,7 +101,9 @@ def one_of_two(first: str, second: str, value: Any, copy: Any, default: Any) -> 
     """The value of a setting that has two names.
 
     Args:
-        first, second: the names, for the error message. value, copy: their values; None: not given. default: of both.
+        first, second: the names, for the error message.
+        value, copy: their values; None: not given.
+        default: default of both.
 
     Raises:
         ValueError: both are given, and differ.

@@ -69,9 +69,9 @@ class DiffusionRolloutAlgoConfig(BaseConfig):
         iters_per_group: training steps between two moves of a progressive window; > 0.
         sde_window_seed: seed of the random placement, which is then the same for all samples of a training step; None:
             the same for the samples of a prompt, by the seed of the run, the step and the place of the prompt in it.
-        sde_contiguous: the steps of a window follow each other; False: those of a random window are any
-            `sde_window_size` of its range.
-        init_same_noise: all samples of a prompt start from the same noise, and differ by that of the SDE.
+        sde_contiguous: the steps of a window are consecutive; False: a random window has any `sde_window_size` steps
+            of its range.
+        init_same_noise: all samples of a prompt start from the same noise, and differ by the noise of the SDE steps.
         clean_latents: return the final latents of training samples, for algorithms without a likelihood.
 
     Raises:
@@ -110,7 +110,7 @@ class DiffusionSamplingConfig(BaseConfig):
     Attributes:
         n: samples per prompt.
         seed: seed of rows without a `seed` column.
-        pipeline, algo: settings that replace those of training.
+        pipeline, algo: settings that override the training settings.
 
     Raises:
         TypeError, ValueError: one of them is unknown, or its value is not supported.
@@ -128,10 +128,10 @@ class DiffusionSamplingConfig(BaseConfig):
 
 @dataclass
 class DiffusionRolloutConfig(RolloutConfig):
-    """verl's rollout settings, extended by those of a diffusion engine.
+    """verl's rollout settings, extended by settings of a diffusion engine.
 
     Attributes:
-        seed: determines the noise of training samples; None: that of the run (`trainer.seed`).
+        seed: determines the noise of training samples; None: the run's seed (`trainer.seed`).
         rollout_attn_backend: attention backend of the pipeline, by vLLM-Omni's name, unless `engine_kwargs.vllm_omni`
             sets one.
         engine_kwargs: `vllm_omni` has settings of the engine's stage by name (`utils/engine_settings.py`); afterwards
@@ -147,7 +147,7 @@ class DiffusionRolloutConfig(RolloutConfig):
             (`checkpoint_engine.engine_kwargs.naive.deadline_seconds`).
 
         node_resource: custom Ray resource of the nodes for standalone replicas; None: any node.
-        ray_resource: Ray resource that their accelerators count as; None: that of the trainer's.
+        ray_resource: Ray resource of their accelerators; None: the same as the trainer's.
         min_replicas: standalone replicas without which a run waits. None only until the trainer has filled it in.
         llm_calculate_log_probs, max_new_tokens: the reference's; without effect.
 

@@ -31,7 +31,7 @@ class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
     @property
     @abstractmethod
     def described(self) -> str:
-        """What error messages call the replica."""
+        """Name of the replica in error messages."""
 
     def start_workers(self, name: str, node_resource: str | None, ray_resource: str | None) -> None:
         """Start the workers, one on each accelerator of the replica; waits until a node has them.
@@ -39,7 +39,7 @@ class DeadlineReplica(vLLMReplica):  # type: ignore[misc]
         Args:
             name: prefix of the names of workers and placement groups.
             node_resource: custom Ray resource of the nodes that they may run on; None: any node.
-            ray_resource: Ray resource that the accelerators count as; None: that of the driver's.
+            ray_resource: Ray resource of the accelerators; None: the same as the driver's.
         """
         self.rollout_mode = RolloutMode.STANDALONE
         nodes = [self.gpus_per_replica_node] * self.nnodes

@@ -14,7 +14,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 
 # verl's platform for each Ray resource of real accelerators.
 PLATFORMS: Mapping[str, str] = {"GPU": "nvidia", "NPU": "huawei"}
-SOME = 1e-4  # of the resource that names a pool: any node of the pool has enough for all its processes
+SOME = 1e-4  # amount of the pool's custom resource per process; any node has enough for all its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class PoolAccelerators:
 
     Attributes:
         resource: Ray resource that they count as.
-        environment: variables of the processes, which a pod of the pool has anyway: those that Ray copies from the
-            driver name the driver's platform.
+        environment: variables of the processes. A pod of the pool has them, but Ray overwrites them with the driver's,
+            which name the driver's platform.
         server_environment: variables of a server, whose engine computes on the accelerators of its workers.
     """
 
@@ -59,7 +59,7 @@ class PoolAccelerators:
         """
         pool = RayResourcePool(process_on_nodes=nodes, use_gpu=False, name_prefix=name, max_colocate_count=1)
         pool.pgs = groups
-        # verl's own options for accelerators are those of the driver's platform.
+        # verl's accelerator options are for the driver's platform.
         made.update_options({"num_gpus": 1} if self.resource == "GPU" else {"resources": {self.resource: 1}})
         return RayWorkerGroup(
             resource_pool=pool,
@@ -72,7 +72,7 @@ class PoolAccelerators:
 
 
 def pool_accelerators(resource: str | None) -> PoolAccelerators:
-    """Accelerators that count as a Ray resource; None: those of the driver's platform."""
+    """Accelerators with a Ray resource; None: the driver platform's."""
     own = get_platform()
     if resource in (None, own.ray_resource_name()):
         return PoolAccelerators(own.ray_resource_name(), {}, {})
@@ -86,7 +86,7 @@ def pool_accelerators(resource: str | None) -> PoolAccelerators:
 
 
 class WithEnvironment:
-    """A Ray actor class whose actors get variables besides those of `options`."""
+    """A Ray actor class whose actors get environment variables in addition to the ones in `options`."""
 
     def __init__(self, actor_class: Any, environment: Mapping[str, str]) -> None:
         self._class = actor_class

@@ -17,9 +17,9 @@ from verl_omni.workers.rollout.vllm_rollout.driver.deadline_replica import Deadl
 from verl_omni.workers.rollout.vllm_rollout.server.rollout_server import vLLMOmniHttpServer
 
 logger = logging.getLogger(__name__)
-# Of a server, as many as for the actors of Ray Serve (`ASYNC_CONCURRENCY`): Ray's default is 1000, and verl's not more.
+# Concurrent calls of a server actor, as in Ray Serve (`ASYNC_CONCURRENCY`). Ray's default is 1000, verl's no higher.
 CALLS_AT_A_TIME = 1_000_000
-# By its name, as verl loads the colocated one: the driver's code does not import that of the training worker.
+# Loaded by name, as verl loads the colocated worker: the driver does not import the training worker's code.
 REPLICA_WORKER = "verl_omni.workers.rollout.vllm_rollout.training_worker.replica_worker.ReplicaWorker"
 
 
@@ -74,7 +74,7 @@ class vLLMOmniReplica(DeadlineReplica):
 
     @override
     async def init_standalone(self) -> None:
-        """Start the replica on accelerators of its own, on nodes with `rollout.node_resource` if there is one.
+        """Start the replica on dedicated accelerators, on nodes with `rollout.node_resource` if it is set.
 
         On a CPU, Ray counts logical ones: `ray.init(num_gpus=...)`.
         """

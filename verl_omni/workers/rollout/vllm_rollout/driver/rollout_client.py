@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 # what verl's router raises then
 NO_SERVER = "No available servers"
 SERVER_POLL_SECONDS = 1.0
-# Of its replica, that a sample survives: each old pod of a rolling update may take it along once. A sample that ends
-# every engine it is sent to would otherwise end all of them, and those that replace them.
+# How often a sample is retried after its replica was lost; a rolling update may cost it one replica per old pod.
+# A sample that crashes its engine would otherwise crash every replica, and the replacements too.
 LOSSES_OF_A_SAMPLE = 5
 REASONS_SHOWN = 3
 MEDIA = ("video_data", "audio_data")
@@ -49,12 +49,12 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
     be stopped or unreachable, and Ray would wait forever. Each sample from the replica restarts the deadline, so the
     deadline does not depend on the batch size.
 
-    Of standalone replicas, one that is gone or silent, or whose engine has ended, leaves the router, and others
-    generate its samples again, with the same seeds. While the router has none, requests wait for one to join. A sample
-    that loses its replica more than `LOSSES_OF_A_SAMPLE` times fails.
+    A standalone replica that is lost or silent, or whose engine has ended, is removed from the router, and other
+    replicas generate its samples again, with the same seeds. While the router has no replica, requests wait for one to
+    join. A sample that loses its replica more than `LOSSES_OF_A_SAMPLE` times fails.
 
     Args:
-        waits: whether a replica may join that has the weights which these requests are for.
+        waits: whether a replica with the weight version of these requests may still join.
     """
 
     def __init__(self, *args: Any, waits: bool = True, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         """Generate one sample; arguments as in `vLLMOmniHttpServer.generate`.
 
         Returns:
-            The sample; its `extra_fields["prompt_keys"]` are those of `prompt_keys`, unless they are None.
+            The sample; `extra_fields["prompt_keys"]` has the result of `prompt_keys`, unless it is None.
 
         Raises:
             ReplicaError: the replica's engine failed, or, on the trainer's accelerators, has ended.
@@ -229,7 +229,7 @@ def prompt_keys(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     seeds, because they decide how long embeddings are and whether there are negative ones.
 
     Args:
-        arguments: those of `vLLMOmniHttpServer.generate`.
+        arguments: as in `vLLMOmniHttpServer.generate`.
     """
     images = arguments.get("image_data") or []
     if any(arguments.get(name) is not None for name in MEDIA) or not all(isinstance(one, Image) for one in images):
@@ -252,7 +252,7 @@ def _digest(*parts: Any) -> str:
 
 
 def _array_content(value: Any) -> list[Any]:
-    """Type, shape and hash of all elements. Raises `TypeError` for what is no array of numbers, or of text."""
+    """Type, shape and hash of all elements. Raises `TypeError` unless it is an array of numbers or of text."""
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return ["tensor", str(value.dtype), list(value.shape), _hash(flat.numpy().tobytes())]

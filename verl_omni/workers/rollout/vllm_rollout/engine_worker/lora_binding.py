@@ -143,8 +143,8 @@ def swap_adapter(
 def share_layers(pipeline: Any, layers: Mapping[str, Any]) -> None:
     """Put each LoRA layer in all places that its base layer has in the model.
 
-    vLLM-Omni puts it in one of them. What computes Qwen-Image's `img_in` has it in another one, and would go on without
-    the adapter.
+    vLLM-Omni puts it in only one place. Qwen-Image's `img_in` is called through another one, and would not use the
+    adapter.
 
     Args:
         layers: `<component>.<module path>` -> LoRA layer.

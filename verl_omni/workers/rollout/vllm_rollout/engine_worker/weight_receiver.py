@@ -29,7 +29,7 @@ class WeightReceiver:
     _staged_adapter: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None  # tensors and config
 
     def set_pending_lora_peft_config(self, peft_config: dict[str, Any]) -> None:
-        """Make the next update that of an adapter, for senders that pass nothing with an update."""
+        """Treat the next update as an adapter's, for senders that pass no config with an update."""
         self._pending_peft_config = peft_config
 
     def _adapter_config(self, given: dict[str, Any] | None, base_sync_done: bool) -> dict[str, Any] | None:

@@ -29,12 +29,12 @@ COMPUTING = ("execute_model", "execute_model_batch", "execute_stepwise")
 class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtension):  # type: ignore[misc]
     """Mixed into the engine's worker. All methods run in the worker's only thread, between requests.
 
-    It overrides no method of a worker, which vLLM would refuse, so it goes with vLLM's own workers too. A program that
+    It overrides no worker method, which vLLM would refuse, so it also works with vLLM's workers. A program that
     gives it to vLLM as `worker_extension_cls` updates weights while no request is in flight, and then clears the cache
     of prefixes; its requests name the adapter with `VLLM_LORA_NAME`, `VLLM_LORA_INT_ID` and `VLLM_LORA_PATH`.
     """
 
-    od_config: Any  # of the engine's worker
+    od_config: Any  # set by the engine's worker
 
     def __new__(cls, **kwargs: Any) -> vLLMOmniColocateWorkerExtension:
         # A worker in the server's process ends with that process, which Ray stops.
@@ -153,7 +153,7 @@ class vLLMOmniColocateWorkerExtension(WeightReceiver, CustomPipelineWorkerExtens
 def apply_vae_settings(vae: Any, od_config: Any) -> None:
     """Let a pipeline's VAE decode as the engine's settings say.
 
-    vLLM-Omni does this only for pipelines of its own (vllm_omni/diffusion/registry.py, `initialize_model`).
+    vLLM-Omni does this only for its built-in pipelines (vllm_omni/diffusion/registry.py, `initialize_model`).
 
     Raises:
         ValueError: the VAE does not have what a setting asks for.

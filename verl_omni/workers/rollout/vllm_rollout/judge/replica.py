@@ -24,7 +24,7 @@ WORKER_EXTENSION = "verl_omni.workers.rollout.vllm_rollout.judge.worker_extensio
 
 
 class _Printed:
-    """What this process and its children print from now on, where Ray keeps it in a file."""
+    """Reader of further output of this process and its children, where Ray keeps it in a file."""
 
     def __init__(self) -> None:
         self._log = Path(f"/proc/{os.getpid()}/fd/1").resolve()
@@ -81,8 +81,8 @@ class JudgeReplica(DeadlineReplica):
     """verl's replica of a reward model.
 
     Args:
-        node_resource: custom Ray resource of the nodes that a replica with accelerators of its own may run on.
-        ray_resource: Ray resource that these accelerators count as; None: that of the trainer's.
+        node_resource: custom Ray resource of the nodes that a replica on dedicated accelerators may run on.
+        ray_resource: Ray resource of these accelerators; None: the same as the trainer's.
         deadline: seconds for a reply of the servers.
     """
 
@@ -115,7 +115,7 @@ class JudgeReplica(DeadlineReplica):
 
     @override
     async def init_standalone(self) -> None:
-        """Start the replica on accelerators of its own."""
+        """Start the replica on dedicated accelerators."""
         self.place()
         await self.await_reply("start", self.launch_servers())
 

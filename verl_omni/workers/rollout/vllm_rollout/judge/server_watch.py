@@ -33,5 +33,5 @@ def _end_with(server: int, engine: int) -> None:
             select.select([watched], [], [])  # readable when the process has ended
         finally:
             os.close(watched)
-    if os.getppid() == engine:  # otherwise its PID may be that of another process by now
+    if os.getppid() == engine:  # otherwise another process may have its PID by now
         os.kill(engine, signal.SIGKILL)

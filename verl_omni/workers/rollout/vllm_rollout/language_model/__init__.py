@@ -1,1 +1,1 @@
-"""The autoregressive mode (`output_mode: ar`): what the server and the engine's worker do differently."""
+"""The autoregressive mode (`output_mode: ar`): differences in the server and the engine's worker."""

@@ -52,7 +52,7 @@ def register_language_model(model: str, *, trust_remote_code: bool) -> None:
 def drop_default_settings(engine_args: dict[str, Any]) -> None:
     """Remove default values from the nested settings of `asdict(OmniEngineArgs)`, in place.
 
-    vLLM rejects some of its own defaults: `cudagraph_capture_sizes` of its compilation config must not be None.
+    vLLM rejects some of these defaults: `cudagraph_capture_sizes` of its compilation config must not be None.
     """
     defaults = asdict(OmniEngineArgs(model=engine_args["model"]))
     for name, default in defaults.items():

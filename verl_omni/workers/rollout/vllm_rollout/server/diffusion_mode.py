@@ -61,7 +61,7 @@ class DiffusionMode(ModelMode):
 
     @override
     def drop_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
-        """All: the command line takes some of them in other forms, and loses others (`OmniEngineArgs`)."""
+        """Drops all: the command line takes some of them in another form, and ignores others (`OmniEngineArgs`)."""
         engine_kwargs.clear()
 
     @override

@@ -16,10 +16,10 @@ Message = MutableMapping[str, Any]
 
 @dataclass
 class Answer:
-    """What the engine's proxy knows of the answer to one HTTP request.
+    """The engine proxy's record of the answer to one HTTP request.
 
     Attributes:
-        versions: of the weights of its samples.
+        versions: versions of the weights that generated its samples.
         refusal: why it was not served.
     """
 

@@ -30,11 +30,11 @@ TEXT_AND_AUDIO_ROUTES = ("/tokenize", "/detokenize", "/invocations", "/v1/audio/
 
 
 class Policy(NamedTuple):
-    """What a request is generated with.
+    """Adapter and weight version that a request is generated with.
 
     Attributes:
         lora: LoRA request of the adapter; None without one.
-        version: of the weights; None before the first update.
+        version: version of the weights; None before the first update.
     """
 
     lora: Any
@@ -62,7 +62,7 @@ class PolicyEngine:
         A sleep or a weight update ends the request, which then starts again, unless it has had an output.
 
         Args:
-            args, kwargs: those of `_outputs`.
+            args, kwargs: passed to `_outputs`.
 
         Raises:
             NotServed: the request waited too long at the gate, or was ended and cannot start again.
@@ -100,7 +100,7 @@ class PolicyEngine:
 
         Args:
             sampling_params: parameters of a language model, from routes of vLLM.
-            sampling_params_list: one for each stage; those of a diffusion stage have a field for the adapter.
+            sampling_params_list: one for each stage; diffusion stages have a field for the adapter.
             session_id: set by vLLM's routes and ignored, because vLLM-Omni's engine does not accept it.
         """
         async with self._policy() as policy:

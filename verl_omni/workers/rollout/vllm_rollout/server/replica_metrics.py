@@ -11,7 +11,7 @@ from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 
 class ReplicaMetrics:
-    """Writes what a replica's server sees of requests and weight updates.
+    """Writes metrics of a replica's requests and weight updates.
 
     Args:
         replica: number of the replica.

@@ -140,10 +140,10 @@ class vLLMOmniHttpServer(EngineControlServer):
         """Generate one sample.
 
         Args:
-            prompt_ids: ids of the model's first tokenizer; `extra_prompt_ids` are those of other encoders.
+            prompt_ids: ids of the model's first tokenizer; `extra_prompt_ids` are ids for other encoders.
             prompt_mask: 1 for each of `prompt_ids` to attend to; the others, such as padding, are removed.
             prompt_text, negative_prompt_text: texts, where the ids lose case or spacing; None: the ids are decoded.
-            sampling_params: the engine's own fields and those of `DiffusionRolloutAlgoConfig`, `logprobs`; unchanged.
+            sampling_params: fields of the engine and of `DiffusionRolloutAlgoConfig`, and `logprobs`; unchanged.
             request_id: unique among the requests in flight.
             priority: for language models whose engine has `scheduling_policy: priority`, the lowest first; all other
                 engines serve requests in the order in which they arrive.
@@ -202,7 +202,7 @@ class vLLMOmniHttpServer(EngineControlServer):
 
     @asynccontextmanager
     async def _policy(self) -> AsyncIterator[Policy]:
-        """What one HTTP request is generated with; it has passed the gate."""
+        """Adapter and weight version for one HTTP request that has passed the gate."""
         async with self._mode.hold_weights():
             yield Policy(await self._lora_request(), self._version())
 

@@ -43,7 +43,7 @@ FIELDS: dict[str, Bounds] = {
     "num_inference_steps": Bounds(1),
     "max_sequence_length": Bounds(1),
     "num_outputs_per_prompt": Bounds(1, 1),  # the others would be dropped
-    "seed": Bounds(-(2**63), 2**64 - 1),  # of `torch.Generator.manual_seed`
+    "seed": Bounds(-(2**63), 2**64 - 1),  # bounds of `torch.Generator.manual_seed`
     "guidance_scale": Bounds(0.0, 1e6),
     "guidance_scale_2": Bounds(0.0, 1e6),
     "true_cfg_scale": Bounds(0.0, 1e6),
