@@ -1,4 +1,9 @@
-"""Reconciler: one pass over a job observes, decides, applies and derives, then writes the status if it changed.
+"""Reconciler: one pass over a job.
+
+    observe                decide           apply                  write
+    cache, reports   -->   next steps  -->  requests to the   -->  the status, if it changed,
+    (without requests)     (PURE)           API server             and its events
+
 
 Every trigger leads here: a change of the job or of a child, a report, a timer, a resync. A pass depends only on the
 observed objects and the written status, so it can be repeated, interrupted anywhere, or continued by another process.
@@ -7,7 +12,7 @@ observed objects and the written status, so it can be repeated, interrupted anyw
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
@@ -43,6 +48,7 @@ from omni_operator.status.decisions.rolling import hold_templates, replaces_miss
 from omni_operator.status.decisions.situation import (
     AskForPods,
     CreateAttempt,
+    Decision,
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
@@ -52,7 +58,7 @@ from omni_operator.status.decisions.situation import (
 )
 from omni_operator.status.decisions.timeouts import Timeouts
 from omni_operator.status.observed.job_facts import JobFacts, without_pods
-from omni_operator.status.observed.observation import Observation, TrainerReport
+from omni_operator.status.observed.observation import Observation, Refusal, TrainerReport
 from omni_operator.status.observed.running_pods import as_admitted
 from omni_operator.status.report.events import find_events
 from omni_operator.status.report.job_status import Context, derive_invalid_status, derive_status, derive_unknown_status
@@ -94,6 +100,37 @@ class ReconcileResult:
     gone: bool = False
     wake: datetime | None = None
     result: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The job of a pass, as it was when the pass began."""
+
+    key: Key
+    body: Body
+    spec: ValidSpec | InvalidSpec
+    facts: JobFacts
+    status: Status
+    memory: JobMemory
+    now: datetime
+
+    @property
+    def refused_spec(self) -> str:
+        """Why the operator's settings refuse the spec; empty for a job that has ended."""
+        return "" if self.status.finished else self.spec.refused or ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """Outcome of the steps of a pass.
+
+    Attributes:
+        refusal: the request that the API server refuses; the steps after it were not tried.
+        conflict: whether an object had changed since it was observed.
+    """
+
+    refusal: Refusal | None = None
+    conflict: bool = False
 
 
 @dataclass(slots=True)
@@ -172,7 +209,8 @@ class Reconciler:
             return ReconcileResult()
         facts = parse_job_facts(body, spec.job.spec)
         facts = facts if isinstance(spec, ValidSpec) else without_pods(facts)
-        return await self._pass(key, body, spec, facts, status, now)
+        memory = self._memory.of(key, facts.uid)
+        return await self._pass(_Subject(key, body, spec, facts, status, memory, now))
 
     async def _delete(self, key: Key, facts: JobFacts, now: datetime) -> ReconcileResult:
         """A pass over a job that is being deleted. It reads neither spec nor status, so neither can prevent it."""
@@ -193,88 +231,100 @@ class Reconciler:
         self.reports.forget(key)
         return ReconcileResult(gone=True, result="gone")
 
-    async def _pass(
-        self, key: Key, body: Body, spec: ValidSpec | InvalidSpec, facts: JobFacts, status: Status, now: datetime
-    ) -> ReconcileResult:
-        memory = self._memory.of(key, facts.uid)
-        if not status.finished and (refused := await self._recover(key, body, facts, status, memory, now)):
-            return refused
-        observed = memory.with_times_seen(self._observe(key, facts.uid), now)
-        facts = hold_templates(facts, observed, lambda number: self._unchanged(spec, observed, number))
-        facts = as_admitted(facts, observed)
-        if isinstance(spec, ValidSpec) and not spec.refused:
-            facts = replace(facts, outdated=is_outdated(facts, status, observed, spec.makes))
-        decision = decide(facts, observed, status, self.timeouts, now)
-        refused_spec = None if status.finished else spec.refused
+    async def _pass(self, job: _Subject) -> ReconcileResult:
+        if not job.status.finished and (unknown := await self._recover(job)):
+            return unknown
+        job, observed = self._observe_attempts(job)
+        decision = decide(job.facts, observed, job.status, self.timeouts, job.now)
         # The operator's settings may have become stricter: a running attempt continues to its end.
-        if refused_spec and needs_spec(decision.situation, observed, status):
-            return await self._without_spec(key, body, status, refused_spec, now)
-        refusal = memory.refusals.standing(facts.generation, now)
-        conflict = False
-        valid = spec if isinstance(spec, ValidSpec) else None
-        steps = [step for step in decision.steps if valid or isinstance(step, WITHOUT_SPEC)]
-        steps = [step for step in steps if not is_paused(step, memory, facts, now)]
-        for step in () if refusal else steps:
-            try:
-                await self._count_errors(memory, facts, self._perform(step, key, valid, facts))
-            except (Conflict, NotFound) as error:
-                log.info("%s/%s: conflict: %s", *key, error)
-                conflict = True
-                break
-            except (Refused, KindAbsent) as error:
-                log.warning("%s/%s: the API server rejected a request: %s", *key, error)
-                memory.refusals = memory.refusals.add(error, facts.generation, now)
-                refusal = memory.refusals.last
-                break
-        else:
-            if not refusal:
-                memory.refusals = NO_REFUSALS
-        current = self.cache.job(key)
-        if current is None or not is_as_decided(current, body):
-            return ReconcileResult(current is None, result="conflict" if current else "gone")
-        after = self._observe(key, facts.uid)
-        newest = max(status.attempts, after.newest)
-        context = Context(
-            timeouts=self.timeouts,
-            now=now,
-            listening=self._memory.listening,
-            refusal=refusal,
-            refused_spec=refused_spec,
-            changed_by_others=memory.corrections.changed_by_others(now, facts.generation),
-        )
-        derived = derive_status(facts, after, status, decision.situation, context)
-        replaced = replaces_missing(after, newest)
-        write = self._write(key, current, status, derived, memory, now, replaced=replaced)
-        written = await self._count_errors(memory, facts, write)
-        wakes = [
-            decision.wake,
-            memory.refusals.until if refusal else None,
-            *memory.corrections.times(now, facts.generation),
-            *find_deadlines(facts, decision.situation, derived, after, context),
-        ]
-        # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
-        wakes = [written.wake, *(at for at in wakes if at and at > now)]
-        result = "refused" if refusal else "conflict" if conflict else written.result
-        return ReconcileResult(wake=min(filter(None, wakes), default=None), result=result)
+        if job.refused_spec and needs_spec(decision.situation, observed, job.status):
+            return await self._without_spec(job.key, job.body, job.status, job.refused_spec, job.now)
+        applied = await self._apply(job, decision.steps)
+        current = self.cache.job(job.key)
+        if current is None:
+            return ReconcileResult(gone=True, result="gone")
+        if not is_as_decided(current, job.body):
+            return ReconcileResult(result="conflict")
+        return await self._write_outcome(job, current, decision, applied)
 
-    async def _recover(
-        self, key: Key, body: Body, facts: JobFacts, status: Status, memory: JobMemory, now: datetime
-    ) -> ReconcileResult | None:
+    async def _recover(self, job: _Subject) -> ReconcileResult | None:
         """Look up objects that the watches have lost. The pass's result if it stays unknown which objects exist."""
+        memory = job.memory
+        generation = job.facts.generation
         try:
-            known = await recover_lost(self.cluster, self.cache, key, facts, status, memory, now)
+            known = await recover_lost(self.cluster, self.cache, job.key, job.facts, job.status, memory, job.now)
         except Refused as error:
-            log.warning("%s/%s: the API server rejected a request: %s", *key, error)
-            memory.refusals = memory.refusals.add(error, facts.generation, now)
+            log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
+            memory.refusals = memory.refusals.add(error, generation, job.now)
             known = False
         if known:
             return None
-        refusal = memory.refusals.standing(facts.generation, now)
-        others = memory.corrections.changed_by_others(now, facts.generation)
-        derived = derive_unknown_status(facts, status, refusal, others, now)
-        await self._count_errors(memory, facts, self._write(key, body, status, derived, memory, now))
-        wakes = [memory.refusals.until] if refusal else memory.corrections.times(now, facts.generation)
+        refusal = memory.refusals.standing(generation, job.now)
+        others = memory.corrections.changed_by_others(job.now, generation)
+        derived = derive_unknown_status(job.facts, job.status, refusal, others, job.now)
+        write = self._write(job.key, job.body, job.status, derived, memory, job.now)
+        await self._count_errors(memory, job.facts, write)
+        wakes = [memory.refusals.until] if refusal else memory.corrections.times(job.now, generation)
         return ReconcileResult(wake=min(filter(None, wakes)), result="refused" if refusal else "conflict")
+
+    def _observe_attempts(self, job: _Subject) -> tuple[_Subject, Observation]:
+        """What exists of the job, and the job with the facts that depend on it."""
+        observed = job.memory.with_times_seen(self._observe(job.key, job.facts.uid), job.now)
+        facts = hold_templates(job.facts, observed, lambda number: self._unchanged(job.spec, observed, number))
+        facts = as_admitted(facts, observed)
+        if isinstance(job.spec, ValidSpec) and not job.spec.refused:
+            facts = replace(facts, outdated=is_outdated(facts, job.status, observed, job.spec.makes))
+        return replace(job, facts=facts), observed
+
+    async def _apply(self, job: _Subject, steps: Sequence[Step]) -> _Applied:
+        """Carry out the steps up to the first that fails; none while a refused request waits to be repeated."""
+        memory = job.memory
+        if refusal := memory.refusals.standing(job.facts.generation, job.now):
+            return _Applied(refusal)
+        valid = job.spec if isinstance(job.spec, ValidSpec) else None
+        possible = [step for step in steps if valid or isinstance(step, WITHOUT_SPEC)]
+        for step in [step for step in possible if not is_paused(step, memory, job.facts, job.now)]:
+            try:
+                await self._count_errors(memory, job.facts, self._perform(step, job.key, valid, job.facts))
+            except (Conflict, NotFound) as error:
+                log.info("%s/%s: conflict: %s", *job.key, error)
+                return _Applied(conflict=True)
+            except (Refused, KindAbsent) as error:
+                log.warning("%s/%s: the API server rejected a request: %s", *job.key, error)
+                memory.refusals = memory.refusals.add(error, job.facts.generation, job.now)
+                return _Applied(memory.refusals.last)
+        memory.refusals = NO_REFUSALS
+        return _Applied()
+
+    async def _write_outcome(
+        self, job: _Subject, current: Body, decision: Decision, applied: _Applied
+    ) -> ReconcileResult:
+        """Derive the status from what exists after the steps, write it, and find the time of the next pass."""
+        memory = job.memory
+        generation = job.facts.generation
+        after = self._observe(job.key, job.facts.uid)
+        context = Context(
+            timeouts=self.timeouts,
+            now=job.now,
+            listening=self._memory.listening,
+            refusal=applied.refusal,
+            refused_spec=job.refused_spec or None,
+            changed_by_others=memory.corrections.changed_by_others(job.now, generation),
+        )
+        derived = derive_status(job.facts, after, job.status, decision.situation, context)
+        replaced = replaces_missing(after, max(job.status.attempts, after.newest))
+        write = self._write(job.key, current, job.status, derived, memory, job.now, replaced=replaced)
+        written = await self._count_errors(memory, job.facts, write)
+        wakes = [
+            decision.wake,
+            memory.refusals.until if applied.refusal else None,
+            *memory.corrections.times(job.now, generation),
+            *find_deadlines(job.facts, decision.situation, derived, after, context),
+        ]
+        # What was due by now, this pass has done or could not do: only a written status is followed by a pass at once.
+        wakes = [written.wake, *(at for at in wakes if at and at > job.now)]
+        result = "refused" if applied.refusal else "conflict" if applied.conflict else written.result
+        return ReconcileResult(wake=min(filter(None, wakes), default=None), result=result)
 
     async def _without_spec(self, key: Key, body: Body, status: Status, text: str, now: datetime) -> ReconcileResult:
         """A pass over a job with an invalid spec: the status names the errors."""
