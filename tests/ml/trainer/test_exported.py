@@ -10,6 +10,7 @@ import torch
 
 from tests.ml.trainer.test_loop import trainer
 from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.metrics import exported
 from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.utils.metrics.exported_metrics import (
     OF_A_JUDGE,
@@ -39,17 +40,19 @@ class Recorder(MetricsWriter):
         self.values[name] = self.values.get(name, 0) + value
 
 
-def run(folder: Path, *overrides: str) -> tuple[Recorder, Any]:
-    made = trainer(folder, "actor_rollout_ref.rollout.pipeline.output_type=latent", *overrides)
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Any]:
     recorder = Recorder()
-    made.exported = TrainerMetrics(recorder)
+    monkeypatch.setattr(exported, "MetricsWriter", lambda: recorder)
+    made = trainer(folder, "actor_rollout_ref.rollout.pipeline.output_type=latent")
     made.fit(None)
     return recorder, made
 
 
 @pytest.mark.slow  # composes all settings
-def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(tmp_path: Path) -> None:
-    recorder, made = run(tmp_path)
+def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, made = run(tmp_path, monkeypatch)
     values = recorder.values
     lines = made.folder.metrics()
     of_others = (*OF_A_STORE, *OF_STANDALONE_REPLICAS, *OF_A_JUDGE)
@@ -72,10 +75,10 @@ def test_a_run_of_two_steps_exports_every_metric_of_the_trainer(tmp_path: Path) 
 def test_a_collapse_is_exported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_omni.trainer.metrics import collapse
 
-    recorder, made = run(tmp_path)
+    recorder, made = run(tmp_path, monkeypatch)
     assert recorder.values["omni_samples_collapsed"] == 0
     monkeypatch.setattr(collapse, "observe", lambda state, line: (collapse.CollapseState(collapsed=True), None))
-    made._record({"step": 3})
+    made.loop.recorder.record({"step": 3})
     assert recorder.values["omni_samples_collapsed"] == 1
 
 
