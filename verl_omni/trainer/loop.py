@@ -97,7 +97,6 @@ class TrainingLoop:
         with timed(metrics, "sync"):
             metrics |= self.engines.publish(step)
         metrics |= _durations(batch, time.perf_counter() - began)
-        self.recorder.took(metrics["timing_s/step"])
         if self.evaluation.is_due(step):
             metrics |= self.evaluation.evaluate(step)
         self.recorder.finished(metrics)

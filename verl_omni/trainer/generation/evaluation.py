@@ -14,6 +14,7 @@ from verl_omni.trainer.generation.sample_generator import SampleGenerator
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.metrics.step_recorder import StepRecorder, timed
 from verl_omni.trainer.run.run_folder import write_samples
+from verl_omni.trainer.run.step_checkpoints import is_due
 from verl_omni.trainer.settings import async_settings
 
 
@@ -48,8 +49,7 @@ class Evaluation:
             return False
         if step == 0:
             return bool(self._config.trainer.val_before_train)
-        every = self._config.trainer.test_freq
-        return step == self._last or (every > 0 and step % every == 0)
+        return step == self._last or is_due(self._config.trainer.test_freq, step)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the weights after a step; returns the metrics.

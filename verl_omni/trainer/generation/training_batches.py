@@ -16,6 +16,7 @@ from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.generation.sample_generator import SampleGenerator
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run.run_folder import write_samples
+from verl_omni.trainer.run.step_checkpoints import is_due
 from verl_omni.trainer.settings import async_settings
 from verl_omni.weight_sync.errors import is_loss_of_replicas
 
@@ -129,8 +130,7 @@ class TrainingBatches:
             version=version,
             seed=trainer.seed if rollout.seed is None else rollout.seed,
         )
-        every = trainer.rollout_data_save_freq
-        are_written = trainer.rollout_data_dir is not None and every > 0 and step % every == 0
+        are_written = trainer.rollout_data_dir is not None and is_due(trainer.rollout_data_save_freq, step)
         # A training step needs the trajectory and the score only, and the trajectory on the ranks only.
         prompts.meta_info |= {"carry_responses": are_written, "store_samples": True}
         if self._ahead is None:

@@ -61,12 +61,9 @@ class StepRecorder:
 
     def finished(self, metrics: dict[str, Any]) -> None:
         """Record a step that is published, and evaluated if it was due."""
+        self._step_seconds.append(metrics["timing_s/step"])
         self.record(metrics, step_metrics.eta(self._step_seconds, self._total - metrics["step"]))
         self._pending = None
-
-    def took(self, seconds: float) -> None:
-        """Take the duration of a step."""
-        self._step_seconds.append(seconds)
 
     def record_pending(self) -> None:
         """Record a step before it is published, because it is saved now."""

@@ -27,6 +27,11 @@ class RunRequests:
     """Called when such a checkpoint exists."""
 
 
+def is_due(every: int, step: int) -> bool:
+    """Whether something is due after a step that happens every `every` steps; not positive: never."""
+    return every > 0 and step % every == 0
+
+
 class StepCheckpoints:
     """Saves the last complete step when it is due, requested, or the run ends.
 
@@ -81,7 +86,7 @@ class StepCheckpoints:
     def after_step(self, step: int) -> None:
         """Save a step that is recorded, if it is due or requested."""
         self.saver.poll()
-        if not self._save_if_wanted() and self._every > 0 and step % self._every == 0:
+        if not self._save_if_wanted() and is_due(self._every, step):
             self.saver.save(step)
 
     def save_last(self) -> None:
