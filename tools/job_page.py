@@ -1,6 +1,6 @@
-"""Generator of `docs/job.md`, the reference of a job's fields, from the CRD.
+"""Generator of `docs/reference/job.md`, the reference of a job's fields, from the CRD.
 
-PYTHONPATH=operator:. python -m tools.job_page --out docs/job.md [--check]
+PYTHONPATH=operator:. python -m tools.job_page --out docs/reference/job.md [--check]
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ prints every problem with its line, `drl validate --cluster` also what the opera
 
 Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
 of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
-([pools.md](pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once if the
-trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
+([pools.md](../guides/pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once
+if the trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
 `ttlSecondsAfterFinished` and `cleanupPolicy` can change.
 """
 
@@ -96,7 +96,7 @@ def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    return write_or_check(arguments, Path("docs/job.md"), lambda _: text(), stale="does not match the models")
+    return write_or_check(arguments, Path("docs/reference/job.md"), lambda _: text(), stale="does not match the models")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/settings.md: every setting of the reference, and what becomes of it here.
+"""docs/reference/settings.md: every setting of the reference, and what becomes of it here.
 
     python -m tools.settings_page [--check]
 
@@ -26,7 +26,7 @@ from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
-PAGE = Path("docs/settings.md")
+PAGE = Path("docs/reference/settings.md")
 SOURCE = Path("docs/figures/reference-settings.tsv")
 HEADER = """\
 # Settings of the reference
@@ -40,9 +40,9 @@ many of its 40 published recipes set a value.
 | --- | ---: |
 {counts}
 
-- **used**: it has the reference's meaning, except for what [switching.md](switching.md) says. With "only", other
-  values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no effect, and is
-  named at the start.
+- **used**: it has the reference's meaning, except for what [switching.md](../from-verl-omni/switching.md) says. With
+  "only", other values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no
+  effect, and is named at the start.
 - **same as**: the value goes to the named setting, or must be equal to it.
 - **without effect**: accepted and named once at the start of a run, with this reason.
 - **only**: other values are refused, because this trainer does not have what they ask for.
@@ -56,9 +56,10 @@ ENGINE_HEADER = f"""
 ## {ENGINE_TITLE}
 
 Below `{engine_settings.GROUP}` a run, and each program that starts a
-[rollout server](rollout-server.md), may set these, with hyphens too. The engine is handed what is set, by name; null
-is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values that other settings
-rule out are refused at the start. What does nothing for a model's family or next to other settings is named.
+[rollout server](../guides/pools.md#the-rollout-server), may set these, with hyphens too. The engine is handed what is
+set, by name; null is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values
+that other settings rule out are refused at the start. What does nothing for a model's family or next to other settings
+is named.
 
 | setting | value | what it does |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""PURE: the Prometheus metrics of trainer and rollout replicas. docs/metrics.md is generated from them.
+"""PURE: the Prometheus metrics of trainer and rollout replicas. docs/reference/metrics.md is generated from them.
 
 Ray exports them on the metrics port of each node, with the prefix `ray_`. Values of labels come from closed lists: the
 phases below, and the numbers of the replicas.
