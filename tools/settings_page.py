@@ -67,10 +67,10 @@ is named.
 REFUSED_HEADER = """
 These are settings of vLLM-Omni that the stage of this trainer cannot take, unless their value asks for nothing:
 
-| setting | why |
-| --- | --- |
 """
 _WRITTEN = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "group, or JSON text"}
+CELL_WORDS = 30
+USED = ("used", "same as another")
 KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
 
 
@@ -181,14 +181,35 @@ def _parts(found: Sequence[Row]) -> Iterator[str]:
     names = (name.removeprefix("actor_rollout_ref.") for name in {**cpu_values.REPLACED, **cpu_values.IGNORED})
     on_cpu = textwrap.fill(", ".join(f"`{name}`" for name in names), 120)
     yield HEADER.format(total=len(found), counts=table, on_cpu=on_cpu)
-    section = ""
+    sections: dict[str, list[Row]] = {}
     for row in found:
-        if (top := row.name.partition(".")[0]) != section:
-            section = top
-            yield f"\n## {section}\n\n| setting | recipes | default there | here |\n| --- | ---: | --- | --- |\n"
-        short = row.name.removeprefix(f"{section}.")
-        yield f"| `{short}` | {row.recipes} | {_there(row.default)} | {row.here} |\n"
+        sections.setdefault(row.name.partition(".")[0], []).append(row)
+    for section, its_rows in sections.items():
+        yield f"\n## {section}\n"
+        yield from _section(section, its_rows)
     yield from _engine()
+
+
+def _section(section: str, found: Sequence[Row]) -> Iterator[str]:
+    """A table of the settings that have a meaning here, and the others by what becomes of them."""
+    notes: list[str] = []
+    used = [row for row in found if row.kind in USED]
+    if used:
+        yield "\n| setting | recipes | default there | default here |\n| --- | ---: | --- | --- |\n"
+    for row in used:
+        here = row.here.removeprefix("used; default ")
+        if len(here.split()) > CELL_WORDS:
+            here, _, values = here.partition("; ")
+            notes.append(f"- `{row.name.removeprefix(f'{section}.')}`: {values}\n")
+        yield f"| `{row.name.removeprefix(f'{section}.')}` | {row.recipes} | {_there(row.default)} | {here} |\n"
+    others: dict[str, list[str]] = {}
+    for row in found:
+        if row.kind not in USED:
+            others.setdefault(row.here, []).append(f"`{row.name.removeprefix(f'{section}.')}`")
+    yield "\n"
+    yield from notes
+    for here, names in others.items():
+        yield f"- {', '.join(names)}: {here}\n"
 
 
 def _engine() -> Iterator[str]:
@@ -208,7 +229,7 @@ def _engine() -> Iterator[str]:
                 pass
     yield REFUSED_HEADER
     for reason, names in reasons.items():
-        yield f"| {', '.join(_code(name.rpartition('.')[2]) for name in names)} | {reason} |\n"
+        yield f"- {', '.join(_code(name.rpartition('.')[2]) for name in names)}: {reason}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -98,8 +98,8 @@ def setting_names() -> frozenset[str]:
     for line in page.splitlines():
         if line.startswith("#"):
             section = (re.findall(r"`([\w.]+)`", line) or [line.lstrip("# ")])[0]
-        elif row := re.match(r"\| `([\w.*]+)`", line):
-            found.add(f".{section}.{row[1]}")
+        elif row := re.match(r"(?:\||-) ((?:`[\w.*]+`(?:, )?)+)", line):
+            found.update(f".{section}.{name}" for name in re.findall(r"`([\w.*]+)`", row[1]))
     return frozenset(found)
 
 
