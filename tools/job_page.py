@@ -91,13 +91,17 @@ def _split(description: str) -> tuple[str, str]:
     """The first sentences, as many as a cell of the table holds, and the rest."""
     if len(description.split()) <= CELL_WORDS:
         return description, ""
-    sentences = re.split(r"(?<=\.) (?=[A-Z0-9'])|(?<=;) ", description)
+    sentences = re.split(r"(?<!e\.g)(?<=\.) ", description)
+    if len(sentences[0].split()) > CELL_WORDS:
+        sentences = re.split(r"(?<!e\.g)(?<=[.;]) ", description)
     count = 1
     while len(" ".join(sentences[: count + 1]).split()) <= CELL_WORDS:
         count += 1
     first = " ".join(sentences[:count])
     rest = " ".join(sentences[count:])
-    return f"{first.rstrip(';.')}.", rest[:1].upper() + rest[1:]
+    if not first.endswith(";"):
+        return first, rest
+    return f"{first.rstrip(';')}.", rest[:1].upper() + rest[1:]
 
 
 def _kind(field: Schema) -> str:

@@ -33,8 +33,7 @@ HEADER = """\
 
 For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
 from the trainer's configuration and `verl_omni/utils/reference_settings.yaml`; tests compare every line with
-what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026; "recipes" says how
-many of its 40 published recipes set a value.
+what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026.
 
 | what happens to a value | settings |
 | --- | ---: |
@@ -128,7 +127,8 @@ def _used(found: Sequence[tuple[DictConfig, str]], algorithms: int) -> str:
     """Which algorithms use a setting."""
     if len(found) == algorithms:
         return "used"
-    return f"used with {_listed([config.actor_rollout_ref.actor.diffusion_loss.loss_mode for config, _ in found])}"
+    names = [_code(config.actor_rollout_ref.actor.diffusion_loss.loss_mode) for config, _ in found]
+    return f"with {', '.join(names)}"
 
 
 def default_here(config: DictConfig, name: str) -> str | None:
@@ -195,13 +195,13 @@ def _section(section: str, found: Sequence[Row]) -> Iterator[str]:
     notes: list[str] = []
     used = [row for row in found if row.kind in USED]
     if used:
-        yield "\n| setting | recipes | default there | default here |\n| --- | ---: | --- | --- |\n"
+        yield "\n| setting | default there | default here |\n| --- | --- | --- |\n"
     for row in used:
         here = row.here.removeprefix("used; default ")
         if len(here.split()) > CELL_WORDS:
             here, _, values = here.partition("; ")
             notes.append(f"- `{row.name.removeprefix(f'{section}.')}`: {values}\n")
-        yield f"| `{row.name.removeprefix(f'{section}.')}` | {row.recipes} | {_there(row.default)} | {here} |\n"
+        yield f"| `{row.name.removeprefix(f'{section}.')}` | {_there(row.default)} | {here} |\n"
     others: dict[str, list[str]] = {}
     for row in found:
         if row.kind not in USED:
