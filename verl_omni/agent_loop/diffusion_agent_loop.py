@@ -159,6 +159,7 @@ class DiffusionAgentLoopWorker:
         """Constructor arguments of every loop; the settings that a loop reads for each row are already resolved."""
         config = copy.deepcopy(self.config)
         OmegaConf.resolve(config.actor_rollout_ref.rollout)
+        OmegaConf.resolve(config.actor_rollout_ref.model)
         OmegaConf.resolve(config.data)
         offered = {
             "trainer_config": DictConfigWrap(config=config),

@@ -5,7 +5,7 @@ Each tensor alone would be pickled by `torch.save`, which takes longer than the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,32 +71,51 @@ class PackedTensors:
         return values.view(dtype).view(place.shape)
 
 
-def pack(rows: Sequence[Mapping[str, Tensor]]) -> PackedTensors:
-    """Copy the tensors of rows, which may be on any device, to one buffer."""
-    places: list[dict[str, Place]] = []
-    contents: list[tuple[int, Tensor]] = []
-    known: dict[tuple[Any, ...], list[tuple[Tensor, Place]]] = {}
-    end = 0
+class Packer:
+    """Collects the tensors of rows, which may be on any device, for one buffer."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """Size of the buffer."""
+        self._places: list[dict[str, Place]] = []
+        self._contents: list[tuple[int, Tensor]] = []  # first byte in the buffer, uint8 [bytes]
+        self._known: dict[tuple[Any, ...], list[tuple[Tensor, Place]]] = {}
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._places)
+
+    def add(self, row: Mapping[str, Tensor]) -> None:
+        """Add the tensors of a row, by name; they must not be changed before `packed`."""
+        self._places.append({name: self._place(tensor) for name, tensor in row.items()})
+
+    def packed(self) -> PackedTensors:
+        """All rows, copied to one buffer."""
+        buffer = np.empty(self.nbytes, dtype=np.uint8)
+        for start, content in self._contents:
+            buffer[start : start + len(content)] = content.numpy()
+        return PackedTensors(buffer, self._places)
+
+    def _place(self, tensor: Tensor) -> Place:
+        content = _bytes(tensor)
+        place = Place(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), self.nbytes)
+        if len(content) >= SHARED_BYTES:
+            alike = self._known.setdefault((place.dtype, place.shape, *_ends(content)), [])
+            for other, known in alike:
+                if torch.equal(other, content):
+                    return known
+            alike.append((content, place))
+        self._contents.append((place.start, content))
+        self.nbytes += -(-len(content) // ALIGNMENT) * ALIGNMENT
+        return place
+
+
+def pack(rows: Iterable[Mapping[str, Tensor]]) -> PackedTensors:
+    """The tensors of rows in one buffer."""
+    packer = Packer()
     for row in rows:
-        row_places = {}
-        for name, tensor in row.items():
-            content = _bytes(tensor)
-            place = Place(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end)
-            if len(content) >= SHARED_BYTES:
-                alike = known.setdefault((*place[:2], *_ends(content)), [])
-                same = next((other_place for other, other_place in alike if torch.equal(other, content)), None)
-                if same is not None:
-                    row_places[name] = same
-                    continue
-                alike.append((content, place))
-            contents.append((end, content))
-            end += -(-len(content) // ALIGNMENT) * ALIGNMENT
-            row_places[name] = place
-        places.append(row_places)
-    buffer = np.empty(end, dtype=np.uint8)
-    for start, content in contents:
-        buffer[start : start + len(content)] = content.numpy()
-    return PackedTensors(buffer, places)
+        packer.add(row)
+    return packer.packed()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from verl_omni.utils.packed_tensors import PackedTensors, Place, pack
+from verl_omni.utils.packed_tensors import PackedTensors, Packer, Place
 
 Reference = Any  # ray.ObjectRef
 Put = Callable[[PackedTensors], Reference]
@@ -41,35 +41,27 @@ class SampleWriter:
     """
 
     put: Put
-    _waiting: list[dict[str, Tensor]] = field(default_factory=list)
-    _counted: set[int] = field(default_factory=set)  # identities of the tensors that wait; samples may share them
-    _waiting_bytes: int = 0
+    _waiting: Packer = field(default_factory=Packer)
     _stored: list[StoredSample] = field(default_factory=list)
 
     def add(self, tensors: dict[str, Tensor]) -> int:
         """Store a sample's tensors, without a batch dimension, soon. Returns its number, from 0."""
-        self._waiting.append(tensors)
-        for tensor in tensors.values():
-            if id(tensor) not in self._counted:
-                self._counted.add(id(tensor))
-                self._waiting_bytes += tensor.nbytes
+        self._waiting.add(tensors)
         number = len(self._stored) + len(self._waiting) - 1
-        if self._waiting_bytes >= OBJECT_BYTES:
+        if self._waiting.nbytes >= OBJECT_BYTES:
             self._write()
         return number
 
     def finish(self) -> list[StoredSample]:
         """Store the samples that wait. Returns all samples, by their numbers."""
-        if self._waiting:
+        if len(self._waiting):
             self._write()
         return self._stored
 
     def _write(self) -> None:
-        reference = self.put(pack(self._waiting))
+        reference = self.put(self._waiting.packed())
         self._stored += [StoredSample(reference, row) for row in range(len(self._waiting))]
-        self._waiting = []
-        self._counted = set()
-        self._waiting_bytes = 0
+        self._waiting = Packer()
 
 
 class SharedRows:

@@ -17,9 +17,7 @@ SHAPES = st.lists(st.integers(0, 4), max_size=3)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.tuples(st.sampled_from(DTYPES), SHAPES)), max_size=4))
 @settings(deadline=None, max_examples=60)
 def test_rows_come_out_as_they_went_in(shapes: list[dict[str, tuple[torch.dtype, list[int]]]]) -> None:
-    rows = [
-        {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in row.items()} for row in shapes
-    ]
+    rows = [{name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in row.items()} for row in shapes]
     unpacked = pickle.loads(pickle.dumps(pack(rows))).rows()
     assert [row.keys() for row in unpacked] == [row.keys() for row in rows]
     for row, other in zip(rows, unpacked, strict=True):

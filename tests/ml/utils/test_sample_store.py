@@ -108,6 +108,6 @@ def test_a_large_batch_is_several_objects(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sample_store, "OBJECT_BYTES", 100)
     store = Store()
     samples = store_samples(store, [{"latents": torch.full((10,), float(place))} for place in range(7)])
-    assert [len(each.places) for each in store.objects] == [3, 3, 1]
+    assert [len(each.places) for each in store.objects] == [2, 2, 2, 1]
     loaded = load([[sample] for sample in samples], store.get)["latents"]
     assert loaded[:, 0].tolist() == list(range(7))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from ray.exceptions import RayError
 
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput

@@ -35,7 +35,9 @@ class OutputGroup:
     def of(cls, outputs: Sequence[Numbered]) -> OutputGroup:
         """Pack outputs."""
         divided = [_divided(output) for _, output in outputs]
-        return cls([number for number, _ in outputs], pack([tensors for tensors, _ in divided]), [o for _, o in divided])
+        return cls(
+            [number for number, _ in outputs], pack([tensors for tensors, _ in divided]), [o for _, o in divided]
+        )
 
     def outputs(self) -> list[Numbered]:
         """The outputs; large tensors that are the same are one tensor."""
