@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from typing_extensions import override
 from verl.utils.config import omega_conf_to_dataclass
@@ -185,7 +186,8 @@ class vLLMOmniHttpServer(EngineControlServer):
         Yields:
             The outputs, as they finish. In the place of a failed one is the exception that `generate` would raise.
         """
-        calls = [self._generate(*_divided(request)) for request in requests]
+        marks = self._mode.call_params(uuid4().hex, len(requests))
+        calls = [self._generate(*_divided(request, mark)) for request, mark in zip(requests, marks, strict=True)]
         in_flight = len(calls)
         self.exported.count(in_flight)
         try:
@@ -247,10 +249,13 @@ class vLLMOmniHttpServer(EngineControlServer):
         return LoRARequest(lora_name=VLLM_LORA_NAME, lora_int_id=VLLM_LORA_INT_ID, lora_path=VLLM_LORA_PATH)
 
 
-def _divided(arguments: Mapping[str, Any]) -> tuple[RolloutRequest, dict[str, Any], str, int]:
-    """Arguments of `_generate` from those of `generate`."""
+def _divided(
+    arguments: Mapping[str, Any], more_params: Mapping[str, Any]
+) -> tuple[RolloutRequest, dict[str, Any], str, int]:
+    """Arguments of `_generate` from those of `generate`, with further sampling parameters."""
     prompt = {name: value for name, value in arguments.items() if name not in NO_PROMPT}
-    return RolloutRequest(**prompt), arguments["sampling_params"], arguments["request_id"], arguments.get("priority", 0)
+    params = {**arguments["sampling_params"], **more_params}
+    return RolloutRequest(**prompt), params, arguments["request_id"], arguments.get("priority", 0)
 
 
 def select_mode(config: DiffusionRolloutConfig) -> ModelMode:
