@@ -203,9 +203,11 @@ class DiffusionAgentLoopWorker:
         rows = [{name: column[row] for name, column in columns.items()} for row in range(size)]
         version = batch.meta_info.get("global_steps")
         this_batch = BatchRun.of(batch.meta_info, self.put)
+        for each in rows:
+            each[BATCH] = this_batch
 
         async def run(row: int) -> _InternalDiffusionAgentLoopOutput:
-            made = await self._run_agent_loop(params[row], **rows[row], **{BATCH: this_batch})
+            made = await self._run_agent_loop(params[row], **rows[row])
             this_batch.count_failure(made.extra_fields[FAILURE])
             return made if this_batch.carry_responses else self._drop_response(made, this_batch)
 

@@ -122,7 +122,7 @@ def _rows_of(name: str, samples: Sequence[Mapping[str, Tensor]], shape: tuple[in
         if name not in sample:
             raise KeyError(f"{name} is missing in sample {number}, sample 0 has it")
     numbers: dict[int, int] = {}  # identity of a distinct tensor -> its row in the table
-    distinct = []
+    distinct: list[Tensor] = []
     index = []
     for sample in samples:
         tensor = sample[name]

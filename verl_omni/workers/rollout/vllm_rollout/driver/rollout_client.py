@@ -64,6 +64,8 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         self._standalone = getattr(rollout, "min_replicas", None) is not None
         self._waits = waits
         self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
+        # Arguments of the router's `acquire_server` and `release_server`, which it is asked for once.
+        self._router_fields: list[list[str]] | None = None
         self._gathering = RequestGathering(self._send)
 
     def row(self) -> AbstractContextManager[None]:
@@ -77,14 +79,13 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
             TooFewReplicas: the router has none, and none can join, or none did within `rollout.deadline_seconds`.
             ReplicaCallFailed: as `await_router`.
         """
-        if self._lb_require_release_fields is None:
+        if self._router_fields is None:
             router = self._load_balancer
             fields = asyncio.gather(router.require_acquire_fields.remote(), router.require_release_fields.remote())
-            self._lb_require_acquire_fields, self._lb_require_release_fields = map(list, await await_router(fields))
-        names = self._lb_require_acquire_fields
+            self._router_fields = await await_router(fields)
         calls = [
             {"request_id": request.request_id}
-            | {name: request.arguments[name] for name in names if name in request.arguments}
+            | {name: request.arguments[name] for name in self._router_fields[0] if name in request.arguments}
             for request in requests
         ]
         clock = asyncio.get_running_loop().time
@@ -103,10 +104,10 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
 
     def _release(self, replica: str, requests: Sequence[GatheredRequest]) -> None:
         """Tell the router, without waiting for it, that a replica has ended requests."""
-        id_field = self._lb_require_release_fields or ()
+        assert self._router_fields is not None, "it was asked when the replica was acquired"
+        with_ids = "request_id" in self._router_fields[1]
         calls = [
-            {"server_id": replica} | ({"request_id": request.request_id} if "request_id" in id_field else {})
-            for request in requests
+            {"server_id": replica} | ({"request_id": request.request_id} if with_ids else {}) for request in requests
         ]
         self._load_balancer.__ray_call__.remote(release_servers, calls)
 
