@@ -80,6 +80,10 @@ class LanguageModelMode(ModelMode):
         return {"prompt": prompt, "sampling_params_list": [sampling, *stage_defaults[1:]], "lora_request": lora}
 
     @override
+    def call_params(self, call: str, size: int) -> list[dict[str, Any]]:
+        return [{}] * size
+
+    @override
     def to_output(self, result: Any, params: Params, global_steps: int | None) -> TokenOutput:
         return token_requests.to_token_output(result, global_steps=global_steps)
 
