@@ -23,7 +23,7 @@ from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, RESERVE, 
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools, network_bucket
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.settings import configuration
-from verl_omni.weight_sync.network.buckets import BucketFiller
+from verl_omni.weight_sync.buckets import BucketFiller
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
