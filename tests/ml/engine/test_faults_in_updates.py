@@ -26,6 +26,7 @@ from verl_omni.weight_sync import ipc, names
 from verl_omni.weight_sync.buckets import compute_digest
 from verl_omni.weight_sync.buffers import SendBuffer
 from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.weight_sync.messages import BucketMessage, Entry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -77,14 +78,14 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     two = torch.full((4, 32), 2.0)
     size = one.nbytes
     of_one, of_two = (compute_digest(each.view(-1).view(torch.uint8)) for each in (one, two))
-    first = {q: ipc.Entry(one.shape, "float32", 0, of_one)}
-    second = {k: ipc.Entry(two.shape, "float32", size, of_two)}
+    first = {q: Entry(one.shape, "float32", 0, of_one)}
+    second = {k: Entry(two.shape, "float32", size, of_two)}
     swapped = {
-        q: ipc.Entry(one.shape, "float32", size, of_one),
-        k: ipc.Entry(two.shape, "float32", 0, of_two),
+        q: Entry(one.shape, "float32", size, of_one),
+        k: Entry(two.shape, "float32", 0, of_two),
     }
-    beyond = {q: ipc.Entry(one.shape, "float32", 2 * size - 8, of_one)}
-    message = ipc.BucketMessage
+    beyond = {q: Entry(one.shape, "float32", 2 * size - 8, of_one)}
+    message = BucketMessage
     return {q: one, k: two}, {
         "truncated": [message(beyond, [q])],
         "re-ordered": [message(swapped, [q, k])],

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -43,7 +44,7 @@ def running(start: Any) -> tuple[Any, Any]:
 
 def assert_no_segment_remains() -> None:
     """Engines that are tested at the same time have segments for moments; what is left behind stays."""
-    found = set(Path("/dev/shm").glob(f"{ipc.SEGMENT_PREFIX}*"))
+    found = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
     until = time.monotonic() + 30
     while found and time.monotonic() < until:
         time.sleep(0.2)

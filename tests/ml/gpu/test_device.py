@@ -16,6 +16,7 @@ from tests.ml.gpu import sending
 from tests.ml.workers import test_actor as grpo
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.weight_sync import ipc
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 from verl_omni.weight_sync.checks import StagedTensors
 from verl_omni.workers.config import DiffusionFSDPConfig, DiffusionMixedPrecisionConfig
 
@@ -45,7 +46,7 @@ def test_weights_are_sent_between_processes_by_device_ipc(
     assert sender.wait(60) == 0
     for name, tensor in sending.weights():
         assert torch.equal(staging.tensors[name].cpu(), tensor)
-    left = [*Path("/dev/shm").glob(f"{ipc.SEGMENT_PREFIX}*"), *Path("/dev/shm").glob(f"torch_{sender.pid}_*")]
+    left = [*Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"), *Path("/dev/shm").glob(f"torch_{sender.pid}_*")]
     assert left == [], "torch_*: where CUDA IPC counts who has a buffer"
 
 

@@ -241,7 +241,7 @@ def test_an_update_fails_if_its_sender_disconnects_before_the_last_reply(handle:
 
     def sending() -> None:
         with ipc.Channel(handle, 20.0, owner=True) as channel:
-            channel.send(ipc.BucketMessage({}, last=[]))
+            channel.send(BucketMessage({}, last=[]))
             if word is not None:
                 channel.try_send(word)
         left.set()
