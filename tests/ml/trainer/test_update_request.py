@@ -10,8 +10,8 @@ import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
 from verl_omni.trainer.generation.sample_generation import SAMPLE, ScoredSamples, update_request
-from verl_omni.trainer.settings import configuration
 from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -19,7 +19,6 @@ from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GROUPS = ["a", "b", "a", "b", "a", "b"]
 
 
@@ -43,8 +42,8 @@ def samples() -> ScoredSamples:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
-    config = configuration.load(
-        [*REQUIRED, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"]
+    config = smallest_job.load(
+        f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"
     )
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
     direct = samples()
