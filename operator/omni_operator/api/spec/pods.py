@@ -1,7 +1,5 @@
 """Resources, accelerators, image and head of a job's pods. Most have no effect in a local run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
@@ -188,7 +186,7 @@ class Head(StrictModel):
     """Pod of the Ray head. Training runs in the trainer's pods, not here. Cluster only."""
 
     resources: Resources = Field(
-        default=Resources(),
+        default=Resources.model_construct(),
         description="Requests and limits of the head pod. Default: requests of 500m CPU and 2Gi, no limits.",
     )
     pod_template: PodTemplate = Field(
