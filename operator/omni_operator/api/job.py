@@ -61,9 +61,13 @@ class Spec(StrictModel):
         default=Algorithm.model_construct(), description="Training algorithm, and overrides of trainer settings."
     )
     rollout: Rollout = Field(default=Rollout.model_construct(), description="How samples are generated.")
-    checkpoint: Checkpoint = Field(default=Checkpoint.model_construct(), description="Checkpoints, and where they are kept.")
+    checkpoint: Checkpoint = Field(
+        default=Checkpoint.model_construct(), description="Checkpoints, and where they are kept."
+    )
     output: Output | None = Field(default=None, description="Where results are sent. Default: nowhere.")
-    storage: Storage = Field(default=Storage.model_construct(), description="Access to S3-compatible stores and the hub.")
+    storage: Storage = Field(
+        default=Storage.model_construct(), description="Access to S3-compatible stores and the hub."
+    )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of all random numbers.")
     suspend: bool = Field(
         default=False,
@@ -93,7 +97,9 @@ class Spec(StrictModel):
         description="Maximum retries after disruptions (reason Preempted): evictions, preemption, lost nodes. They "
         "count against backoffLimit only if a rule of failurePolicy says Retry.",
     )
-    failure_policy: FailurePolicy = Field(default=FailurePolicy.model_construct(), description="Which failures are retried.")
+    failure_policy: FailurePolicy = Field(
+        default=FailurePolicy.model_construct(), description="Which failures are retried."
+    )
     suspend_policy: SuspendPolicy = Field(
         default=SuspendPolicy.model_construct(), description="What happens before the job is suspended."
     )
@@ -108,8 +114,12 @@ class Spec(StrictModel):
     runtime: Runtime = Field(default=Runtime.model_construct(), description="Image and service account of the pods.")
     head: Head = Field(default=Head.model_construct(), description="Pod of the Ray head.")
     scheduling: Scheduling = Field(default=Scheduling.model_construct(), description="Scheduling of the pods.")
-    security: Security = Field(default=Security.model_construct(), description="Authentication and network policy of the pods.")
-    observability: Observability = Field(default=Observability.model_construct(), description="Metrics and experiment tracking.")
+    security: Security = Field(
+        default=Security.model_construct(), description="Authentication and network policy of the pods."
+    )
+    observability: Observability = Field(
+        default=Observability.model_construct(), description="Metrics and experiment tracking."
+    )
 
     cel = (
         Cel("self.backoffLimit == 0 || has(self.checkpoint.claimName)", NO_CLAIM, ".backoffLimit"),
@@ -254,4 +264,6 @@ class DiffusionRLJob(StrictModel):
     kind: Literal["DiffusionRLJob"] = Field(description="Kind: DiffusionRLJob.")
     metadata: Metadata = Field(description="Name, labels and annotations.")
     spec: Spec = Field(description="Training run to carry out.")
-    status: Status = Field(default=Status.model_construct(), description="State of the job, as observed by the operator.")
+    status: Status = Field(
+        default=Status.model_construct(), description="State of the job, as observed by the operator."
+    )

@@ -211,7 +211,9 @@ class Status(LenientModel):
     failures_counted: Count = Field(default=0, description="All failures that count against spec.backoffLimit.")
     disruptions_counted: Count = Field(default=0, description="All failures that count against spec.disruptionLimit.")
     children: Children = Field(default=Children.model_construct(), description="Objects of the running attempt.")
-    rollout: RolloutStatus = Field(default=RolloutStatus.model_construct(), description="Trainer pods, which also run the engines.")
+    rollout: RolloutStatus = Field(
+        default=RolloutStatus.model_construct(), description="Trainer pods, which also run the engines."
+    )
     reward: PodCounts | None = Field(default=None, description="Reward pods of a judge; absent without any.")
     weights: Weights = Field(default=Weights.model_construct(), description="Versions of the weights.")
     progress: Progress = Field(default=Progress.model_construct(), description="Progress of the run.")

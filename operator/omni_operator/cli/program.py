@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -90,6 +91,7 @@ class Program(TyperGroup):
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         if sys.stdout is None:  # `>&-`: what is printed would be lost without an error
             console.refuse("standard output is closed: redirect it, e.g. to /dev/null")
+        os.environ.setdefault(*console.NO_PLUGINS)
         with _explained():
             return super().make_context(*args, **kwargs)
 

@@ -55,7 +55,9 @@ class PoolScheduling(StrictModel):
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
         default=(), max_length=32, description="Node taints that these pods tolerate."
     )
-    topology: Topology = Field(default=Topology.model_construct(), description="Topology-aware scheduling of these pods by Kueue.")
+    topology: Topology = Field(
+        default=Topology.model_construct(), description="Topology-aware scheduling of these pods by Kueue."
+    )
 
 
 class Scheduling(StrictModel):
@@ -187,4 +189,6 @@ class Observability(StrictModel):
     pod_monitor: PodMonitor = Field(
         default=PodMonitor.model_construct(), description="PodMonitor of the Prometheus operator. Cluster only."
     )
-    tracking: Tracking = Field(default=Tracking.model_construct(), description="Experiment trackers that get the metrics of the run.")
+    tracking: Tracking = Field(
+        default=Tracking.model_construct(), description="Experiment trackers that get the metrics of the run."
+    )

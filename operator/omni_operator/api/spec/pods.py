@@ -142,7 +142,8 @@ class ClaimReference(StrictModel):
     claim_name: ObjectName = Field(description="Name of the claim. Several pods need ReadWriteMany.")
 
 
-ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+IMAGE_NAME = r"^[^\s\x00-\x1f\x7f]+$"
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=IMAGE_NAME)]
 
 
 class Runtime(StrictModel):

@@ -241,7 +241,9 @@ class Rollout(StrictModel):
         "generate, then update. Separate only. See docs/pools.md.",
     )
     engine: Engine = Field(default=Engine.model_construct(), description="The inference engine that generates samples.")
-    agent_loop: AgentLoop = Field(default=AgentLoop.model_construct(), description="Workers that send prompts to the engines.")
+    agent_loop: AgentLoop = Field(
+        default=AgentLoop.model_construct(), description="Workers that send prompts to the engines."
+    )
     pipeline: Pipeline = Field(default=Pipeline.model_construct(), description="Image size, denoising steps, guidance.")
     sampler: Sampler = Field(default=Sampler.model_construct(), description="How the sampler adds noise.")
     staleness: Staleness = Field(default=Staleness.model_construct(), description="How old an engine's weights may be.")

@@ -190,7 +190,9 @@ class Trainer(StrictModel):
         "of 1 "
         "CPU and 4Gi, no limits. Cluster only.",
     )
-    shared_memory: SharedMemory = Field(default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only.")
+    shared_memory: SharedMemory = Field(
+        default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only."
+    )
     pod_template: PodTemplate = Field(
         default_factory=dict,
         description="Strategic merge patch for the trainer's pod template: lists of containers, volumes and variables "
