@@ -95,7 +95,7 @@ def _reference_rule(name: str) -> str | None:
     return next((one for one in candidates if one in ELSEWHERE or one in WITHOUT_EFFECT or one in _REJECTED), None)
 
 
-def _describe_rejected(name: str, value: str, accepted: tuple[object, ...], advice: str) -> str | None:
+def _describe_rejected(name: str, value: str, accepted: list[object], advice: str) -> str | None:
     if "${" in value:  # the value of another setting
         return None
     parsed = parse_value(value)
