@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
 from typing import NoReturn
 
 from omni_operator.cli import console
@@ -31,6 +30,8 @@ _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
 
 def installed_version(distribution: str) -> str | None:
     """Version of an installed distribution, or None."""
+    from importlib.metadata import PackageNotFoundError, version  # not for commands that ask for none: it takes long
+
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -51,6 +52,8 @@ def missing_text(missing: Sequence[str]) -> str:
 
 def pinned() -> dict[str, str]:
     """Versions that this distribution was tested with."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
@@ -66,12 +69,13 @@ def exec_module(module: str, arguments: Sequence[str]) -> NoReturn:
     if missing := missing_stack():
         console.refuse(missing_text(missing))
     sys.stdout.flush()
-    environment = {"TQDM_DISABLE": "1", **os.environ}
+    environment = {"TQDM_DISABLE": "1", **console.user_environment()}
     os.execve(sys.executable, [sys.executable, "-c", _PROGRAM, module, *arguments], environment)
 
 
 def run_module(module: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run the program `module` in a process that uses no accelerator and no network."""
-    environment = {**os.environ, "TQDM_DISABLE": "1", "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
+    offline = {"TQDM_DISABLE": "1", "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = {**console.user_environment(), **offline}
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
