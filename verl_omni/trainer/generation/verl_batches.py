@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,9 @@ def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_
         failures_allowed: how many samples may have no score.
         score_later: whether agent loops leave scoring to the trainer.
     """
-    columns = _columns([request.row for request in batch.requests])
+    rows = [request.row for request in batch.requests]
+    # Rows may have different columns; None where a row lacks one.
+    columns = {name: objects([row.get(name) for row in rows]) for name in dict.fromkeys(n for row in rows for n in row)}
     columns["uid"] = np.array([request.group for request in batch.requests], dtype=object)
     meta: dict[str, Any] = {"global_steps": batch.version, "failures_allowed": failures_allowed}
     if batch.is_evaluation:
@@ -42,12 +44,6 @@ def requests_to_verl(batch: SampleRequests, *, failures_allowed: int = 0, score_
     if score_later:
         meta["score_later"] = True
     return DataProto(batch=None, non_tensor_batch=columns, meta_info=meta)
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Columns of rows that may have different keys; None where a row lacks one."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: objects([row.get(name) for row in rows]) for name in names}
 
 
 def output_type(rollout: DictConfig, batch: SampleRequests) -> str:
