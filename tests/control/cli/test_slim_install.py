@@ -48,7 +48,7 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT / 'operator'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT / 'operator'}:{ROOT}"}
     return subprocess.run(
         [sys.executable, "-S", *arguments], env=environment, cwd=site, capture_output=True, text=True, check=False
     )
