@@ -1,4 +1,4 @@
-"""The table of scorers in docs/rewards.md, from the scorers' modules.
+"""The table of scorers in docs/reference/rewards.md, from the scorers' modules.
 
     python -m tools.scorers_table [--check]
 
@@ -19,7 +19,7 @@ from tools.generated_file import write_or_check
 from verl_omni.reward_loop.rewards import SCORERS, UNAVAILABLE, doc_line, get_scorer, scorer_module
 from verl_omni.reward_loop.scorer_signature import setting_fields
 
-PAGE = Path("docs/rewards.md")
+PAGE = Path("docs/reference/rewards.md")
 BEGIN = "<!-- scorers: written by `make crds` -->"
 END = "<!-- end of scorers -->"
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})")

@@ -1,4 +1,4 @@
-"""Types of scorers' settings: ranges, patterns, and the line that messages and docs/rewards.md show.
+"""Types of scorers' settings: ranges, patterns, and the line that messages and docs/reference/rewards.md show.
 
 A scorer's parameters have these types. Trainer, `drl validate` and operator check a job's settings by them, so this
 module and the modules in `rewards` import no machine-learning library.

@@ -6,13 +6,14 @@ A scorer's module has:
   or video [T, 3, H, W] and returns a number, or a dict with `score` and further numbers, the same keys for every
   sample. With the parameters `data_sources, solution_images, ground_truths, extra_infos` it takes lists of them, and
   returns a list. Further parameters are its settings: their types and defaults are what a job may write. The first
-  paragraph of its docstring is its line in docs/rewards.md.
+  paragraph of its docstring is its line in docs/reference/rewards.md.
 - `MODALITY`, if it takes something else: `image` (no videos), `latent`, or `audio` (of `extra_info`).
 - `conflicts(settings)`, PURE, if settings may not fit together, and `setting_problems(settings)`, if it needs something
   on the machine. Both return messages that begin with a setting's name and a colon.
 
 The operator and `drl` read these modules too, without torch: a module imports machine-learning libraries inside its
-functions. A package of a user adds a scorer by an entry point of the group `verl_omni.scorers` (docs/rewards.md).
+functions. A package of a user adds a scorer by an entry point of the group `verl_omni.scorers`
+(docs/reference/rewards.md).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ UNAVAILABLE = {
     "imagebind": "no working package fits the locked torchvision, and the license of the weights excludes commercial "
     "use",
 }
-ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
+ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/reference/rewards.md)"
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:
@@ -96,7 +97,7 @@ def has_setting(name: str, setting: str) -> bool:
 
 
 def doc_line(name: str) -> str:
-    """The scorer's line in docs/rewards.md: the first paragraph of its docstring."""
+    """The scorer's line in docs/reference/rewards.md: the first paragraph of its docstring."""
     return " ".join((inspect.getdoc(get_scorer(name)) or "").split("\n\n")[0].split())
 
 

@@ -92,8 +92,8 @@ class Scorer(StrictModel):
     """One scorer: a built-in one by name, a Python function, or a reward server."""
 
     name: Key = Field(
-        description="Name of the metric, and of the built-in scorer (docs/rewards.md) unless builtin, function or http "
-        "is set."
+        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set "
+        "(docs/reference/rewards.md)."
     )
     builtin: Key | None = Field(default=None, description="Name of a built-in scorer. Default: the value of name.")
     function: Function | None = Field(
@@ -111,7 +111,7 @@ class Scorer(StrictModel):
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
         max_length=64,
-        description="Further arguments of the scorer, see docs/rewards.md, or of the function.",
+        description="Further arguments of the scorer, see docs/reference/rewards.md, or of the function.",
     )
 
     cel = (
@@ -215,10 +215,11 @@ class Reward(StrictModel):
         ge=0,
         le=1,
         description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
-        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/rewards.md.",
+        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/reference/rewards.md.",
     )
     model: JudgeModel | None = Field(
-        default=None, description="A vision-language judge that the job serves. Default: none. See docs/rewards.md."
+        default=None,
+        description="A vision-language judge that the job serves. Default: none. See docs/reference/rewards.md.",
     )
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,
