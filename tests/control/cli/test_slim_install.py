@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow  # a new interpreter for each test
 
 ROOT = Path(__file__).parents[3]
-BANNED = {"torch", "ray", "vllm", "vllm_omni", "verl", "verl_omni", "kopf", "hydra", "omegaconf", "numpy"}
+BANNED = {"torch", "ray", "vllm", "vllm_omni", "verl", "kopf", "hydra", "omegaconf", "numpy"}
 DEPENDENCIES = ("psutil", "pydantic", "pyyaml", "rich", "ruamel.yaml", "typer")
 
 
