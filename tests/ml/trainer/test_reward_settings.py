@@ -67,7 +67,7 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         (["reward.scorer=http"], "reward.scorer_kwargs.url: must be given"),
         (
             ["reward.scorer=genrm_ocr", "reward.scorer_kwargs.base_url=judge"],
-            "reward.scorer_kwargs.base_url: judge must start with http:// or https://",
+            "reward.scorer_kwargs.base_url: judge has the wrong format: The judge's URL up to and with /v1: http:// or https://",
         ),
         (
             ["reward.scorer=aesthetic", "reward.scorer_kwargs.head_path=no.pth"],
@@ -117,12 +117,12 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         ),
         (
             ["reward.scorer=http", "reward.scorer_kwargs.url=host:80"],
-            "reward.scorer_kwargs.url: 'host:80' must start with http:// or https://, and have a host",
+            "reward.scorer_kwargs.url: host:80 has the wrong format: The server's URL: http:// or https://, host",
         ),
         (["reward.scorer=http", "reward.scorer_kwargs.url=null"], "reward.scorer_kwargs.url: null should be a valid"),
         (
             ["reward.scorer=http", "reward.scorer_kwargs.url='http://[::1'"],
-            "reward.scorer_kwargs.url: http://[::1 is no URL: Invalid port",
+            "reward.scorer_kwargs.url: http://[::1 has the wrong format: The server's URL",
         ),
         (
             ["reward.scorer=http_batch", "reward.scorer_kwargs={url: 'http://x', timeout: 0}"],
@@ -130,7 +130,7 @@ def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[
         ),
         (
             ["reward.scorer=latent_http", "reward.scorer_kwargs.server_url=x"],
-            "reward.scorer_kwargs.server_url: 'x' must start with http:// or https://",
+            "reward.scorer_kwargs.server_url: x has the wrong format: The server's URL: http:// or https://",
         ),
         (
             ["reward.scorer=unified_reward", "reward.scorer_kwargs={base_url: 'http://x', model: m, lowest: low}"],
@@ -204,12 +204,12 @@ def test_a_users_function_is_checked_and_not_run(user_file: Path) -> None:
         (
             "WanPipeline",
             ["reward.scorer=clap"],
-            "reward.scorer: clap compares audio with the prompt, and WanPipeline g",
+            "reward.scorer: clap scores audio, and WanPipeline g",
         ),
         (
             "WanPipeline",
             [SEVERAL, "reward.reward_functions={sound: {name: clap}}"],
-            "reward.reward_functions.sound: clap compares audio",
+            "reward.reward_functions.sound: clap scores audio",
         ),
         ("WanPipeline", [SEVERAL, "reward.reward_functions={clap: {path: my.py}}"], None),
         ("WanPipeline", ["reward.scorer=brightness"], None),
