@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from e2e import chart_values
 from tools import (
     crd_file,
+    init_jobs,
     job_page,
     metrics_page,
     other_defaults,
@@ -33,6 +34,7 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     metrics_page.main,
     python_page.main,
     scorers_table.main,
+    init_jobs.main,
 )
 
 

@@ -20,6 +20,7 @@ from . import console
 
 # Module and function of each command, in the order of docs/reference/cli.md and of the help.
 COMMANDS = {
+    "init": "init:init",
     "run": "local.run:run",
     "validate": "validate:validate",
     "render": "render:render",
