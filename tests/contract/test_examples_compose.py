@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from omni_operator import plan
 from omni_operator.api import load_job
-from omni_operator.api.spec.reward import BUILTIN
 from omni_operator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +94,3 @@ def test_reserved_settings_exist_in_the_trainer() -> None:
     config = configuration.load(required)
     missing = object()
     assert [name for name in RESERVED if OmegaConf.select(config, name, default=missing) is missing] == []
-
-
-@pytest.mark.slow
-def test_the_builtin_scorers_are_those_of_the_trainer() -> None:
-    from verl_omni.reward_loop.rewards import SCORERS
-
-    # A job writes a reward server and a function as `http` and `function`, not by the name of a scorer.
-    assert {*BUILTIN, "http", "http_batch", "python"} == set(SCORERS)

@@ -50,6 +50,7 @@ OTHERS = {
     "torch.distributed.checkpoint",
     "torch.nn.Module",
     "torch.optim.AdamW",
+    "verl_omni.scorers",  # a group of entry points
 }
 # Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.
 OURS = {"pools.trainer", "pools.rollout", "actor.rollout_correction", "model.pipeline", "model.algo"}
