@@ -44,7 +44,7 @@ def _walk(node: Any, prefix: str) -> Iterator[str]:
 
 
 def render() -> str:
-    """Text of the operator's file; the module beside it says what its parts mean."""
+    """Text of the operator's file; the module next to it says what its parts mean."""
     by_loss = {loss: setting_names(loss) for loss in ALGORITHMS}
     common = frozenset.intersection(*by_loss.values())
     parts: dict[str, Any] = {
