@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.ml import smallest_job
-from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
