@@ -11,27 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from control.api.small_job import GOOD
 from omni_operator.api import DiffusionRLJob, JobError, read_job
 from omni_operator.api.crd import definition
 from omni_operator.api.names import RAYJOB_NAME_LIMIT, Names, job_of_raycluster, job_of_rayjob, report_audience
 from omni_operator.api.status import CONDITION_TYPES, Status
 
 SPEC = definition.schema()["properties"]["spec"]
-BASE = """
-apiVersion: diffusionrl.io/v1alpha1
-kind: DiffusionRLJob
-metadata: {name: a-job}
-spec:
-  model: {base: ./model}
-  data: {train: [t.jsonl]}
-  reward: {scorers: [{name: jpeg}]}
-  trainer: {totalSteps: 3}
-"""
 
 
 def problems(*assignments: str) -> list[str]:
     with pytest.raises(JobError) as caught:
-        read_job(BASE, "job.yaml", assignments)
+        read_job(GOOD, "job.yaml", assignments)
     return [f"{problem.field}: {problem.text}" for problem in caught.value.problems]
 
 
@@ -187,8 +178,8 @@ def test_unsupported_values_are_refused_with_an_explanation(assignments: list[st
 
 
 def test_null_means_that_a_field_is_absent() -> None:
-    job = read_job(BASE, "job.yaml", ["spec.seed=null", "spec.rollout=null", "spec.runtime.image=null"]).job
-    assert job == read_job(BASE, "job.yaml").job
+    job = read_job(GOOD, "job.yaml", ["spec.seed=null", "spec.rollout=null", "spec.runtime.image=null"]).job
+    assert job == read_job(GOOD, "job.yaml").job
     assert problems("spec.trainer=null") == [
         "spec.trainer: must be given: pods, accelerators, training steps and learning rate"
     ]
@@ -200,7 +191,7 @@ def test_null_in_an_unknown_field_is_an_error_as_for_the_api_server() -> None:
 
 def test_a_whole_number_may_be_written_as_a_float() -> None:
     whole = ["spec.seed=3.0", "spec.trainer.batch.prompts=4.0"]
-    job = read_job(BASE, "job.yaml", [*whole, "spec.reward.scorers=[{name: jpeg, settings: {quality: 90.0}}]"]).job
+    job = read_job(GOOD, "job.yaml", [*whole, "spec.reward.scorers=[{name: jpeg, settings: {quality: 90.0}}]"]).job
     assert (job.spec.seed, job.spec.trainer.batch.prompts) == (3, 4)
     assert type(job.spec.seed) is int
     assert problems("spec.seed=3.5") == ["spec.seed: must be a whole number, not 3.5"]
@@ -220,7 +211,7 @@ def test_a_whole_number_may_be_written_as_a_float() -> None:
 def test_labels_and_annotations_are_checked_as_by_the_api_server(metadata: str, at: str) -> None:
     (found,) = problems(f"metadata.{metadata}")
     assert found.startswith(f"{at}: ")
-    job = read_job(BASE, "job.yaml", ["metadata.labels={a.b/C_d: null}", "metadata.annotations={A.b/C: d e}"]).job
+    job = read_job(GOOD, "job.yaml", ["metadata.labels={a.b/C_d: null}", "metadata.annotations={A.b/C: d e}"]).job
     assert job.metadata.labels == {"a.b/C_d": ""}
 
 
@@ -238,7 +229,7 @@ def test_unknown_fields_of_metadata_and_status_are_ignored() -> None:
             "deletionTimestamp": "2026-01-01T00:00:00Z",
             "labels": None,
         },
-        "spec": json.loads(json.dumps(read_job(BASE, "j").document.plain()["spec"])),
+        "spec": json.loads(json.dumps(read_job(GOOD, "j").document.plain()["spec"])),
         "status": {
             "observedGeneration": 2,
             "attempts": 1,

@@ -446,3 +446,11 @@ def test_a_job_cannot_control_the_terminal_of_who_checks_it(tmp_path: Path, opti
     said = drl("validate", job, *options)
     assert said.exit_code == 2
     assert "]0;title" in said.stderr and said.stderr.replace("\n", "").isprintable()
+
+
+def test_validate_takes_the_job_among_other_objects_and_names_them(write_job: WriteJob) -> None:
+    job = write_job()
+    job.write_text(f"kind: ConfigMap\nmetadata: {{name: rewards}}\n---\n{job.read_text()}")
+    done = drl("validate", job)
+    assert done.exit_code == 0 and f"{job}: a-job is valid" in done.stdout
+    assert done.stderr == f"note: {job}: not read, because drl takes the job alone: ConfigMap rewards (line 1)\n"
