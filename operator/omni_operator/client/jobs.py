@@ -25,8 +25,8 @@ from omni_operator.cluster.errors import (
 from omni_operator.cluster.kinds import JOBS, Kind
 
 from .connection import Connection, connect
-from .events import Event, sort_events
-from .names import check_job_name, check_namespace
+from .kubernetes_events import Event, sort_events
+from .name_checks import check_job_name, check_namespace
 from .submission import find_differences
 
 POLL_SECONDS = 5.0

@@ -24,7 +24,7 @@ from omni_operator.cli.machine import (
 )
 from omni_operator.cli.options import Assignments, JobFile, Runs, job_folder
 
-from . import failure, preflight, processes, results, run_folder, shared_memory, supervisor
+from . import failure, preflight, processes, run_folder, run_summary, shared_memory, supervisor
 from .json_lines import JsonLinesReader, MalformedLine
 from .progress_display import Display, make_display
 from .run_state import RunState, apply_event
@@ -165,7 +165,7 @@ class Session:
 
     def _conclude(self, ended: supervisor.ChildExit, log: Sequence[str], *, out_of_memory: bool) -> int:
         if ended.code == 0:
-            console.say("\n".join(results.summary(self.folder)))
+            console.say("\n".join(run_summary.summary(self.folder)))
             return console.OK
         if failure.was_stopped(ended.code, ended.stop_requests):
             saved = run_folder.last_checkpoint(self.folder)
@@ -189,7 +189,7 @@ def _print_finished(job: DiffusionRLJob, folder: Path) -> None:
     console.say(
         f"{job.metadata.name} is already finished; to run it again, add --fresh; to continue it, raise totalSteps"
     )
-    console.say("\n".join(results.summary(folder)))
+    console.say("\n".join(run_summary.summary(folder)))
 
 
 def _resume_command(job_file: Path, folder: Path, runs: Path, changes: Sequence[str]) -> str:

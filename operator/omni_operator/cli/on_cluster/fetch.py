@@ -41,7 +41,7 @@ def fetch(
     """
     with cluster_client(namespace, context, kubeconfig) as client:
         from omni_operator.client.archive import FolderTaken
-        from omni_operator.client.results import fetch as fetch_results
+        from omni_operator.client.fetched_results import fetch as fetch_results
 
         job = client.get(name)
         try:

@@ -20,7 +20,7 @@ from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_clien
 
 if TYPE_CHECKING:
     from omni_operator.client import Client, Job
-    from omni_operator.client.logs import LogLine
+    from omni_operator.client.pod_logs import LogLine
 
 Say = Callable[[str | None, str], None]  # prints a line of a pod; None: of train.log
 
@@ -60,7 +60,7 @@ def logs(
     an object for each line: its pod, which is null for train.log, and its text.
     """
     with cluster_client(namespace, context, kubeconfig, name) as client:
-        from omni_operator.client.logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
+        from omni_operator.client.pod_logs import PodNotFound, find_pods, follow_logs, read_logs, select_pods
 
         job = client.get(name)
         state = job.status.state or "not seen by an operator"
@@ -86,8 +86,8 @@ def logs(
 
 def _print_kept(client: Client, job: Job, image: str | None, tail: int | None, say: Say) -> None:
     """Print train.log, or its last lines, from the claim of a job without pods."""
-    from omni_operator.client.pods import run_place
-    from omni_operator.client.results import fetch
+    from omni_operator.client.fetched_results import fetch
+    from omni_operator.client.job_pods import run_place
     from omni_operator.cluster.errors import ClusterError
 
     place = run_place(job.body)
