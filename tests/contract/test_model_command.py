@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from omni_operator.cli.machine.new_models import PROMPT_FILES, Family
 
 
