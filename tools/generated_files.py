@@ -15,6 +15,7 @@ from tools import (
     metrics_page,
     other_defaults,
     python_page,
+    scorers_table,
     setting_names,
     settings_page,
     troubleshooting_page,
@@ -31,6 +32,7 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     other_defaults.main,
     metrics_page.main,
     python_page.main,
+    scorers_table.main,
 )
 
 

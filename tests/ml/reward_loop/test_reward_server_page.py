@@ -21,7 +21,7 @@ from PIL import Image
 from e2e.cluster.ports import free_ports
 from tests.ml.reward_loop.stub_server import start, stop
 from verl_omni.reward_loop import http_exchange, rewards
-from verl_omni.reward_loop.rewards.http import RewardServerError
+from verl_omni.reward_loop.reward_server import RewardServerError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "start" / "own-reward.md").read_text(encoding="utf-8")
 PAGE = PAGE.partition("\n## Your own reward server\n")[2]

@@ -13,8 +13,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from verl_omni.reward_loop.rewards import SCORERS, get_scorer
-from verl_omni.reward_loop.scorer_signature import signature_of
 from verl_omni.trainer.settings import configuration, process_counts, reward_settings, scorer_devices
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
@@ -38,11 +36,6 @@ SHARED = "reward.scorer_kwargs.device=trainer"
 
 def load(*overrides: str) -> Any:
     return configuration.load([*REQUIRED, "reward.num_workers=2", *overrides])
-
-
-@pytest.mark.parametrize("name", SCORERS)
-def test_the_scorers_with_a_model_are_those_with_a_device(name: str) -> None:
-    assert (name in scorer_devices.WITH_MODELS) == ("device" in signature_of(get_scorer(name)).settings)
 
 
 @pytest.mark.parametrize(

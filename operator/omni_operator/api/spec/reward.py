@@ -11,9 +11,11 @@ from typing_extensions import override
 from omni_operator.api.base import Cel, Line, NullFree, StrictModel, Violation, remote_scheme
 from omni_operator.api.suggestions import did_you_mean
 from omni_operator.api.validation_messages import describe_errors
+from verl_omni.reward_loop.rewards import UNAVAILABLE
+from verl_omni.reward_loop.setting_types import SERVER_URL
 
 from .judge import JudgeModel
-from .scorers import BUILTIN, SERVER_URL, UNAVAILABLE, BrightnessSettings, JudgeSettings
+from .scorers import BUILTIN, setting_paths, setting_violations, settings_model
 
 # A scorer's name is a key of the trainer's settings and a part of a metric's name.
 Key = Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -84,18 +86,12 @@ class Http(StrictModel):
     )
 
 
-def _settings_of_each() -> str:
-    return ". ".join(
-        f"{name}: {', '.join(model.model_fields)}" for name, model in BUILTIN.items() if model.model_fields
-    )
-
-
 class Scorer(StrictModel):
     """One scorer: a built-in one by name, a Python function, or a reward server."""
 
     name: Key = Field(
-        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set: "
-        f"{', '.join(BUILTIN)}."
+        description="Name of the metric, and of the built-in scorer unless builtin, function or http is set "
+        "(docs/reference/rewards.md)."
     )
     builtin: Key | None = Field(default=None, description="Name of a built-in scorer. Default: the value of name.")
     function: Function | None = Field(
@@ -113,18 +109,13 @@ class Scorer(StrictModel):
     settings: Annotated[dict[Key, Setting], NullFree, WithJsonSchema(_SETTINGS)] = Field(
         default_factory=dict,
         max_length=64,
-        description=f"Further arguments of the scorer. {_settings_of_each()}. A function: its own.",
+        description="Further arguments of the scorer, see docs/reference/rewards.md, or of the function.",
     )
 
     cel = (
         Cel(
             "has(self.http) ? !has(self.function) && !has(self.builtin) : !has(self.function) || !has(self.builtin)",
             "a scorer has only one of builtin, function and http",
-        ),
-        Cel(
-            "has(self.function) || has(self.http) || "
-            f"(has(self.builtin) ? self.builtin : self.name) in {list(BUILTIN)}",
-            f"name must be one of {', '.join(BUILTIN)}, unless builtin, function or http is set",
         ),
     )
 
@@ -138,7 +129,7 @@ class Scorer(StrictModel):
     @property
     def paths(self) -> dict[str, str]:
         """Settings of a built-in scorer that are paths."""
-        return {} if self.function or self.http else BUILTIN[self.scorer].paths(self.settings)
+        return {} if self.function or self.http else setting_paths(self.scorer, self.settings)
 
     @property
     def server_url(self) -> str | None:
@@ -151,8 +142,8 @@ class Scorer(StrictModel):
     @property
     def asks_judge(self) -> bool:
         """Whether it is a built-in scorer that asks a vision-language model."""
-        builtin = self.function is None and self.http is None
-        return builtin and issubclass(BUILTIN.get(self.scorer, BrightnessSettings), JudgeSettings)
+        builtin = self.function is None and self.http is None and self.scorer in BUILTIN
+        return builtin and "base_url" in settings_model(self.scorer).model_fields
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -170,7 +161,6 @@ class Scorer(StrictModel):
             yield Violation(("settings", taken[0]), "is a field of the scorer itself; give the argument another name")
 
     def _builtin_violations(self, named_by: str) -> Iterator[Violation]:
-        model = BUILTIN.get(self.scorer)
         if why := UNAVAILABLE.get(self.scorer):
             yield Violation(
                 (named_by,),
@@ -178,11 +168,18 @@ class Scorer(StrictModel):
                 "of your own",
             )
             return
-        if model is None:
+        if self.scorer not in BUILTIN:
             yield Violation(
                 (named_by,),
                 f"unknown scorer {self.scorer!r}; write one of {', '.join(BUILTIN)}, or add function or http"
                 f"{did_you_mean(self.scorer, BUILTIN)}",
+            )
+            return
+        try:
+            model = settings_model(self.scorer)
+        except ImportError as error:  # only a scorer of another package can need what is not installed here
+            yield Violation(
+                (named_by,), f"the scorer {self.scorer} cannot be read ({error}); import it inside compute_score"
             )
             return
         known = list(model.model_fields)
@@ -192,10 +189,13 @@ class Scorer(StrictModel):
                 ("settings", name), f"unknown setting; the scorer {self.scorer!r} {takes}{did_you_mean(name, known)}"
             )
         try:
-            model.model_validate({name: value for name, value in self.settings.items() if name in known})
+            valid = model.model_validate({name: value for name, value in self.settings.items() if name in known})
         except ValidationError as error:
             for at, text in describe_errors(error, model):
                 yield Violation(("settings", *at), text)
+            return
+        for problem in setting_violations(self.scorer, valid):
+            yield Violation(("settings", *problem.at), problem.text)
 
 
 class Reward(StrictModel):

@@ -13,6 +13,9 @@ from omni_operator.cli import console
 
 DISTRIBUTION = "omni-operator"
 INSTALL = "run `make setup` in a clone of the repository"
+# verl supports no later one. pip refuses to install it there, and uv does not.
+PYTHONS = ((3, 11), (3, 12))
+SUPPORTED_PYTHONS = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
 STACK = ("torch", "ray", "verl", "vllm", "vllm-omni", "diffusers", "transformers", "peft")
 # Ctrl-C ends a program that makes a model or a report without a traceback.
 _PROGRAM = f"""\
@@ -36,12 +39,14 @@ def installed_version(distribution: str) -> str | None:
 
 
 def missing_stack() -> list[str]:
-    """Distributions that training needs and that are not installed."""
-    return [name for name in STACK if installed_version(name) is None]
+    """What training needs and is missing: distributions, and a Python that they support."""
+    python = tuple(sys.version_info[:2])
+    others = [] if python in PYTHONS else [f"Python {SUPPORTED_PYTHONS} (this is {python[0]}.{python[1]})"]
+    return others + [name for name in STACK if installed_version(name) is None]
 
 
 def missing_text(missing: Sequence[str]) -> str:
-    """The error about distributions that are not installed."""
+    """The error about `missing_stack`."""
     return f"not installed: {', '.join(missing)}; {INSTALL}"
 
 
