@@ -273,12 +273,6 @@ def test_the_command_uses_the_given_interpreter() -> None:
     ]
 
 
-def test_the_same_job_renders_the_same_overrides() -> None:
-    assert plan.render_overrides(job(), plan.local_layout(job(), "/runs")) == plan.render_overrides(
-        job(), plan.local_layout(job(), "/runs")
-    )
-
-
 @pytest.mark.parametrize(
     ("overrides", "pairs"),
     [
