@@ -235,8 +235,8 @@ class Status(LenientModel):
 
     def body(self) -> dict[str, Any]:
         """The status to send, without its empty parts, which cost the API server as much as full ones."""
-        made = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return {name: value for name, value in made.items() if value not in ({}, [])}
+        fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {name: value for name, value in fields.items() if value not in ({}, [])}
 
     @property
     def finished(self) -> bool:

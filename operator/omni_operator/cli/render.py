@@ -77,8 +77,8 @@ def _print_overrides(loaded: LoadedJob, folder: Path, runs: Path, *, command: bo
 
 
 def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_json: bool) -> None:
-    if found := tuple(view.problems(loaded)):
-        console.refuse(console.format_problems(found))
+    if problems := tuple(view.problems(loaded)):
+        console.refuse(console.format_problems(problems))
     objects = plan.render_objects(loaded.job, attempt, view.settings)
     if view.lacks_image(loaded):
         console.note(

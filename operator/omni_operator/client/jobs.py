@@ -159,9 +159,10 @@ class Client:
         """
         metadata = body.get("metadata") or {}
         name = check_job_name(str(metadata.get("name") or ""))
-        if (own := metadata.get("namespace") or self.namespace) != self.namespace:
+        if (job_namespace := metadata.get("namespace") or self.namespace) != self.namespace:
             raise ClusterError(
-                f"metadata.namespace of {name} is {own}, and this client is for {self.namespace}: nothing was created"
+                f"metadata.namespace of {name} is {job_namespace}, and this client is for {self.namespace}: nothing was "
+                "created"
             )
         sent = {**body, "metadata": {**metadata, "namespace": self.namespace}}
         query = {"dryRun": "All"} if dry_run else {}

@@ -95,8 +95,8 @@ def _outside(urls: Iterable[str]) -> tuple[list[Object], str]:
             rules[f"{address}:{port}"] = {"to": [{"ipBlock": {"cidr": str(address)}}], **_ports(("TCP", port))}
         elif host and "." not in host:
             rules["."] = {"to": [{"podSelector": {}}]}  # a Service here; its pods may have another port
-        elif found := SERVICE.fullmatch(host):
-            rules[found[1]] = {"to": [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: found[1]}}}]}
+        elif service := SERVICE.fullmatch(host):
+            rules[service[1]] = {"to": [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: service[1]}}}]}
         else:
             ports.add(port)
     open_ports = [_ports(*(("TCP", port) for port in sorted(ports)))] if ports else []

@@ -58,14 +58,14 @@ def read_job(text: str, source: str, assignments: Sequence[str] = ()) -> LoadedJ
     for assignment in assignments:
         document.assign(assignment)
     plain = document.plain()
-    found: list[tuple[FieldPath, str]] = []
+    errors: list[tuple[FieldPath, str]] = []
     try:
         job = DiffusionRLJob.model_validate(plain)
     except ValidationError as error:
-        found += describe_errors(error, DiffusionRLJob)
-    found += _unknown_metadata(plain.get("metadata"))
-    if found:
-        problems = [Problem(document.where(at), text, format_path(at)) for at, text in found]
+        errors += describe_errors(error, DiffusionRLJob)
+    errors += _unknown_metadata(plain.get("metadata"))
+    if errors:
+        problems = [Problem(document.where(at), text, format_path(at)) for at, text in errors]
         raise JobError(sorted(problems, key=_line))
     return LoadedJob(job, document)
 

@@ -32,12 +32,13 @@ _SAMPLES = "(self.trainer.batch.prompts * self.rollout.samplesPerPrompt)"
 
 def _fits_trainer(pool: str) -> str:
     """CEL: the vendor of a pool's accelerator may be combined with the trainer's."""
-    own = f"{pool}.accelerator"
+    accelerator = f"{pool}.accelerator"
     trainer = "self.trainer.accelerator"
     vendors = list(VENDORS)
     return (
-        f"(has({own}.vendor) == has({trainer}.vendor) && (!has({trainer}.vendor) || "
-        f"{own}.vendor == {trainer}.vendor || ({own}.vendor in {vendors} && {trainer}.vendor in {vendors})))"
+        f"(has({accelerator}.vendor) == has({trainer}.vendor) && (!has({trainer}.vendor) || "
+        f"{accelerator}.vendor == {trainer}.vendor || "
+        f"({accelerator}.vendor in {vendors} && {trainer}.vendor in {vendors})))"
     )
 
 
@@ -146,6 +147,6 @@ def _judge(trainer: Trainer, judge: JudgeModel) -> Iterator[Violation]:
 
 def _vendor(at: tuple[str, ...], device: Accelerator, trainer: Accelerator) -> Iterator[Violation]:
     if device.vendor != trainer.vendor and not {device.vendor, trainer.vendor} <= set(VENDORS):
-        given = device.vendor or "not given"
+        vendor = device.vendor or "not given"
         other = trainer.vendor or "not given"
-        yield Violation(at, f"is {given}: {NOT_WITH_TRAINER} ({other})")
+        yield Violation(at, f"is {vendor}: {NOT_WITH_TRAINER} ({other})")

@@ -115,11 +115,11 @@ class Accelerator(StrictModel):
             yield Violation(("vendor",), VENDOR_NEEDED)
         if self.preset and self.vendor != "Mock":
             of = "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
-            given = self.vendor or "not given"
+            vendor = self.vendor or "not given"
             if self.vendor != of:
                 yield Violation(
                     ("preset",),
-                    f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {given}",
+                    f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {vendor}",
                 )
 
 

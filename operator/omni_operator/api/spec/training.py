@@ -98,8 +98,8 @@ class Algorithm(StrictModel):
     @property
     def reads_pairs(self) -> bool:
         """Whether training reads pairs of images of the data set, and generates no samples."""
-        given = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
-        return bool(given) and parse_value(given[-1]) == "offline"  # the last one counts
+        sources = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
+        return bool(sources) and parse_value(sources[-1]) == "offline"  # the last one counts
 
     @override
     def violations(self) -> Iterator[Violation]:

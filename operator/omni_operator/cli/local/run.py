@@ -56,13 +56,13 @@ def run(
     job = plan.resolve_paths(loaded.job, str(job_folder(job_file)))
     accelerators = () if job.spec.trainer.accelerator.vendor == "CPU" else machine_facts.find_accelerators()
     stack = training_stack.missing_stack()
-    found = [
+    problems = [
         *preflight.file_problems(job, loaded.document),
         *preflight.variable_problems(job, loaded.document, os.environ),
         *preflight.machine_problems(job, loaded.document, accelerators, stack),
     ]
-    if found:
-        console.refuse(console.format_problems(found))
+    if problems:
+        console.refuse(console.format_problems(problems))
     layout = plan.local_layout(job, str(runs.resolve()))
     folder = Path(layout.run_folder)
     try:

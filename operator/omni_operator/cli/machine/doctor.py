@@ -62,19 +62,19 @@ def doctor(
 
 def check_device(device: str, *, as_json: bool) -> None:
     """Run the checks on a device of this type of torch, and print each result as it ends."""
-    found = []
+    checks = []
     for check in device_checks.run(device):
-        found.append(check)
+        checks.append(check)
         if not as_json:
             console.say(
                 f"{MARKS['ok'] if check.passed else 'FAILED  '}{check.name}: {check.text} ({check.seconds:.0f} s)"
             )
-    failed = [check.name for check in found if not check.passed]
+    failed = [check.name for check in checks if not check.passed]
     if as_json:
-        document = {"ready": not failed, "device": device, "checks": [asdict(check) for check in found]}
+        document = {"ready": not failed, "device": device, "checks": [asdict(check) for check in checks]}
         console.say(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        console.say(f"not ready: {', '.join(failed)} failed" if failed else f"ready: {len(found)} checks passed")
+        console.say(f"not ready: {', '.join(failed)} failed" if failed else f"ready: {len(checks)} checks passed")
     if failed:
         raise typer.Exit(console.FAILED)
 
