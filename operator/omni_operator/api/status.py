@@ -24,15 +24,7 @@ ConditionType: TypeAlias = Literal[
 ]
 CONDITION_TYPES: tuple[ConditionType, ...] = get_args(ConditionType)
 JobState: TypeAlias = Literal[
-    "Pending",
-    "Queued",
-    "Starting",
-    "Running",
-    "Suspending",
-    "Suspended",
-    "Retrying",
-    "Succeeded",
-    "Failed",
+    "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed"
 ]
 RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5

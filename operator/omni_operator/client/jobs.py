@@ -161,8 +161,8 @@ class Client:
         name = check_job_name(str(metadata.get("name") or ""))
         if (job_namespace := metadata.get("namespace") or self.namespace) != self.namespace:
             raise ClusterError(
-                f"metadata.namespace of {name} is {job_namespace}, and this client is for {self.namespace}: nothing was "
-                "created"
+                f"metadata.namespace of {name} is {job_namespace}, and this client is for {self.namespace}: "
+                "nothing was created"
             )
         sent = {**body, "metadata": {**metadata, "namespace": self.namespace}}
         query = {"dryRun": "All"} if dry_run else {}

@@ -98,10 +98,7 @@ def test_another_script_that_cannot_be_read_is_refused(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        (b"\xff\n", "not a text file in UTF-8"),
-        (b"", "the script does not start verl_omni.trainer.main_diffusion"),
-    ],
+    [(b"\xff\n", "not a text file in UTF-8"), (b"", "the script does not start verl_omni.trainer.main_diffusion")],
 )
 def test_a_script_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "recipe.sh").write_bytes(content)

@@ -296,11 +296,7 @@ def test_render_prints_json(write_job: WriteJob) -> None:
     assert found["command"][-len(found["overrides"]) :] == found["overrides"]
     objects = json.loads(drl("render", "--json", "--cluster", "--image", "i", CPU_JOB).stdout)
     printed = drl("render", "--cluster", "--image", "i", CPU_JOB).stdout
-    assert objects == {
-        "apiVersion": "v1",
-        "kind": "List",
-        "items": list(YAML(typ="safe", pure=True).load_all(printed)),
-    }
+    assert objects == {"apiVersion": "v1", "kind": "List", "items": list(YAML(typ="safe", pure=True).load_all(printed))}
 
 
 def test_doctor_prints_json() -> None:

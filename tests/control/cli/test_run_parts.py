@@ -321,11 +321,7 @@ def test_a_complete_machine_is_ready() -> None:
         ({"disk_free": GIB}, "note", "checkpoints may not fit"),
         ({"compiler": None}, "note", "gcc"),
         ({"installed": {"verl": None}}, "missing", "run `make setup` in a clone"),
-        (
-            {"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}},
-            "missing",
-            "0.8 is installed, 0.9.1 is needed",
-        ),
+        ({"installed": {"verl": "0.8"}, "pinned": {"verl": "0.9.1"}}, "missing", "0.8 is installed, 0.9.1 is needed"),
         ({"reference": "0.1"}, "missing", "remove verl-omni"),
     ],
 )

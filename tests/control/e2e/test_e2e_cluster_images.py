@@ -13,24 +13,9 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.bare.store import (
-    ZSTD,
-    ImageStore,
-    Known,
-    fingerprint,
-    load,
-    outdated,
-    refuse_full,
-    replaced,
-    room,
-)
+from e2e.cluster.bare.store import ZSTD, ImageStore, Known, fingerprint, load, outdated, refuse_full, replaced, room
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.images import (
-    StaticImage,
-    entry,
-    names,
-    write_archive,
-)
+from e2e.cluster.images import StaticImage, entry, names, write_archive
 from e2e.cluster.layered import LayeredImage
 
 

@@ -112,11 +112,7 @@ def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
     ]
     calls = list(parse(lines).values())
     assert count(calls, user_agent="kopf/") == Counter(
-        {
-            ("watch", "pods"): 1,
-            ("get", "pods/status"): 1,
-            ("get", "/api/v1/namespaces/a/pods/b"): 1,
-        }
+        {("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1}
     )
     assert count(calls, user="admin").total() == 4
     assert count(calls, user="another-user").total() == 0

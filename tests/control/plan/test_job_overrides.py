@@ -179,11 +179,7 @@ def test_dance_grpo_has_its_sampler_and_its_advantages() -> None:
 
 @pytest.mark.parametrize(
     ("name", "placement", "strategy"),
-    [
-        ("MixGRPO", "", "progressive"),
-        ("MixGRPO", ", placement: Random", "random"),
-        ("FlowGRPO", "", "random"),
-    ],
+    [("MixGRPO", "", "progressive"), ("MixGRPO", ", placement: Random", "random"), ("FlowGRPO", "", "random")],
 )
 def test_the_window_of_mix_grpo_moves_unless_it_is_random(name: str, placement: str, strategy: str) -> None:
     made = settings(f"spec.algorithm.name={name}", f"spec.rollout.sampler.window={{size: 2, end: 4{placement}}}")

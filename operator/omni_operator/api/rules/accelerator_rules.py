@@ -60,11 +60,7 @@ ACCELERATOR_RULES = (
         NOT_WITH_TRAINER,
         ".rollout.accelerator",
     ),
-    Cel(
-        "self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'",
-        TOKEN_NEEDED,
-        ".security.rayAuth",
-    ),
+    Cel("self.rollout.placement != 'Separate' || self.security.rayAuth == 'Token'", TOKEN_NEEDED, ".security.rayAuth"),
     Cel(
         "!has(self.reward.model) || self.reward.model.placement != 'Colocated' || "
         f"({ACCELERATORS}) % self.reward.model.tensorParallelSize == 0",
@@ -88,11 +84,7 @@ ACCELERATOR_RULES = (
         NOT_WITH_TRAINER,
         ".reward.model.accelerator",
     ),
-    Cel(
-        f"{_SAMPLES} % ({ACCELERATORS}) == 0",
-        f"{UNEVEN} the number of accelerators",
-        ".trainer.batch.prompts",
-    ),
+    Cel(f"{_SAMPLES} % ({ACCELERATORS}) == 0", f"{UNEVEN} the number of accelerators", ".trainer.batch.prompts"),
     Cel(
         f"!has(self.rollout.agentLoop.workers) || {_SAMPLES} % self.rollout.agentLoop.workers == 0",
         f"{UNEVEN} spec.rollout.agentLoop.workers",

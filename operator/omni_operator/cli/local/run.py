@@ -18,10 +18,7 @@ from omni_operator import plan
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.files.job_loader import STDIN
 from omni_operator.cli import console
-from omni_operator.cli.machine import (
-    machine_facts,
-    training_stack,
-)
+from omni_operator.cli.machine import machine_facts, training_stack
 from omni_operator.cli.options import Assignments, JobFile, Runs, job_folder
 
 from . import failure, preflight, processes, run_folder, run_summary, shared_memory, supervisor

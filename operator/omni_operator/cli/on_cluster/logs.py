@@ -31,9 +31,7 @@ def logs(
     pod: Annotated[
         str | None,
         typer.Option(
-            "--pod",
-            help="One pod, or all of a role: head, trainer (default), rollout or reward.",
-            metavar="NAME",
+            "--pod", help="One pod, or all of a role: head, trainer (default), rollout or reward.", metavar="NAME"
         ),
     ] = None,
     tail: Annotated[
