@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -71,7 +70,7 @@ def _print_overrides(loaded: LoadedJob, folder: Path, runs: Path, *, command: bo
     overrides = plan.render_overrides(job, layout)
     arguments = plan.render_command(job, layout)
     if as_json:
-        console.say(json.dumps({"overrides": overrides, "command": arguments}, indent=2, ensure_ascii=False))
+        console.say_json({"overrides": overrides, "command": arguments})
     else:
         console.say(shlex.join(arguments) if command else "\n".join(overrides))
 
@@ -90,6 +89,6 @@ def _print_objects(loaded: LoadedJob, view: ClusterView, attempt: int, *, as_jso
     for warning in view.warnings(loaded):
         console.note(warning)
     if as_json:
-        console.say(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2, ensure_ascii=False))
+        console.say_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
         console.write(plan.dump_yaml(*objects))

@@ -13,10 +13,10 @@ import typer
 
 from omni_operator.api.names import TRAINER_GROUP
 from omni_operator.cli import console
-from omni_operator.cli.options import Json, check_image
+from omni_operator.cli.options import Json
 from omni_operator.plan.entrypoint import LOG
 
-from .cluster_options import Context, Kubeconfig, Name, Namespace, cluster_client
+from .cluster_options import Context, Image, Kubeconfig, Name, Namespace, cluster_client
 
 if TYPE_CHECKING:
     from omni_operator.client import Client, Job
@@ -37,15 +37,7 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", help="Only the last N lines of each pod.", metavar="N", min=0)
     ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            "--image",
-            help="Image of the pod that reads the claim; default: as for drl fetch.",
-            metavar="IMAGE",
-            callback=check_image,
-        ),
-    ] = None,
+    image: Image = None,
     as_json: Json = False,
     namespace: Namespace = None,
     context: Context = None,
