@@ -9,7 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
 from omni_operator.api.overrides.reserved import OF_THE_ALGORITHM, RESERVED
 
 from .pod_template import PodTemplate
@@ -98,7 +98,8 @@ class Algorithm(StrictModel):
     @property
     def reads_pairs(self) -> bool:
         """Whether training reads pairs of images of the data set, and generates no samples."""
-        return any(line.lstrip("+") == f"{SOURCE}=offline" for line in self.overrides)
+        sources = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
+        return bool(sources) and parse_value(sources[-1]) == "offline"  # the last one counts
 
     @override
     def violations(self) -> Iterator[Violation]:
