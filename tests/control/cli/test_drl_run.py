@@ -100,7 +100,6 @@ def test_the_trainer_gets_defaults_for_variables_that_the_user_did_not_set(
     given = json.loads((tmp_path / "runs" / "a-job" / "environment.json").read_text())
     wanted = {
         "VERL_PLATFORM": "cpu",
-        "OMP_NUM_THREADS": "1",
         "RAY_worker_niceness": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",

@@ -95,7 +95,7 @@ def trainer_environment(base: Mapping[str, str], *, cpu: bool, hub: bool) -> dic
         defaults["HF_HUB_OFFLINE"] = "1"
     if cpu:
         # Ray starts its workers at nice 15, where they starve next to any busy process.
-        defaults |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+        defaults |= {"VERL_PLATFORM": "cpu", "RAY_worker_niceness": "0"}
     return {**defaults, **base}
 
 
