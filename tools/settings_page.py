@@ -24,7 +24,7 @@ from verl_omni.trainer.settings.configuration import OPEN, defaults
 from verl_omni.trainer.settings.supported_values import SUPPORTED
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 PAGE = Path("docs/reference/settings.md")
 SOURCE = Path("docs/figures/reference-settings.tsv")

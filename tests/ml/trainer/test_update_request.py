@@ -14,7 +14,7 @@ from verl_omni.trainer.generation.sample_generation import SAMPLE, ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 

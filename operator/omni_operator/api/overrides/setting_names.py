@@ -166,9 +166,8 @@ COMMON = (
 )
 # Settings of one algorithm, by the trainer's name of it.
 BY_LOSS = {
-    "flow_grpo": (
-        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
-        "actor_rollout_ref.actor.diffusion_loss.exact_kl", "actor_rollout_ref.actor.kl_loss_coef",
+    "diffusion_dpo": (
+        "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
     ),
     "diffusion_nft": (
         "actor_rollout_ref.actor.diffusion_loss.adaptive_weight_min",
@@ -177,16 +176,17 @@ BY_LOSS = {
         "actor_rollout_ref.actor.diffusion_loss.old_decay_rate", "actor_rollout_ref.actor.diffusion_loss.ref_kl_coef",
         "algorithm.old_policy_decay_schedule", "algorithm.old_policy_update_interval",
     ),
-    "diffusion_dpo": (
-        "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
+    "flow_dppo": (
+        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.exact_kl",
+        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold", "actor_rollout_ref.actor.kl_loss_coef",
+    ),
+    "flow_grpo": (
+        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
+        "actor_rollout_ref.actor.diffusion_loss.exact_kl", "actor_rollout_ref.actor.kl_loss_coef",
     ),
     "grpo_guard": (
         "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
         "actor_rollout_ref.actor.diffusion_loss.exact_kl", "actor_rollout_ref.actor.kl_loss_coef",
-    ),
-    "flow_dppo": (
-        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.exact_kl",
-        "actor_rollout_ref.actor.diffusion_loss.kl_mask_threshold", "actor_rollout_ref.actor.kl_loss_coef",
     ),
 }
 # Groups whose keys the user chooses.
@@ -208,21 +208,21 @@ REGISTERED = {
 MISSING_FAMILY = '(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*'
 # Settings that must have one value with some algorithms, and why.
 REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
-    ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('flow_grpo', 'diffusion_dpo', 'grpo_guard', 'flow_dppo')),
-    ("algorithm.sample_source", 'online', "it trains on samples of the engine", ('flow_grpo', 'diffusion_nft', 'grpo_guard', 'flow_dppo')),
-    ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
-    ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_nft', 'diffusion_dpo')),
-    ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.rollout_correction.rollout_rs_threshold", None, "it is not read", ('diffusion_nft', 'diffusion_dpo')),
-    ("algorithm.rollout_correction.rollout_is_threshold", 2.0, "it is not read", ('diffusion_nft', 'diffusion_dpo')),
-    ("actor_rollout_ref.rollout.rollout_adapter", 'old', "the old policy must sample", ('diffusion_nft',)),
-    ("actor_rollout_ref.model.policy_state_adapters", ['default', 'old'], "it keeps an old policy", ('diffusion_nft',)),
+    ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('diffusion_dpo', 'diffusion_nft')),
+    ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_dpo', 'diffusion_nft')),
+    ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_rs_threshold", None, "it is not read", ('diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_is_threshold", 2.0, "it is not read", ('diffusion_dpo', 'diffusion_nft')),
+    ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('diffusion_dpo', 'flow_dppo', 'flow_grpo', 'grpo_guard')),
     ("algorithm.adv_estimator", 'flow_grpo', "it orders samples without advantages", ('diffusion_dpo',)),
     ("algorithm.timestep_fraction", 1.0, "it trains on random noise levels", ('diffusion_dpo',)),
-    ("algorithm.rollout_correction.bypass_mode", False, "the engine does not record the means of its steps", ('grpo_guard', 'flow_dppo')),
+    ("algorithm.sample_source", 'online', "it trains on samples of the engine", ('diffusion_nft', 'flow_dppo', 'flow_grpo', 'grpo_guard')),
+    ("actor_rollout_ref.rollout.rollout_adapter", 'old', "the old policy must sample", ('diffusion_nft',)),
+    ("actor_rollout_ref.model.policy_state_adapters", ['default', 'old'], "it keeps an old policy", ('diffusion_nft',)),
+    ("algorithm.rollout_correction.bypass_mode", False, "the engine does not record the means of its steps", ('flow_dppo', 'grpo_guard')),
 )
 # Settings that are numbers.
 NUMBERS = (
