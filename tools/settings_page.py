@@ -96,8 +96,8 @@ def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
 
 
 def configurations() -> list[DictConfig]:
-    """The default settings with each algorithm; interpolations are not resolved."""
-    return [defaults(loss) for loss in ALGORITHMS]
+    """The default settings with each algorithm of the reference; interpolations are not resolved."""
+    return [defaults(loss) for loss, entry in ALGORITHMS.items() if entry.in_reference]
 
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:

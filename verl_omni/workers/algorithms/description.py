@@ -67,6 +67,7 @@ class RegisteredAlgorithm:
         row: what a row of a training batch is: `sample`, or a `pair` of samples of one prompt.
         conflicts: settings -> a message for each that the algorithm cannot use.
         names: names in a job, `spec.algorithm.name`.
+        in_reference: whether verl-omni has it, so that its defaults are compared.
         near_base: setting of `diffusion_loss` that keeps the policy near the base model, where `use_kl_loss` does not.
         like: for a user's algorithm, the built-in one with the same settings outside `diffusion_loss`.
         loss: import path of a user's policy loss, which replaces the loss of `implementation`.
@@ -77,6 +78,7 @@ class RegisteredAlgorithm:
     conflicts: Callable[[DictConfig], Sequence[str]]
     row: Literal["sample", "pair"] = "sample"
     names: Mapping[str, JobName] = field(default_factory=dict)
+    in_reference: bool = True
     near_base: str | None = None
     like: str | None = None
     loss: str | None = None
