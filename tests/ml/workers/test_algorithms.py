@@ -91,9 +91,7 @@ def test_an_unknown_setting_of_a_loss_and_an_unknown_loss_are_refused() -> None:
         load(NFT, f"{LOSS}.mix_bta=0.1")
     with pytest.raises(configuration.SettingsError, match=rf"{LOSS}\.mix_bta: unknown setting"):
         load(f"{LOSS}.mix_bta=0.1")
-    with pytest.raises(
-        configuration.SettingsError, match="no algorithm 'ppo'; one of diffusion_dpo, diffusion_nft, flow_dppo"
-    ):
+    with pytest.raises(configuration.SettingsError, match="no algorithm 'ppo'; one of "):
         load(f"{LOSS}.loss_mode=ppo")
 
 
