@@ -166,6 +166,10 @@ COMMON = (
 )
 # Settings of one algorithm, by the trainer's name of it.
 BY_LOSS = {
+    "awm": (
+        "actor_rollout_ref.actor.diffusion_loss.adv_clip_max", "actor_rollout_ref.actor.diffusion_loss.clip_ratio",
+        "actor_rollout_ref.actor.diffusion_loss.draws", "actor_rollout_ref.actor.diffusion_loss.ref_kl_coef",
+    ),
     "diffusion_dpo": (
         "actor_rollout_ref.actor.diffusion_loss.dpo_beta", "actor_rollout_ref.actor.diffusion_loss.draws",
     ),
@@ -208,18 +212,18 @@ REGISTERED = {
 MISSING_FAMILY = '(?:.*/)?(?P<family>BAGEL|LTX|MiniMax-H3)[^/]*'
 # Settings that must have one value with some algorithms, and why.
 REQUIRED: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
-    ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('diffusion_dpo', 'diffusion_nft')),
-    ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('diffusion_dpo', 'diffusion_nft')),
-    ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('diffusion_dpo', 'diffusion_nft')),
-    ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('diffusion_dpo', 'diffusion_nft')),
-    ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('diffusion_dpo', 'diffusion_nft')),
-    ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('diffusion_dpo', 'diffusion_nft')),
-    ("algorithm.rollout_correction.rollout_rs_threshold", None, "it is not read", ('diffusion_dpo', 'diffusion_nft')),
-    ("algorithm.rollout_correction.rollout_is_threshold", 2.0, "it is not read", ('diffusion_dpo', 'diffusion_nft')),
-    ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('diffusion_dpo', 'flow_dppo', 'flow_grpo', 'grpo_guard')),
+    ("trainer.max_log_prob_difference", None, "there are no log-probabilities to compare", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("trainer.max_velocity_difference", None, "there are no velocities to compare", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("actor_rollout_ref.rollout.algo.clean_latents", True, "it learns from final latents", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.bypass_mode", False, "there are no log-probabilities to recompute", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_is", None, "there are no log-probabilities to compare", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_rs", None, "there are no log-probabilities to compare", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_rs_threshold", None, "it is not read", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.rollout_correction.rollout_is_threshold", 2.0, "it is not read", ('awm', 'diffusion_dpo', 'diffusion_nft')),
+    ("algorithm.sample_source", 'online', "it trains on samples of the engine", ('awm', 'diffusion_nft', 'flow_dppo', 'flow_grpo', 'grpo_guard')),
+    ("actor_rollout_ref.rollout.rollout_adapter", 'default', "the trained policy must sample", ('awm', 'diffusion_dpo', 'flow_dppo', 'flow_grpo', 'grpo_guard')),
+    ("algorithm.timestep_fraction", 1.0, "it trains on random noise levels", ('awm', 'diffusion_dpo')),
     ("algorithm.adv_estimator", 'flow_grpo', "it orders samples without advantages", ('diffusion_dpo',)),
-    ("algorithm.timestep_fraction", 1.0, "it trains on random noise levels", ('diffusion_dpo',)),
-    ("algorithm.sample_source", 'online', "it trains on samples of the engine", ('diffusion_nft', 'flow_dppo', 'flow_grpo', 'grpo_guard')),
     ("actor_rollout_ref.rollout.rollout_adapter", 'old', "the old policy must sample", ('diffusion_nft',)),
     ("actor_rollout_ref.model.policy_state_adapters", ['default', 'old'], "it keeps an old policy", ('diffusion_nft',)),
     ("algorithm.rollout_correction.bypass_mode", False, "the engine does not record the means of its steps", ('flow_dppo', 'grpo_guard')),
