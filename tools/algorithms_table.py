@@ -40,7 +40,7 @@ def _paragraphs() -> Iterator[str]:
         module = importlib.import_module(f"{registered.__name__}.{algorithm}")
         _, _, more = (inspect.getdoc(module) or "").partition("\n\n")
         if more:
-            yield f"\n**`{algorithm}`**: {more}"
+            yield f"\n### `{algorithm}`\n\n{more}"
 
 
 def _page(path: Path) -> str:

@@ -12,6 +12,7 @@ from e2e import chart_values
 from tools import (
     algorithms_table,
     crd_file,
+    init_jobs,
     job_page,
     metrics_page,
     other_defaults,
@@ -35,6 +36,7 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     python_page.main,
     scorers_table.main,
     algorithms_table.main,
+    init_jobs.main,
 )
 
 

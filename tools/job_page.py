@@ -6,24 +6,22 @@ PYTHONPATH=operator:. python -m tools.job_page --out docs/reference/job.md [--ch
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.crd.definition import schema
 from tools.generated_file import write_or_check
 
 Schema = dict[str, Any]
-CELL_WORDS = 30
 INTRODUCTION = """\
 # DiffusionRLJob
 
 <!-- Generated from operator/omni_operator/api by `make crds`; do not edit. -->
 
-All fields of a job, with types, defaults and rules. `kubectl explain diffusionrljob.spec` prints the same text.
+All fields of a job, with types and defaults. `kubectl explain diffusionrljob.spec` prints the same text. The API server
+and `drl validate` refuse what breaks a rule between fields, and print the rule.
 
 The same file runs on one machine (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). In a local run,
 fields marked "Cluster only", and those of suspension, deadlines, retries and clean-up, have no effect. `drl validate`
@@ -60,48 +58,23 @@ def text() -> str:
                 parts.append(f"The same fields: {', '.join(f'`{path}`' for path in others)}.\n")
             same += others
             parts.append(body)
-    rules: dict[str, dict[str, None]] = {}
-    for at, message in _rules(made, ""):
-        rules.setdefault(message, {})[f"`{at.removeprefix('.') or 'job'}`"] = None
-    parts += ["## Rules between fields\n", "".join(f"- {', '.join(at)}: {text}\n" for text, at in rules.items())]
     return "\n".join(parts)
 
 
 def _groups(node: Schema, at: str) -> Iterator[tuple[str, str]]:
-    """Path and table of a group of fields, then those of each field with fields of its own."""
-    lines = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
-    notes = []
+    """Path and list of a group of fields, then those of each field with fields of its own."""
+    lines = []
     inner = []
     required = node.get("required", ())
     for name, field in node["properties"].items():
-        default = "required" if name in required else _default(field)
-        shown, rest = _split(field["description"].replace("|", ", "))
-        lines.append(f"| `{name}` | {_kind(field)} | {default} | {shown} |")
-        if rest:
-            notes.append(f"- `{name}`: {rest}")
+        default = ", required" if name in required else _default(field)
+        lines.append(f"- **`{name}`** ({_kind(field)}{default}): {field['description']}")
         holder = field.get("items", field)
         if holder.get("properties"):
             inner.append((holder, f"{at}.{name}{'[]' if 'items' in field else ''}"))
-    yield at, "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
+    yield at, "\n".join(lines) + "\n"
     for holder, path in inner:
         yield from _groups(holder, path)
-
-
-def _split(description: str) -> tuple[str, str]:
-    """The first sentences, as many as a cell of the table holds, and the rest."""
-    if len(description.split()) <= CELL_WORDS:
-        return description, ""
-    sentences = re.split(r"(?<!e\.g)(?<=\.) ", description)
-    if len(sentences[0].split()) > CELL_WORDS:
-        sentences = re.split(r"(?<!e\.g)(?<=[.;]) ", description)
-    count = 1
-    while len(" ".join(sentences[: count + 1]).split()) <= CELL_WORDS:
-        count += 1
-    first = " ".join(sentences[:count])
-    rest = " ".join(sentences[count:])
-    if not first.endswith(";"):
-        return first, rest
-    return f"{first.rstrip(';')}.", rest[:1].upper() + rest[1:]
 
 
 def _kind(field: Schema) -> str:
@@ -118,17 +91,7 @@ def _kind(field: Schema) -> str:
 
 def _default(field: Schema) -> str:
     value = field.get("default")
-    return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
-
-
-def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
-    """Path and message of every rule."""
-    for rule in node.get(VALIDATIONS, ()):
-        yield at + rule.get("fieldPath", ""), rule["message"]
-    for name, inner in node.get("properties", {}).items():
-        yield from _rules(inner, f"{at}.{name}")
-    if "items" in node:
-        yield from _rules(node["items"], f"{at}[]")
+    return "" if value is None or isinstance(value, dict) else f", default `{json.dumps(value)}`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

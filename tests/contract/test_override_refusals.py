@@ -172,10 +172,7 @@ def test_validate_refuses_flow_dppo_with_the_log_probabilities_of_the_engine(
     tmp_path: Path, options: list[str]
 ) -> None:
     document = yaml.safe_load(EXAMPLE.read_text())
-    document["spec"]["algorithm"] = {
-        "name": "FlowDPPO",
-        "overrides": ["algorithm.rollout_correction.bypass_mode=true"],
-    }
+    document["spec"]["algorithm"] = {"name": "FlowDPPO", "overrides": ["algorithm.rollout_correction.bypass_mode=true"]}
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     found = CliRunner().invoke(app, ["validate", str(path), *options])

@@ -83,11 +83,7 @@ FULL: dict[str, Any] = {
         "sharedMemory": {"sizeLimit": "3Gi"},
         "podTemplate": {"spec": {"hostNetwork": True}},
     },
-    "algorithm": {
-        "name": "FlowGRPO",
-        "entrypoint": ["python3", "-m", "mine"],
-        "overrides": ["data.shuffle=false"],
-    },
+    "algorithm": {"name": "FlowGRPO", "entrypoint": ["python3", "-m", "mine"], "overrides": ["data.shuffle=false"]},
     "rollout": {
         "placement": "Colocated",
         "replicas": 4,

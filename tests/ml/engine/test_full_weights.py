@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -43,7 +44,7 @@ def running(start: Any) -> tuple[Any, Any]:
 
 def assert_no_segment_remains() -> None:
     """Engines that are tested at the same time have segments for moments; what is left behind stays."""
-    found = set(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"))
+    found = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
     until = time.monotonic() + 30
     while found and time.monotonic() < until:
         time.sleep(0.2)
@@ -90,7 +91,7 @@ def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     from verl_omni.trainer.metrics import step_metrics
 
     config, stack = running
-    prompts = sample_generation.training_prompts(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
+    prompts = sample_generation.training_requests(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
     samples = sample_generation.generate_scored(config, stack.agent_loop, prompts)
     assert len(set(samples.versions)) == 1
     batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
@@ -131,7 +132,7 @@ def test_a_batch_is_spread_over_both_replicas_with_the_same_images(running: tupl
     config, stack = running
     made = [
         sample_generation.generate_scored(
-            config, stack.agent_loop, sample_generation.evaluation_prompts(rows(chosen), seed=7)
+            config, stack.agent_loop, sample_generation.evaluation_requests(rows(chosen), seed=7)
         )
         for chosen in (PROMPTS, PROMPTS[:3])
     ]
@@ -166,7 +167,7 @@ def test_a_replica_with_half_an_update_refuses_requests_until_a_complete_one(
         "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 30.0}
     )
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):
-        transfer.send(broken(), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0)
+        ipc.send(broken(), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0)
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):
         ray.get(receiving, timeout=60)
     with pytest.raises(Exception, match="PartialWeights"):

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.ml import smallest_job
 from verl_omni.trainer.data import prompt_dataset
-from verl_omni.trainer.generation.sample_generation import evaluation_prompts, training_prompts
-from verl_omni.trainer.settings import configuration
+from verl_omni.trainer.generation.sample_generation import evaluation_requests, training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl
 
 ROW = {
     "prompt": [{"role": "system", "content": "Draw."}, {"role": "user", "content": "a cat"}],
@@ -31,14 +32,7 @@ DOG = {"prompt": [{"role": "user", "content": "a dog"}]}
 
 
 def config(folder: Path) -> Any:
-    return configuration.load(
-        [
-            "data.train_files=t",
-            "actor_rollout_ref.model.path=m",
-            "trainer.total_training_steps=1",
-            f"data.cache_dir='{folder}'",
-        ]
-    ).data
+    return smallest_job.load(f"data.cache_dir='{folder}'").data
 
 
 def load_text(path: Path, text: str) -> Any:
@@ -100,14 +94,14 @@ def test_a_truth_that_counts_as_false_is_not_replaced_by_the_prompt(tmp_path: Pa
 
 def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     rows = [*load(tmp_path, [ROW, DOG]), {"raw_prompt": [], "priority": 3}]
-    columns = training_prompts(rows, n=2, step=1, version=0, seed=0).non_tensor_batch
+    columns = requests_to_verl(training_requests(rows, n=2, step=1, version=0, seed=0)).non_tensor_batch
     assert list(columns["agent_name"]) == ["my_agent"] * 2 + [None] * 4
     assert list(columns["tools_kwargs"]) == [{"a": 1}] * 2 + [None] * 4
     assert list(columns["priority"]) == [None] * 4 + [3] * 2
     assert list(columns["reward_scores"][:2]) == [[0.5, 1.0]] * 2 and columns["reward_scores"].dtype == object
-    evaluated = evaluation_prompts(rows, seed=40, version=3)
+    evaluated = requests_to_verl(evaluation_requests(rows, seed=40, version=3))
     assert list(evaluated.non_tensor_batch["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"
-    assert evaluated.meta_info == {"validate": True, "global_steps": 3}
+    assert evaluated.meta_info == {"validate": True, "global_steps": 3, "failures_allowed": 0}
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json"])

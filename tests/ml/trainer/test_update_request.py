@@ -10,15 +10,16 @@ import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer.generation.sample_generation import SAMPLE, ScoredSamples, update_request
-from verl_omni.trainer.settings import configuration
+from tests.ml import smallest_job
+from verl_omni.samples import SAMPLE, ScoredSamples, TrainingBatch
+from verl_omni.trainer.generation.verl_batches import update_to_verl
+from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GROUPS = ["a", "b", "a", "b", "a", "b"]
 
 
@@ -28,7 +29,7 @@ def samples() -> ScoredSamples:
     return ScoredSamples(
         tensors={
             "clean_latents": rows.view(-1, 1, 1, 1).expand(-1, 2, 2, 2),
-            "prompt_embeds": prompts.view(-1, 1, 1).expand(-1, 3, 4),
+            "prompt_embeds": prompts.view(-1, 1, 1).expand(-1, 3, 400),
         },
         images=None,
         scores=torch.tensor([1.0, 5.0, 3.0, 5.0, 2.0, 6.0]),
@@ -42,24 +43,20 @@ def samples() -> ScoredSamples:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
-    config = configuration.load(
-        [*REQUIRED, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"]
+    config = smallest_job.load(
+        f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"
     )
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
     direct = samples()
-    objects: list[dict[str, torch.Tensor]] = []
-    writer = SampleWriter(lambda tensors: objects.append(tensors) or len(objects) - 1)  # type: ignore[func-returns-value]
-    stored = [
-        writer.store(
-            {"clean_latents": direct.tensors["clean_latents"][row]},
-            {group: {"prompt_embeds": direct.tensors["prompt_embeds"][row]}},
-        )
-        for row, group in enumerate(GROUPS)
-    ]
+    objects: list[PackedTensors] = []
+    writer = SampleWriter(lambda packed: objects.append(packed) or len(objects) - 1)  # type: ignore[func-returns-value]
+    for row in range(len(GROUPS)):
+        writer.add({name: direct.tensors[name][row] for name in direct.tensors})
+    stored = writer.finish()
     referred = replace(direct, tensors={SAMPLE: torch.arange(6)}, stored=stored)
     algorithm = training_algorithm(name)
     expected = algorithm.training_batch(direct, loss, config, 1)
-    request = update_request(algorithm.training_batch(referred, loss, config, 1), stored, {"step": 1})
+    request = update_to_verl(TrainingBatch(algorithm.training_batch(referred, loss, config, 1), stored, {"step": 1}))
     assert request.meta_info == {"request": {"step": 1}} and SAMPLE not in request.batch
     parts = request.chunk(2) if len(request) % 2 == 0 else [request]
     found: dict[str, list[torch.Tensor]] = {}
@@ -74,6 +71,6 @@ def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
 
 def test_samples_in_the_driver_are_sent_as_they_are() -> None:
     batch: dict[str, Any] = {"advantages": torch.ones(2), "clean_latents": torch.ones(2, 3)}
-    request = update_request(batch, (), {})
+    request = update_to_verl(TrainingBatch(batch, (), {}))
     assert set(request.batch.keys()) == set(batch) and not request.non_tensor_batch
     assert isinstance(request.non_tensor_batch, dict) and np.array_equal(request.batch["advantages"], [1, 1])

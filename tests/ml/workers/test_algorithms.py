@@ -12,7 +12,8 @@ import torch
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_omni.trainer.generation.sample_generation import ScoredSamples
+from tests.ml import smallest_job
+from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.description import ACTOR
@@ -34,7 +35,7 @@ NFT, DPO, GUARD, DPPO = (
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load([*REQUIRED, *overrides])
+    return smallest_job.load(*overrides)
 
 
 def loss_of(config: Any) -> Any:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ml.workers.tiny_actor import model_settings
 from verl_omni.models.tiny import make_tiny_sd3, make_tiny_wan
-from verl_omni.pipelines.registry import training_adapter
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.update import rank_rows
 from verl_omni.workers.actor import parallel
@@ -179,22 +178,8 @@ def loss_of(case: Case) -> Any:
 
 
 def make(folder: Path, case: Case, fsdp: dict[str, Any], micro_batch: int | None, mesh: Any = None) -> DiffusionActor:
-    family = training_adapter(case.model)
     old = ("default", "old") if case.loss_mode == "diffusion_nft" else ("default",)
-    model: Any = SimpleNamespace(
-        path=str(folder / case.model),
-        architecture=case.model,
-        lora_rank=case.adapter,
-        lora_alpha=8,
-        lora_adapter_path=None,
-        target_modules=list(family.LORA_TARGETS),
-        exclude_modules=None,
-        lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS),
-        policy_state_adapters=old,
-        attn_backend="native",
-        enable_gradient_checkpointing=False,
-    )
+    model = model_settings(folder / case.model, rank=case.adapter, adapters=old, architecture=case.model)
     pairs = case.loss_mode == "diffusion_dpo"
     config = DiffusionActorConfig(
         diffusion_loss=loss_of(case),

@@ -1,7 +1,5 @@
 """Settings of the built-in scorers of `spec.reward.scorers`, read from the scorers' own signatures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any

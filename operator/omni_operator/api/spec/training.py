@@ -1,7 +1,5 @@
 """`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: training algorithm, trainer and checkpoints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -11,7 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
 from omni_operator.api.overrides.reserved import OF_THE_ALGORITHM, RESERVED
 from verl_omni.workers.algorithms.registered import job_names
 
@@ -89,7 +87,8 @@ class Algorithm(StrictModel):
     @property
     def reads_pairs(self) -> bool:
         """Whether training reads pairs of images of the data set, and generates no samples."""
-        return any(line.lstrip("+") == f"{SOURCE}=offline" for line in self.overrides)
+        sources = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
+        return bool(sources) and parse_value(sources[-1]) == "offline"  # the last one counts
 
     @override
     def violations(self) -> Iterator[Violation]:
@@ -160,9 +159,9 @@ class Trainer(StrictModel):
         "of one "
         "machine.",
     )
-    accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
+    accelerator: Accelerator = Field(default=Accelerator.model_construct(), description="Accelerators of one replica.")
     total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
-    batch: Batch = Field(default=Batch(), description="Size of a training step and how it is split.")
+    batch: Batch = Field(default=Batch.model_construct(), description="Size of a training step and how it is split.")
     precision: Literal["bfloat16", "float32"] | None = Field(
         default=None,
         description="Dtype that the model computes in, and of its frozen weights. Trained weights, sums of gradients "
@@ -176,12 +175,14 @@ class Trainer(StrictModel):
         description="Training steps between evaluations on data.validation. 0: only before and after training.",
     )
     resources: Resources = Field(
-        default=Resources(),
+        default=Resources.model_construct(),
         description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
         "of 1 "
         "CPU and 4Gi, no limits. Cluster only.",
     )
-    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a trainer pod. Cluster only.")
+    shared_memory: SharedMemory = Field(
+        default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only."
+    )
     pod_template: PodTemplate = Field(
         default_factory=dict,
         description="Strategic merge patch for the trainer's pod template: lists of containers, volumes and variables "
