@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from e2e import chart_values
 from tools import (
+    algorithms_table,
     crd_file,
     init_jobs,
     job_page,
@@ -34,6 +35,7 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     metrics_page.main,
     python_page.main,
     scorers_table.main,
+    algorithms_table.main,
     init_jobs.main,
 )
 

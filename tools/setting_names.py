@@ -25,7 +25,7 @@ from verl_omni.trainer.settings.unused_values import KL, LOG_PROBS
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.verl_names import AGENT_LOOP
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/overrides/setting_names.json")
 SOURCE = "Written from verl_omni/trainer/config by `make crds`; do not edit."

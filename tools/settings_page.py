@@ -25,7 +25,7 @@ from verl_omni.trainer.settings.configuration import OPEN, defaults
 from verl_omni.trainer.settings.supported_values import SUPPORTED
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 PAGE = Path("docs/reference/settings.md")
 SOURCE = Path("docs/figures/reference-settings.tsv")
@@ -97,8 +97,8 @@ def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
 
 
 def configurations() -> list[DictConfig]:
-    """The default settings with each algorithm; interpolations are not resolved."""
-    return [defaults(loss) for loss in ALGORITHMS]
+    """The default settings with each algorithm of the reference; interpolations are not resolved."""
+    return [defaults(loss) for loss, entry in ALGORITHMS.items() if entry.in_reference]
 
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:

@@ -136,8 +136,8 @@ class Sampler(StrictModel):
         default=0.7,
         ge=0,
         le=10,
-        description="Scale of the noise. 0: none, which FlowGRPO, DanceGRPO, MixGRPO, GRPOGuard and FlowDPPO refuse: "
-        "they learn from it.",
+        description="Scale of the noise. 0: none, which the algorithms on recorded steps refuse: they learn from it "
+        "(docs/reference/algorithms.md).",
     )
     window: Window | None = Field(
         default=None, description="Steps that add noise. Default: all but the last step, whose noise is never denoised."
