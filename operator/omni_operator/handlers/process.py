@@ -1,12 +1,13 @@
 """The operator's process: watches, background tasks and HTTP servers, from startup to a graceful stop.
 
-kopf runs the process: signals, start and stop of its activities, login. The watches are our own
-(docs/adr/0013-own-watches.md).
+kopf runs the process (signals, start and stop of its activities, login) and watches the jobs (`jobs.py`). The watches
+of their children are our own (docs/adr/0013-jobs-through-kopf.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from prometheus_client import disable_created_metrics
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
-from omni_operator.cluster.kinds import RAYJOBS
+from omni_operator.cluster.kinds import RAYJOBS, Body
 from omni_operator.cluster.leader.leader_election import LeaderElection, LeaseTimes
 from omni_operator.cluster.leader.write_fence import WriteFence
 from omni_operator.cluster.watch.watch_client import WatchClient
@@ -32,10 +33,13 @@ from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds
 from .http_server import PROBE_CONNECTIONS, probe_routes, serve
+from .jobs import JobLists, configure_watches, register_jobs, streams_lists
 from .leading_replica import LeadingReplica
 from .watches import Watches
 
 LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
+RESTART_PAUSE = 5.0
+log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings, credentials: Credentials, version: str) -> bool:
@@ -101,6 +105,8 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             election.observe,
             restart.set,
         )
+        jobs = JobLists(cluster, watches, settings.namespaces)
+        watches.listed_anew = jobs.expire
         missing = MissingKinds(cluster, restart)
         async with (
             serve(probe_routes(liveness, metrics, time.monotonic), settings.http_port, connections=PROBE_CONNECTIONS),
@@ -110,12 +116,16 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             taking_part = asyncio.create_task(_take_part(election, watches))
             loops = [
                 *watches.runs(),
+                jobs.run(),
                 LeaseHeartbeat(cluster, liveness, settings, cluster.clock).run(),
                 missing.run(),
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
                 _join(taking_part),
             ]
-            operating = _operate(settings, credentials, restart, lambda: _cancel(taking_part))
+            kopf_settings = new_kopf_settings(settings, await streams_lists(source, settings.namespace))
+            operating = _operate(
+                settings, credentials, restart, lambda: _cancel(taking_part), jobs.changed, kopf_settings
+            )
             await _run_all(operating, loops)
     return restart.is_set()
 
@@ -197,11 +207,8 @@ async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
     )
 
 
-async def _operate(
-    settings: Settings, credentials: Credentials, restart: asyncio.Event, stop: Callable[[], Awaitable[None]]
-) -> None:
-    """Run kopf until a signal or `restart` ends it. `stop` is awaited at once; kopf itself takes 5 s more to end."""
-    registry = kopf.OperatorRegistry()
+def new_kopf_settings(settings: Settings, streams_lists: bool) -> kopf.OperatorSettings:
+    """kopf's settings."""
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
     kopf_settings.networking.request_timeout = 30
@@ -209,20 +216,43 @@ async def _operate(
     kopf_settings.posting.enabled = False
     kopf_settings.peering.standalone = True
     kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
+    configure_watches(kopf_settings, streams_lists=streams_lists)
+    return kopf_settings
+
+
+async def _operate(
+    settings: Settings,
+    credentials: Credentials,
+    restart: asyncio.Event,
+    stop: Callable[[], Awaitable[None]],
+    job_changed: Callable[[str | None, Body], None],
+    kopf_settings: kopf.OperatorSettings,
+) -> None:
+    """Run kopf until a signal or `restart` ends it. `stop` is awaited at once; kopf itself takes 5 s more to end.
+
+    kopf ends when a watch fails for a reason that it does not know. Then everything is observed anew.
+    """
+    registry = kopf.OperatorRegistry()
     register_login(registry, credentials)
+    register_jobs(registry, job_changed)
 
     @kopf.on.cleanup(registry=registry)
     async def clean(**_: object) -> None:
         await stop()
 
-    await kopf.operator(
-        registry=registry,
-        settings=kopf_settings,
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        stop_flag=restart,
-    )
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=kopf_settings,
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=restart,
+        )
+    except Exception:
+        log.exception("the watch of jobs failed; observing everything anew in %.0f s", RESTART_PAUSE)
+        await asyncio.sleep(RESTART_PAUSE)
+        restart.set()
 
 
 async def _run_all(main: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:

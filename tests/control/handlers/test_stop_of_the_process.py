@@ -12,7 +12,7 @@ from kubernetes.aio.client import Configuration
 
 from control.cluster.local_server import serving
 from omni_operator.cluster.credentials import Credentials, Loaded
-from omni_operator.handlers.process import _cancel, _join, _operate
+from omni_operator.handlers.process import _cancel, _join, _operate, new_kopf_settings
 from omni_operator.settings import Settings
 
 
@@ -34,7 +34,11 @@ async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credent
     async def release() -> None:
         released.set()
 
-    operating = asyncio.create_task(_operate(Settings(), credentials, signal, release))
+    settings = Settings()
+    kopf_settings = new_kopf_settings(settings, True)
+    operating = asyncio.create_task(
+        _operate(settings, credentials, signal, release, lambda change, body: None, kopf_settings)
+    )
     signal.set()
     waiting = asyncio.create_task(released.wait())
     await asyncio.wait([operating, waiting], return_when=asyncio.FIRST_COMPLETED)
