@@ -68,6 +68,17 @@ class NoDiffs(kopf.DiffBaseStorage):
         return None
 
 
+def new_kopf_settings() -> kopf.OperatorSettings:
+    """kopf's settings that are read before its startup handlers run."""
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True  # it needs cluster-wide permissions
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    return settings
+
+
 def configure_watches(settings: kopf.OperatorSettings, *, streams_lists: bool) -> None:
     """Let kopf watch as the operator's own watches do."""
     sys.setrecursionlimit(max(PARSED_LEVELS, sys.getrecursionlimit()))
@@ -184,7 +195,7 @@ class JobLists:
         self.watches.synced((JOBS, namespace))
 
     async def _are_delivered(self, alive: dict[str, int]) -> bool:
-        """Wait until kopf has delivered these jobs. Return False if it delivers none for a while: one may be deleted."""
+        """Wait until kopf has delivered these jobs. Return False if it pauses: one may have been deleted."""
         count = 0
         idle = 0.0
         while self._delivered is not None and not self._delivered.issuperset(alive):

@@ -19,9 +19,9 @@ from prometheus_client import disable_created_metrics
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
 from omni_operator.cluster.credentials import Credentials, Loaded
-from omni_operator.cluster.kinds import RAYJOBS, Body
 from omni_operator.cluster.leader.leader_election import LeaderElection, LeaseTimes
 from omni_operator.cluster.leader.write_fence import WriteFence
+from omni_operator.cluster.watch.object_watch import WatchSource
 from omni_operator.cluster.watch.watch_client import WatchClient
 from omni_operator.cluster.watch.watch_liveness import WatchLiveness
 from omni_operator.metrics import JobMetrics, OperatorMetrics
@@ -33,7 +33,7 @@ from omni_operator.settings import Settings
 
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds
 from .http_server import PROBE_CONNECTIONS, probe_routes, serve
-from .jobs import JobLists, configure_watches, register_jobs, streams_lists
+from .jobs import JobLists, configure_watches, new_kopf_settings, register_jobs, streams_lists
 from .leading_replica import LeadingReplica
 from .watches import Watches
 
@@ -122,10 +122,13 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
                 CacheCleanup(cluster, cache, settings, leading.workers.wake).run(),
                 _join(taking_part),
             ]
-            kopf_settings = new_kopf_settings(settings, await streams_lists(source, settings.namespace))
-            operating = _operate(
-                settings, credentials, restart, lambda: _cancel(taking_part), jobs.changed, kopf_settings
+            registry = kopf.OperatorRegistry()
+            register_login(registry, credentials)
+            register_start_and_stop(
+                registry, source, settings.namespace, settings.stop_seconds, lambda: _cancel(taking_part)
             )
+            register_jobs(registry, jobs.changed)
+            operating = _operate(registry, settings.namespaces, restart)
             await _run_all(operating, loops)
     return restart.is_set()
 
@@ -147,7 +150,7 @@ def _reconciler(
         instance=settings.instance,
         timeouts=settings.timeouts,
         failed=metrics.failed,
-        made=lambda body: liveness.expect(RAYJOBS, body, time.monotonic()),
+        written=lambda kind, body: liveness.expect(kind, body, time.monotonic()),
     )
 
 
@@ -207,46 +210,40 @@ async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
     )
 
 
-def new_kopf_settings(settings: Settings, streams_lists: bool) -> kopf.OperatorSettings:
-    """kopf's settings."""
-    kopf_settings = kopf.OperatorSettings()
-    kopf_settings.scanning.disabled = True  # it needs cluster-wide permissions
-    kopf_settings.networking.request_timeout = 30
-    kopf_settings.networking.connect_timeout = 10
-    kopf_settings.posting.enabled = False
-    kopf_settings.peering.standalone = True
-    kopf_settings.process.ultimate_exiting_timeout = settings.stop_seconds
-    configure_watches(kopf_settings, streams_lists=streams_lists)
-    return kopf_settings
-
-
-async def _operate(
-    settings: Settings,
-    credentials: Credentials,
-    restart: asyncio.Event,
+def register_start_and_stop(
+    registry: kopf.OperatorRegistry,
+    source: WatchSource,
+    own_namespace: str,
+    stop_seconds: float,
     stop: Callable[[], Awaitable[None]],
-    job_changed: Callable[[str | None, Body], None],
-    kopf_settings: kopf.OperatorSettings,
 ) -> None:
-    """Run kopf until a signal or `restart` ends it. `stop` is awaited at once; kopf itself takes 5 s more to end.
+    """Register a startup handler that configures kopf, and a cleanup handler that awaits `stop`.
 
-    kopf ends when a watch fails for a reason that it does not know. Then everything is observed anew.
+    kopf itself takes 5 s more to end after its cleanup handlers.
     """
-    registry = kopf.OperatorRegistry()
-    register_login(registry, credentials)
-    register_jobs(registry, job_changed)
+
+    @kopf.on.startup(registry=registry)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure_watches(settings, streams_lists=await streams_lists(source, own_namespace))
+        settings.process.ultimate_exiting_timeout = stop_seconds
 
     @kopf.on.cleanup(registry=registry)
-    async def clean(**_: object) -> None:
+    async def clean(**_: Any) -> None:
         await stop()
 
+
+async def _operate(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], restart: asyncio.Event) -> None:
+    """Run kopf until a signal or `restart` ends it.
+
+    kopf also ends when a watch fails for a reason that it does not know. Then everything is observed anew.
+    """
     try:
         await kopf.operator(
             registry=registry,
-            settings=kopf_settings,
+            settings=new_kopf_settings(),
             standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
             stop_flag=restart,
         )
     except Exception:

@@ -124,6 +124,8 @@ class Watches:
                 )
                 self.restored()
             for key in self.cache.remove_missing(kind, alive, version, namespace):
+                if kind == JOBS:
+                    self.liveness.forget(JOBS, key)
                 self._wake(key)
             if kind != JOBS and (kind, namespace) not in self._unlisted:
                 self.listed_anew(namespace)
