@@ -58,7 +58,7 @@ test-cluster: setup ## end-to-end tests on a local cluster, with training in pod
 test-all: setup ## make test and make test-cluster, with the builds in the background: what CI runs
 	@PYTHONPATH=tests $(BIN)/python -m suite test-all
 
-test-times: setup ## write the durations of the last test runs into docs/testing.md
+test-times: setup ## write the durations of the last test runs into docs/contribute/testing.md
 	@PYTHONPATH=tests $(BIN)/python -m suite times
 
 coverage: setup ## make test, and a list of the functions that no test enters

@@ -1,4 +1,4 @@
-"""Tables of docs/budgets.md, from the raw data in docs/figures."""
+"""Tables of docs/contribute/evidence.md, from the raw data in docs/figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import formatting
 from page_tables import Run, Tables
 from results import ROOT
 
-PAGE = ROOT / "docs" / "budgets.md"
+PAGE = ROOT / "docs" / "contribute" / "evidence.md"
 COLUMNS = ["Figure", "Value"]
 
 

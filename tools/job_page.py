@@ -1,11 +1,12 @@
-"""Generator of `docs/job.md`, the reference of a job's fields, from the CRD.
+"""Generator of `docs/reference/job.md`, the reference of a job's fields, from the CRD.
 
-PYTHONPATH=operator:. python -m tools.job_page --out docs/job.md [--check]
+PYTHONPATH=operator:. python -m tools.job_page --out docs/reference/job.md [--check]
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from omni_operator.api.crd.definition import schema
 from tools.generated_file import write_or_check
 
 Schema = dict[str, Any]
+CELL_WORDS = 30
 INTRODUCTION = """\
 # DiffusionRLJob
 
@@ -33,8 +35,8 @@ prints every problem with its line, `drl validate --cluster` also what the opera
 
 Changes of `suspend`, `ttlSecondsAfterFinished`, `cleanupPolicy` and deadlines take effect at once. Those of the number
 of rollout and reward pods, and of what only these pods are made of, change the pods of the running attempt
-([pools.md](pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once if the
-trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
+([pools.md](../guides/pools.md#replicas-that-come-and-go)). All others are for the next attempt, which follows at once
+if the trainer does not run yet. `managedBy` and `model.base` cannot change. After the end of the job, only
 `ttlSecondsAfterFinished` and `cleanupPolicy` can change.
 """
 
@@ -44,27 +46,62 @@ def text() -> str:
     made = schema()
     parts = [INTRODUCTION]
     for name in ("spec", "status"):
-        parts += [f"## {name}\n", *_tables(made["properties"][name], name)]
-    rules = [f"`{at.removeprefix('.') or 'job'}`: {message}" for at, message in _rules(made, "")]
-    parts += ["## Rules between fields\n", "".join(f"- {rule}\n" for rule in dict.fromkeys(rules))]
+        groups = list(_groups(made["properties"][name], name))
+        places: dict[str, list[str]] = {}
+        same: list[str] = []
+        for path, body in groups:
+            places.setdefault(body, []).append(path)
+        for body, paths in places.items():
+            level = "##" if paths == [name] else "###"
+            parts.append(f"{level} {paths[0]}\n")
+            # Groups inside a group that has the same fields as another need no line of their own.
+            others = [path for path in paths[1:] if not any(path.startswith((f"{at}.", f"{at}[")) for at in same)]
+            if others:
+                parts.append(f"The same fields: {', '.join(f'`{path}`' for path in others)}.\n")
+            same += others
+            parts.append(body)
+    rules: dict[str, dict[str, None]] = {}
+    for at, message in _rules(made, ""):
+        rules.setdefault(message, {})[f"`{at.removeprefix('.') or 'job'}`"] = None
+    parts += ["## Rules between fields\n", "".join(f"- {', '.join(at)}: {text}\n" for text, at in rules.items())]
     return "\n".join(parts)
 
 
-def _tables(node: Schema, at: str) -> Iterator[str]:
-    """A table of the fields at `at`, then one for each field with fields of its own."""
+def _groups(node: Schema, at: str) -> Iterator[tuple[str, str]]:
+    """Path and table of a group of fields, then those of each field with fields of its own."""
     lines = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
+    notes = []
     inner = []
     required = node.get("required", ())
     for name, field in node["properties"].items():
         default = "required" if name in required else _default(field)
-        lines.append(f"| `{name}` | {_kind(field)} | {default} | {field['description'].replace('|', ', ')} |")
+        shown, rest = _split(field["description"].replace("|", ", "))
+        lines.append(f"| `{name}` | {_kind(field)} | {default} | {shown} |")
+        if rest:
+            notes.append(f"- `{name}`: {rest}")
         holder = field.get("items", field)
         if holder.get("properties"):
             inner.append((holder, f"{at}.{name}{'[]' if 'items' in field else ''}"))
-    yield "\n".join(lines) + "\n"
+    yield at, "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
     for holder, path in inner:
-        yield f"### {path}\n"
-        yield from _tables(holder, path)
+        yield from _groups(holder, path)
+
+
+def _split(description: str) -> tuple[str, str]:
+    """The first sentences, as many as a cell of the table holds, and the rest."""
+    if len(description.split()) <= CELL_WORDS:
+        return description, ""
+    sentences = re.split(r"(?<!e\.g)(?<=\.) ", description)
+    if len(sentences[0].split()) > CELL_WORDS:
+        sentences = re.split(r"(?<!e\.g)(?<=[.;]) ", description)
+    count = 1
+    while len(" ".join(sentences[: count + 1]).split()) <= CELL_WORDS:
+        count += 1
+    first = " ".join(sentences[:count])
+    rest = " ".join(sentences[count:])
+    if not first.endswith(";"):
+        return first, rest
+    return f"{first.rstrip(';')}.", rest[:1].upper() + rest[1:]
 
 
 def _kind(field: Schema) -> str:
@@ -96,7 +133,7 @@ def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page. Returns the exit code."""
-    return write_or_check(arguments, Path("docs/job.md"), lambda _: text(), stale="does not match the models")
+    return write_or_check(arguments, Path("docs/reference/job.md"), lambda _: text(), stale="does not match the models")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of docs/switching.md: settings that have another default than in the reference.
+"""The table of docs/from-verl-omni/switching.md: settings that have another default than in the reference.
 
 The reason of each is in config/other_defaults.yaml.
 
@@ -23,7 +23,7 @@ from tools import settings_page
 from tools.generated_file import write_or_check
 from verl_omni.utils.reference_settings import Renamed, find_rule
 
-PAGE = Path("docs/switching.md")
+PAGE = Path("docs/from-verl-omni/switching.md")
 BEGIN = "<!-- other defaults: written by `make crds` -->"
 END = "<!-- end of other defaults -->"
 # Evaluations have the settings of training samples, unless the first group has others.

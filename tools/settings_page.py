@@ -1,4 +1,4 @@
-"""docs/settings.md: every setting of the reference, and what becomes of it here.
+"""docs/reference/settings.md: every setting of the reference, and what becomes of it here.
 
     python -m tools.settings_page [--check]
 
@@ -26,23 +26,22 @@ from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
-PAGE = Path("docs/settings.md")
+PAGE = Path("docs/reference/settings.md")
 SOURCE = Path("docs/figures/reference-settings.tsv")
 HEADER = """\
 # Settings of the reference
 
 For users of verl-omni: all {total} settings of its trainer, and what becomes of each here. Written by `make crds`
 from the trainer's configuration and `verl_omni/utils/reference_settings.yaml`; tests compare every line with
-what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026; "recipes" says how
-many of its 40 published recipes set a value.
+what the trainer does. Names and defaults of the reference are those of verl-omni of September 2026.
 
 | what happens to a value | settings |
 | --- | ---: |
 {counts}
 
-- **used**: it has the reference's meaning, except for what [switching.md](switching.md) says. With "only", other
-  values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no effect, and is
-  named at the start.
+- **used**: it has the reference's meaning, except for what [switching.md](../from-verl-omni/switching.md) says. With
+  "only", other values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no
+  effect, and is named at the start.
 - **same as**: the value goes to the named setting, or must be equal to it.
 - **without effect**: accepted and named once at the start of a run, with this reason.
 - **only**: other values are refused, because this trainer does not have what they ask for.
@@ -56,9 +55,10 @@ ENGINE_HEADER = f"""
 ## {ENGINE_TITLE}
 
 Below `{engine_settings.GROUP}` a run, and each program that starts a
-[rollout server](rollout-server.md), may set these, with hyphens too. The engine is handed what is set, by name; null
-is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values that other settings
-rule out are refused at the start. What does nothing for a model's family or next to other settings is named.
+[rollout server](../guides/pools.md#the-rollout-server), may set these, with hyphens too. The engine is handed what is
+set, by name; null is not set. Names that are not here are refused, `drl validate` suggests the nearest one, and values
+that other settings rule out are refused at the start. What does nothing for a model's family or next to other settings
+is named.
 
 | setting | value | what it does |
 | --- | --- | --- |
@@ -66,10 +66,10 @@ rule out are refused at the start. What does nothing for a model's family or nex
 REFUSED_HEADER = """
 These are settings of vLLM-Omni that the stage of this trainer cannot take, unless their value asks for nothing:
 
-| setting | why |
-| --- | --- |
 """
 _WRITTEN = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "group, or JSON text"}
+CELL_WORDS = 30
+USED = ("used", "same as another")
 KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
 
 
@@ -127,7 +127,8 @@ def _used(found: Sequence[tuple[DictConfig, str]], algorithms: int) -> str:
     """Which algorithms use a setting."""
     if len(found) == algorithms:
         return "used"
-    return f"used with {_listed([config.actor_rollout_ref.actor.diffusion_loss.loss_mode for config, _ in found])}"
+    names = [_code(config.actor_rollout_ref.actor.diffusion_loss.loss_mode) for config, _ in found]
+    return f"with {', '.join(names)}"
 
 
 def default_here(config: DictConfig, name: str) -> str | None:
@@ -180,14 +181,35 @@ def _parts(found: Sequence[Row]) -> Iterator[str]:
     names = (name.removeprefix("actor_rollout_ref.") for name in {**cpu_values.REPLACED, **cpu_values.IGNORED})
     on_cpu = textwrap.fill(", ".join(f"`{name}`" for name in names), 120)
     yield HEADER.format(total=len(found), counts=table, on_cpu=on_cpu)
-    section = ""
+    sections: dict[str, list[Row]] = {}
     for row in found:
-        if (top := row.name.partition(".")[0]) != section:
-            section = top
-            yield f"\n## {section}\n\n| setting | recipes | default there | here |\n| --- | ---: | --- | --- |\n"
-        short = row.name.removeprefix(f"{section}.")
-        yield f"| `{short}` | {row.recipes} | {_there(row.default)} | {row.here} |\n"
+        sections.setdefault(row.name.partition(".")[0], []).append(row)
+    for section, its_rows in sections.items():
+        yield f"\n## {section}\n"
+        yield from _section(section, its_rows)
     yield from _engine()
+
+
+def _section(section: str, found: Sequence[Row]) -> Iterator[str]:
+    """A table of the settings that have a meaning here, and the others by what becomes of them."""
+    notes: list[str] = []
+    used = [row for row in found if row.kind in USED]
+    if used:
+        yield "\n| setting | default there | default here |\n| --- | --- | --- |\n"
+    for row in used:
+        here = row.here.removeprefix("used; default ")
+        if len(here.split()) > CELL_WORDS:
+            here, _, values = here.partition("; ")
+            notes.append(f"- `{row.name.removeprefix(f'{section}.')}`: {values}\n")
+        yield f"| `{row.name.removeprefix(f'{section}.')}` | {_there(row.default)} | {here} |\n"
+    others: dict[str, list[str]] = {}
+    for row in found:
+        if row.kind not in USED:
+            others.setdefault(row.here, []).append(f"`{row.name.removeprefix(f'{section}.')}`")
+    yield "\n"
+    yield from notes
+    for here, names in others.items():
+        yield f"- {', '.join(names)}: {here}\n"
 
 
 def _engine() -> Iterator[str]:
@@ -207,7 +229,7 @@ def _engine() -> Iterator[str]:
                 pass
     yield REFUSED_HEADER
     for reason, names in reasons.items():
-        yield f"| {', '.join(_code(name.rpartition('.')[2]) for name in names)} | {reason} |\n"
+        yield f"- {', '.join(_code(name.rpartition('.')[2]) for name in names)}: {reason}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

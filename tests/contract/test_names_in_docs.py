@@ -16,7 +16,7 @@ from omni_operator.api.overrides.setting_names import BY_LOSS
 from verl_omni.trainer.settings import configuration
 
 # Generated from the names themselves.
-LEFT_OUT = {"docs/settings.md", "docs/job.md"}
+LEFT_OUT = {"docs/reference/settings.md", "docs/reference/job.md"}
 NAME = re.compile(r"(?<![\w./{\-@:'])[a-zA-Z_]\w*(?:\[\])?(?:\.[a-zA-Z_]\w*(?:\[\])?)+(?![\w/(\-.])")
 FILE = re.compile(r"\.(py|md|ya?ml|jsonl?|txt|html|sh|tgz|whl|log|db|toml|tar|com|io|org|d|png|safetensors)$")
 # Fields, values and settings that take names of their own.
@@ -93,13 +93,13 @@ def setting_names() -> frozenset[str]:
 
     for loss in BY_LOSS:
         walk(OmegaConf.to_container(configuration.defaults(loss), resolve=False), "")
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     section = ""
     for line in page.splitlines():
         if line.startswith("#"):
             section = (re.findall(r"`([\w.]+)`", line) or [line.lstrip("# ")])[0]
-        elif row := re.match(r"\| `([\w.*]+)`", line):
-            found.add(f".{section}.{row[1]}")
+        elif row := re.match(r"(?:\||-) ((?:`[\w.*]+`(?:, )?)+)", line):
+            found.update(f".{section}.{name}" for name in re.findall(r"`([\w.*]+)`", row[1]))
     return frozenset(found)
 
 

@@ -123,7 +123,8 @@ def test_a_reward_is_a_scorer_by_its_name() -> None:
 
 
 def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "own-family.md").read_text(encoding="utf-8")
+    page = page.partition("\n## Extensions\n")[2]
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_extension.py").write_text(code)

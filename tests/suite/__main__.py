@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv" / "suite"
 WAITING = ROOT / ".venv" / "long-tests-that-wait.json"
 COVERAGE = ROOT / ".venv" / "coverage"
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "contribute" / "testing.md"
 # Both, because a shell starts background jobs with SIGINT ignored, which the stages would inherit.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -76,7 +76,9 @@ def let_wait(files: Mapping[str, str], say: Callable[[str], None]) -> None:
     WAITING.write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
     os.environ[long_tests.VARIABLE] = str(WAITING)
     if files:
-        say(f"{len(files)} long files of tests wait for a later run (docs/testing.md); make test-all runs all")
+        say(
+            f"{len(files)} long files of tests wait for a later run (docs/contribute/testing.md); make test-all runs it"
+        )
 
 
 def write_times(say: Callable[[str], None]) -> int:

@@ -39,7 +39,7 @@ Settings = Annotated[
     typer.Option(
         "--settings",
         help="With --cluster: file with the operator's settings: image, rayVersion, resourceNames, podPolicy "
-        "(docs/cli.md).",
+        "(docs/reference/cli.md).",
         metavar="FILE.yaml",
     ),
 ]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from . import console
 
-# Module and function of each command, in the order of docs/cli.md and of the help.
+# Module and function of each command, in the order of docs/reference/cli.md and of the help.
 COMMANDS = {
     "run": "local.run:run",
     "validate": "validate:validate",

@@ -336,7 +336,7 @@ class Client:
                 raise
             raise FieldNotServed(
                 f"{error}; nothing was changed: the definition of jobs on the cluster (CRD) is older than this drl; "
-                "leave the field out, or have the operator and the definition upgraded (docs/install.md)"
+                "leave the field out, or have the operator and the definition upgraded (docs/operate/install.md)"
             ) from error
 
     def _send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def _installed() -> Iterator[None]:
     except KindAbsent as error:
         raise KindAbsent(
             f"the cluster has no DiffusionRLJob in {JOBS.api_version}: the operator is not installed, or the version "
-            "of its jobs is not that of drl (docs/install.md)"
+            "of its jobs is not that of drl (docs/operate/install.md)"
         ) from error
 
 

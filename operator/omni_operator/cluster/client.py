@@ -98,7 +98,7 @@ class ApiServer(AuthenticatedClient):
             log.warning("%s", error)
             raise DefinitionOutdated(
                 f"the definition of {kind.kind} on the cluster (CRD) lacks fields of the status, so it is older than "
-                "this operator: apply crds/ of the operator's version (docs/install.md)"
+                "this operator: apply crds/ of the operator's version (docs/operate/install.md)"
             ) from error
 
     async def patch(self, kind: Kind, body: Body, changes: Body) -> Body:

@@ -31,7 +31,7 @@ Body = dict[str, Any]
 Render = Callable[..., list[Body]]
 Right = tuple[str, str, str]  # group, resource, verb
 NAME = "omni-omni-operator"
-PAGE = Path(__file__).parents[3] / "docs" / "install.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operate" / "install.md"
 REPORTS = {(TOKEN_REVIEWS.group, TOKEN_REVIEWS.plural, "create")}
 NAMESPACED = "--set=watch.namespaces={one,two}"
 

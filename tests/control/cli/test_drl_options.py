@@ -73,7 +73,7 @@ def test_the_list_of_commands_cuts_no_sentence(group: str) -> None:
 
 
 def test_every_command_and_option_is_in_docs_cli_md() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     names = {name for name, command in EVERY.items() if not getattr(command, "commands", None)}
     options = {option for command in EVERY.values() for found in command.params for option in found.opts}
     assert [name for name in sorted(names) if f"`{name}" not in page] == []

@@ -185,7 +185,7 @@ def test_a_missing_run_folder_and_a_missing_right_are_told(
     said = drl(kubeconfig, "fetch", "blue", f"--to={tmp_path / 'a'}")
     assert said.exit_code == 1
     assert said.stderr.startswith(
-        "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/cli.md"
+        "exec in pod blue-a01-w0: User u cannot get pods/exec; ask for this right: docs/reference/cli.md"
     )
     assert not (tmp_path / "a").exists()
 

@@ -1,4 +1,4 @@
-"""docs/rewards.md has a row for every scorer, with each of its arguments."""
+"""docs/reference/rewards.md has a row for every scorer, with each of its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from verl_omni.reward_loop.rewards import SCORERS, UNAVAILABLE, get_scorer
 from verl_omni.reward_loop.scorer_signature import signature_of
 
-PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "rewards.md").read_text(encoding="utf-8")
 
 
 def row_of(scorer: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every default that differs from the reference's has a reason, and a row in docs/switching.md."""
+"""Every default that differs from the reference's has a reason, and a row in docs/from-verl-omni/switching.md."""
 
 from __future__ import annotations
 

@@ -100,12 +100,13 @@ def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,) = [block for block in blocks(ROOT / "docs" / "algorithms.md") if block.language == "python"]
+    page = ROOT / "docs" / "reference" / "algorithms.md"
+    (program,) = [block for block in blocks(page) if block.language == "python"]
     for name, color in (("a", RED), ("b", BLUE)):
         Image.new("RGB", (8, 8), color).save(tmp_path / f"{name}.png")
     with monkeypatch.context() as there:
         there.chdir(tmp_path)
-        exec(compile(program.text, "docs/algorithms.md", "exec"), {})
+        exec(compile(program.text, "docs/reference/algorithms.md", "exec"), {})
     config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
     rows = prompt_dataset.load(str(tmp_path / "train.parquet"), config, None)
     request = PreferencePairs(rows, tmp_path / "elsewhere", height=8, width=8).update_request([0], seed=1)

@@ -6,7 +6,7 @@ A scorer with the parameters `data_sources, solution_images, ground_truths, extr
 returns a list. `http_batch` and the scorers with a model do so, and a user's function may.
 `latent_http` takes latents, `clap` the audio of a sample. The scorers in `OF_IMAGES` refuse videos [T, 3, H, W].
 A scorer's module may have `setting_problems(settings)`, which finds problems before anything starts.
-docs/rewards.md lists what each needs and returns.
+docs/reference/rewards.md lists what each needs and returns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ UNAVAILABLE = {
     "imagebind": "no working package fits the locked torchvision, and the license of the weights excludes commercial "
     "use",
 }
-ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/rewards.md)"
+ADVICE = "serve it yourself and use the scorer http, or write a function of your own (docs/reference/rewards.md)"
 
 
 def check_picture(sample: Tensor, scorer: str) -> None:

@@ -80,14 +80,14 @@ def sample_problems(config: DictConfig) -> Iterator[str]:
         if name == "clap" and architecture not in FAMILIES.registered:
             yield (
                 f"{where}: {name} compares audio with the prompt, and {architecture} generates none; a model family of "
-                "your own may (docs/extensions.md)"
+                "your own may (docs/guides/own-family.md)"
             )
         pickled = name in ("http", "http_batch") and given.get("protocol") == "pickle"
         if (name in OF_IMAGES or pickled) and family(architecture).videos:
             protocol = " with protocol=pickle" if pickled else ""
             yield (
                 f"{where}: {name}{protocol} takes images, and {architecture} generates videos; write a scorer of "
-                "videos, or a function of your own (docs/rewards.md)"
+                "videos, or a function of your own (docs/reference/rewards.md)"
             )
 
 

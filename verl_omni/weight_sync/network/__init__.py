@@ -1,4 +1,4 @@
-"""Weights from the trainer to rollout replicas on other nodes, over TCP from CPU memory (docs/pools.md).
+"""Weights from the trainer to rollout replicas on other nodes, over TCP from CPU memory (docs/guides/pools.md).
 
 trainer, rank 0 (`sender`)               worker of a replica (`receiver`), each on a separate connection
 listens on one port for one update  <-   connects

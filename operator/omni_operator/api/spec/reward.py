@@ -215,10 +215,11 @@ class Reward(StrictModel):
         ge=0,
         le=1,
         description="Share of the samples of a step or an evaluation, rounded up, that may have no score: they are not "
-        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/rewards.md.",
+        "trained on. With more, or without any reward, the run stops. Default: 0.1. See docs/reference/rewards.md.",
     )
     model: JudgeModel | None = Field(
-        default=None, description="A vision-language judge that the job serves. Default: none. See docs/rewards.md."
+        default=None,
+        description="A vision-language judge that the job serves. Default: none. See docs/reference/rewards.md.",
     )
     scorers: Annotated[tuple[Scorer, ...], Field(strict=False)] = Field(
         min_length=1,

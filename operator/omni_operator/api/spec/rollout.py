@@ -173,7 +173,7 @@ class Rollout(StrictModel):
     placement: Literal["Colocated", "Separate"] = Field(
         default="Colocated",
         description="Colocated: engines run on the trainer's accelerators, in its pods. Separate: they run in rollout "
-        "pods, on accelerators of their own, and get weights over the network. See docs/pools.md.",
+        "pods, on accelerators of their own, and get weights over the network. See docs/guides/pools.md.",
     )
     replicas: int = Field(
         default=1,
@@ -240,7 +240,7 @@ class Rollout(StrictModel):
         le=7,
         description="Batches generated ahead of the step that trains on them, while the trainer updates; their samples "
         "are as many versions of the weights older, and the ratio to the policy that generated them is clipped. 0: "
-        "generate, then update. Separate only. See docs/pools.md.",
+        "generate, then update. Separate only. See docs/guides/pools.md.",
     )
     engine: Engine = Field(default=Engine(), description="The inference engine that generates samples.")
     agent_loop: AgentLoop = Field(default=AgentLoop(), description="Workers that send prompts to the engines.")

@@ -72,8 +72,8 @@ class Algorithm(StrictModel):
         default="FlowGRPO",
         description="FlowGRPO (arXiv:2505.05470), DanceGRPO (arXiv:2505.07818), MixGRPO (arXiv:2507.21802), "
         "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
-        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides, such as one of docs/extensions.md. See "
-        "docs/algorithms.md.",
+        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides, such as one of docs/guides/own-family.md. See "
+        "docs/reference/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
         default=ENTRYPOINT,
@@ -109,7 +109,7 @@ class Algorithm(StrictModel):
             if match is None:
                 yield Violation(("overrides", place), f"{line!r} is not in the form name=value")
             elif self.name == "Custom" and (match[2] in OF_THE_ALGORITHM or match[2].startswith(LOSS_GROUP)):
-                continue  # a module of the user's may register it (docs/extensions.md)
+                continue  # a module of the user's may register it (docs/guides/own-family.md)
             elif text := describe_reserved(match[2]) or self._unsupported(match[2], match[3]):
                 yield Violation(("overrides", place), text)
 

@@ -177,7 +177,7 @@ def _host_verdict(resources: Resources, shared_memory: SharedMemory, host: Seque
     limit = resources.limits.get("memory")
     if limit is None:
         return {"host_capacity": None, "host_fits": None}
-    # The size of shared memory is added to the pod's limit (docs/job.md).
+    # The size of shared memory is added to the pod's limit (docs/reference/job.md).
     capacity = whole(limit) + whole(shared_memory.size_limit)
     return {"host_capacity": capacity, "host_fits": max(phase["bytes"] for phase in host) <= capacity}
 

@@ -32,7 +32,7 @@ Kubeconfig = Annotated[
 ]
 RUNS = "runs"  # the default of `drl run --runs`
 LACKS_RIGHT = " cannot "  # User "x" cannot list resource "pods" in ...
-RIGHTS = "ask for this right: docs/cli.md has those of each command (Rights)"
+RIGHTS = "ask for this right: docs/reference/cli.md has those of each command (Rights)"
 
 
 @contextmanager
