@@ -8,7 +8,6 @@ into a cache, as the operator's does. The figures are the process's CPU time unt
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import cProfile
 import json
@@ -16,22 +15,24 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import budgets_page
 import kopf
+import page_tables
 import yaml
 from aiohttp import web
 from operator_memory import copies, objects
-from results import FIGURES, table, write
+from results import arguments, table, write
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.credentials import Credentials, load_credentials
 from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.watch.object_watch import ObjectWatch
 from omni_operator.cluster.watch.watch_client import WatchClient
-from omni_operator.handlers.jobs import configure_watches, register_jobs
+from omni_operator.handlers.jobs import configure_watches, new_kopf_settings, register_jobs
 from omni_operator.handlers.process import register_login
 
 END_OF_LIST = {"k8s.io/initial-events-end": "true"}
@@ -118,18 +119,13 @@ async def through_kopf(credentials: Credentials, jobs: int) -> None:
     """Let kopf deliver the jobs, with the operator's settings."""
     counter = Counter(jobs)
     registry = kopf.OperatorRegistry()
-    settings = kopf.OperatorSettings()
-    settings.scanning.disabled = True
-    settings.posting.enabled = False
+    settings = new_kopf_settings()
     configure_watches(settings, streams_lists=True)
     register_login(registry, credentials)
     register_jobs(registry, lambda change, body: counter.put(body))
-    running = asyncio.create_task(
-        kopf.operator(
-            registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=counter.complete
-        )
+    await kopf.operator(
+        registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=counter.complete
     )
-    await running
     assert counter.complete.is_set(), "kopf ended before all jobs were handled"
 
 
@@ -151,11 +147,15 @@ async def through_informer(credentials: Credentials, jobs: int) -> None:
         running.cancel()
 
 
-def measure(
-    jobs: int, deliver: Callable[[Credentials, int], Any], credentials: Credentials, profile: Path | None
-) -> dict[str, float]:
-    """CPU time of an event, and the growth of the process's memory at its peak."""
-    before = resource.getrusage(resource.RUSAGE_SELF)
+def measure_part(
+    jobs: int,
+    deliver: Callable[[Credentials, int], Coroutine[Any, Any, None]],
+    credentials: Credentials,
+    profile: Path | None,
+    results: multiprocessing.Queue[dict[str, float]],
+) -> None:
+    """Send the CPU time of an event, and by how much memory grows for each job at its peak."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     profiler = cProfile.Profile()
     if profile:
@@ -165,35 +165,45 @@ def measure(
     if profile:
         profiler.disable()
         profiler.dump_stats(profile)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    return {"cpu_ms": used * 1000 / jobs, "peak_mib": (after.ru_maxrss - before.ru_maxrss) / 1024}
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    results.put({"cpu_ms": used * 1000 / jobs, "peak_kib": grown / jobs})
+
+
+def measure(jobs: int, profile: Path | None) -> dict[str, float]:
+    """All figures."""
+    ports: multiprocessing.Queue[int] = multiprocessing.Queue()
+    server = multiprocessing.Process(target=serve, args=(jobs, ports), daemon=True)
+    server.start()
+    found = {"jobs": float(jobs)}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            credentials = asyncio.run(credentials_of(ports.get(), Path(folder)))
+            for name, deliver in (("informer", through_informer), ("kopf", through_kopf)):
+                results: multiprocessing.Queue[dict[str, float]] = multiprocessing.Queue()
+                part = multiprocessing.Process(
+                    target=measure_part,
+                    args=(jobs, deliver, credentials, profile if name == "kopf" else None, results),
+                    daemon=True,
+                )
+                part.start()
+                found |= {f"{name}_{figure}": value for figure, value in results.get(timeout=300).items()}
+                part.join()
+    finally:
+        server.kill()
+        server.join()
+    return found
 
 
 def main() -> None:
     """Measure, print and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "operator_events", 3)
     parser.add_argument("--jobs", type=int, default=5000)
     parser.add_argument("--profile", type=Path, help="file for cProfile's statistics of kopf's part")
-    parser.add_argument("--out", type=Path, default=FIGURES / "operator_events.json")
     given = parser.parse_args()
-    ports: multiprocessing.Queue[int] = multiprocessing.Queue()
-    server = multiprocessing.Process(target=serve, args=(given.jobs, ports), daemon=True)
-    server.start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            credentials = asyncio.run(credentials_of(ports.get(), Path(folder)))
-            informer = measure(given.jobs, through_informer, credentials, None)
-            through = measure(given.jobs, through_kopf, credentials, given.profile)
-    finally:
-        server.kill()
-        server.join()
-    found = {
-        "jobs": given.jobs,
-        **{f"informer_{name}": value for name, value in informer.items()},
-        **{f"kopf_{name}": value for name, value in through.items()},
-    }
-    table([{"figure": name, "value": value} for name, value in found.items()], ["figure", "value"])
-    write(given.out, [found])
+    runs = [measure(given.jobs, given.profile) for _ in range(given.repeats)]
+    table([{"figure": name, "value": value} for name, value in runs[0].items()], ["figure", "value"])
+    write(given.out, runs)
+    page_tables.update(budgets_page.PAGE, budgets_page.TABLES, given.out)
 
 
 if __name__ == "__main__":
