@@ -1,11 +1,13 @@
 """DiffusionRLJobs through kopf: each event updates the cache and wakes the worker of the job, which runs the one pass.
 
     kopf's watch ---- event ----> Watches.handle ------> cache, JobWorkers.wake ------> pass
-    list of metadata (JobLists) -> Watches.compare -----> the jobs whose deletion no event reported
+    list of metadata (JobLists) -> Watches.handle ------> jobs that no event reported
+                                -> Watches.compare -----> jobs whose deletion no event reported
                                 -> Watches.synced ------> passes over jobs that are not new begin
 
-kopf tells its handlers neither when its list is complete nor which objects disappeared while a version was expired. The
-API server's list of metadata says both: at the start, and again after kopf or a watch of children had to list anew.
+kopf tells its handlers neither when its list is complete nor which objects disappeared while a version was expired, and
+it does not repeat a list that was interrupted. A list of metadata says what is missing: at the start, and again after
+kopf or a watch of children had to list again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +27,7 @@ from typing_extensions import override
 from omni_operator.cluster.errors import ClusterError, Forbidden, KindAbsent, Refused
 from omni_operator.cluster.kinds import JOBS, LEASES, Body
 from omni_operator.cluster.nested_json import cut_levels
-from omni_operator.cluster.protocol import Cluster
+from omni_operator.cluster.protocol import Cluster, Listing, Meta
 from omni_operator.cluster.watch.object_watch import WatchSource, as_number
 from omni_operator.cluster.watch.watch_client import SILENCE_SECONDS, WATCH_SECONDS
 
@@ -37,7 +39,7 @@ IDLE_SECONDS = 0.2  # after which kopf drops the task of a job, and with it the 
 PAGE = 25  # jobs, where the API server streams no lists; one may have 1.5 MB
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_ABSENT = 0.5, 30.0, 15.0
 POLL_SECONDS = 0.1
-LIST_AGAIN_SECONDS = 3.0  # without a delivery, while jobs of a list are missing: they may be deleted meanwhile
+LIST_AGAIN_SECONDS = 3.0  # without an event while listed jobs are missing: they may be deleted, or kopf missed them
 SETTLE_SECONDS = 1.0  # of events after a new list, before the jobs are compared with the API server's
 log = logging.getLogger(__name__)
 
@@ -126,36 +128,34 @@ class JobLists:
     """Compares the jobs that kopf delivered with lists of the API server.
 
     Attributes:
-        namespaces: those that are watched; empty: all.
+        namespaces: namespaces to watch; empty: all.
     """
 
     cluster: Cluster
     watches: Watches
     namespaces: tuple[str, ...]
-    _delivered: set[str] | None = field(default_factory=set)  # uids, until all namespaces were compared once
-    _listing: set[str | None] = field(default_factory=set)  # namespaces that were not compared yet
+    _unlisted: set[str | None] = field(default_factory=set)  # namespaces that were not compared yet
     _expired: dict[str | None, asyncio.Event] = field(default_factory=dict)
+    _events: int = 0  # that kopf delivered so far
 
     def __post_init__(self) -> None:
-        self._listing = set(self.namespaces or (None,))
-        self._expired = {namespace: asyncio.Event() for namespace in self._listing}
+        self._unlisted = set(self.namespaces or (None,))
+        self._expired = {namespace: asyncio.Event() for namespace in self._unlisted}
 
     def changed(self, change: str | None, body: Body) -> None:
-        """Handle an event of kopf."""
-        metadata = body["metadata"]
-        namespace = metadata.get("namespace") if self.namespaces else None
-        if self._delivered is not None:
-            self._delivered.add(str(metadata.get("uid")))
-        if change is None and namespace not in self._listing:
-            self._expired[namespace].set()
+        """Handle an event of kopf; `change` is None for an object of a list."""
+        self._events += 1
+        if change is None:
+            self.expire(body["metadata"].get("namespace") if self.namespaces else None)
         self.watches.handle(JOBS, change or "ADDED", body)
 
     def expire(self, namespace: str | None) -> None:
-        """Compare the jobs of a namespace, whose children had to be listed anew: jobs may be gone since as well."""
-        if namespace not in self._listing:
+        """Compare the jobs of a namespace, where something was listed again: events may have been missed."""
+        if namespace not in self._unlisted:
             self._expired[namespace].set()
 
     async def run(self) -> None:
+        """Compare all namespaces, and those where something is listed again, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for namespace in self.namespaces or (None,):
                 tasks.create_task(self._follow(namespace))
@@ -183,25 +183,43 @@ class JobLists:
             self._expired[namespace].clear()
 
     async def _compare(self, namespace: str | None) -> None:
+        """Wait until kopf has delivered what a list has, read what it does not deliver, and remove what is gone."""
         listing = await self.cluster.list_metadata(JOBS, namespace, "")
-        alive = {str(item["uid"]): as_number(str(item.get("resourceVersion") or "")) for item in listing.items}
-        while namespace in self._listing and not await self._are_delivered(alive):
+        while not await self._are_delivered(listing):
             listing = await self.cluster.list_metadata(JOBS, namespace, "")
-            alive = {str(item["uid"]): as_number(str(item.get("resourceVersion") or "")) for item in listing.items}
+            if self._events:
+                # kopf continues a list that was interrupted from the version of its last object.
+                for item in self._undelivered(listing.items):
+                    if body := await self.cluster.read(JOBS, str(item["namespace"]), str(item["name"])):
+                        self.watches.handle(JOBS, "ADDED", body)
+                break
+        alive = {str(item["uid"]): _version(item) for item in listing.items}
         self.watches.compare(JOBS, namespace, alive, listing.version)
-        self._listing.discard(namespace)
-        if not self._listing:
-            self._delivered = None
+        self._unlisted.discard(namespace)
         self.watches.synced((JOBS, namespace))
 
-    async def _are_delivered(self, alive: dict[str, int]) -> bool:
-        """Wait until kopf has delivered these jobs. Return False if it pauses: one may have been deleted."""
-        count = 0
+    async def _are_delivered(self, listing: Listing) -> bool:
+        """Wait until kopf has delivered the listed jobs. Return False if it pauses before."""
+        missing = self._undelivered(listing.items)
+        handled = self._events
         idle = 0.0
-        while self._delivered is not None and not self._delivered.issuperset(alive):
+        while missing:
             if idle >= LIST_AGAIN_SECONDS:
                 return False
             await asyncio.sleep(POLL_SECONDS)
-            idle = idle + POLL_SECONDS if len(self._delivered or ()) == count else 0.0
-            count = len(self._delivered or ())
+            idle = idle + POLL_SECONDS if self._events == handled else 0.0
+            handled = self._events
+            missing = self._undelivered(missing)
         return True
+
+    def _undelivered(self, items: Sequence[Meta]) -> list[Meta]:
+        """The listed jobs of which the cache has no version, or an older one."""
+        return [item for item in items if self._cached_version(item) < _version(item)]
+
+    def _cached_version(self, item: Meta) -> int:
+        body = self.watches.cache.job((str(item["namespace"]), str(item["name"])))
+        return _version(body["metadata"]) if body else -1
+
+
+def _version(metadata: Mapping[str, Any]) -> int:
+    return as_number(str(metadata.get("resourceVersion") or ""))

@@ -73,16 +73,33 @@ async def until(there: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_passes_begin_when_each_listed_job_is_delivered_or_gone() -> None:
+async def test_passes_begin_when_each_listed_job_is_delivered_or_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LIST_AGAIN_SECONDS", 0.5)
     started = Started()
     red, blue, green = (started.make(name) for name in ("red", "blue", "green"))
     async with started.running():
         started.lists.changed(None, red)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
         assert started.woken == [], "blue is listed and not delivered"
         started.lists.changed(None, blue)
         started.cluster.remove(JOBS, "ns", green["metadata"]["name"])
         await until(lambda: set(started.woken) == {("ns", "red"), ("ns", "blue")})
+    assert started.cluster.counts()["read", "diffusionrljobs"] == 0
+
+
+async def test_jobs_that_kopf_missed_in_an_interrupted_list_are_read() -> None:
+    started = Started()
+    red, blue = started.make("red"), started.make("blue")
+    async with started.running():
+        await asyncio.sleep(0.1)
+        assert started.woken == [], "kopf has not begun"
+        started.lists.changed(None, red)
+        await until(lambda: set(started.woken) == {("ns", "red"), ("ns", "blue")})
+        started.woken.clear()
+        newer = started.cluster.change(JOBS, "ns", "blue", spec={"suspend": True})
+        started.lists.changed(None, red)
+        await until(lambda: ("ns", "blue") in started.woken)
+        assert (started.cache.job(("ns", "blue")) or {})["spec"] == newer["spec"] != blue["spec"]
 
 
 @pytest.mark.parametrize("tells", ["kopf lists anew", "children are listed anew"])
@@ -144,3 +161,26 @@ def test_kopf_never_gives_up_and_its_pauses_stay_short() -> None:
     assert isinstance(settings.networking.error_backoffs, EndlessBackoffs)
     assert settings.watching.initial_streaming
     assert isinstance(settings.persistence.diffbase_storage, NoDiffs)
+
+
+async def test_a_status_that_kopf_does_not_deliver_is_overdue_unless_its_job_is_gone() -> None:
+    started = Started()
+    red = started.make("red")
+    liveness = started.watches.liveness
+    version = int(red["metadata"]["resourceVersion"])
+    answers = [{**red, "metadata": {**red["metadata"], "resourceVersion": str(version + more)}} for more in (1, 2)]
+    async with started.running():
+        started.lists.changed(None, red)
+        await until(lambda: ("ns", "red") in started.woken)
+        liveness.expect(JOBS, answers[0], 0.0)
+        assert liveness.overdue(61.0) == ["diffusionrljobs ns/red: written 61 s ago, no watch event since"]
+        started.lists.changed("MODIFIED", answers[0])
+        assert liveness.overdue(61.0) == []
+        liveness.expect(JOBS, answers[1], 0.0)
+        for _ in range(5):
+            started.make("another")
+            started.cluster.remove(JOBS, "ns", "another")
+        started.cluster.remove(JOBS, "ns", "red")
+        started.lists.expire(None)
+        await until(lambda: liveness.overdue(61.0) == [])
+        assert started.restored == []
