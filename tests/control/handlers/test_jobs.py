@@ -84,7 +84,7 @@ async def test_passes_begin_when_each_listed_job_is_delivered_or_gone(monkeypatc
         started.lists.changed(None, blue)
         started.cluster.remove(JOBS, "ns", green["metadata"]["name"])
         await until(lambda: set(started.woken) == {("ns", "red"), ("ns", "blue")})
-    assert started.cluster.counts()["read", "diffusionrljobs"] == 0
+    assert started.cluster.counts()["get", "diffusionrljobs"] == 0
 
 
 async def test_jobs_that_kopf_missed_in_an_interrupted_list_are_read() -> None:
