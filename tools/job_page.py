@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_operator.api.base import VALIDATIONS
 from omni_operator.api.crd.definition import schema
 from tools.generated_file import write_or_check
 
@@ -23,7 +22,8 @@ INTRODUCTION = """\
 
 <!-- Generated from operator/omni_operator/api by `make crds`; do not edit. -->
 
-All fields of a job, with types, defaults and rules. `kubectl explain diffusionrljob.spec` prints the same text.
+All fields of a job, with types and defaults. `kubectl explain diffusionrljob.spec` prints the same text. The API server
+and `drl validate` refuse what breaks a rule between fields, and print the rule.
 
 The same file runs on one machine (`drl run job.yaml`) and on a cluster (`kubectl apply -f job.yaml`). In a local run,
 fields marked "Cluster only", and those of suspension, deadlines, retries and clean-up, have no effect. `drl validate`
@@ -60,10 +60,6 @@ def text() -> str:
                 parts.append(f"The same fields: {', '.join(f'`{path}`' for path in others)}.\n")
             same += others
             parts.append(body)
-    rules: dict[str, dict[str, None]] = {}
-    for at, message in _rules(made, ""):
-        rules.setdefault(message, {})[f"`{at.removeprefix('.') or 'job'}`"] = None
-    parts += ["## Rules between fields\n", "".join(f"- {', '.join(at)}: {text}\n" for text, at in rules.items())]
     return "\n".join(parts)
 
 
@@ -119,16 +115,6 @@ def _kind(field: Schema) -> str:
 def _default(field: Schema) -> str:
     value = field.get("default")
     return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
-
-
-def _rules(node: Schema, at: str) -> Iterator[tuple[str, str]]:
-    """Path and message of every rule."""
-    for rule in node.get(VALIDATIONS, ()):
-        yield at + rule.get("fieldPath", ""), rule["message"]
-    for name, inner in node.get("properties", {}).items():
-        yield from _rules(inner, f"{at}.{name}")
-    if "items" in node:
-        yield from _rules(node["items"], f"{at}[]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

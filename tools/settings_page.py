@@ -202,14 +202,25 @@ def _section(section: str, found: Sequence[Row]) -> Iterator[str]:
             here, _, values = here.partition("; ")
             notes.append(f"- `{row.name.removeprefix(f'{section}.')}`: {values}\n")
         yield f"| `{row.name.removeprefix(f'{section}.')}` | {_there(row.default)} | {here} |\n"
-    others: dict[str, list[str]] = {}
+    others: dict[str, dict[str, None]] = {}
     for row in found:
         if row.kind not in USED:
-            others.setdefault(row.here, []).append(f"`{row.name.removeprefix(f'{section}.')}`")
+            others.setdefault(row.here, {})[f"`{_group(row, found).removeprefix(f'{section}.')}`"] = None
     yield "\n"
     yield from notes
     for here, names in others.items():
         yield f"- {', '.join(names)}: {here}\n"
+
+
+def _group(row: Row, found: Sequence[Row]) -> str:
+    """The largest group of settings, as `group.*`, that all have the row's fate; the row's own name without one."""
+    parts = row.name.split(".")
+    for count in range(2, len(parts)):
+        group = ".".join(parts[:count])
+        fates = [other.here for other in found if other.name.startswith(f"{group}.")]
+        if len(fates) > 1 and set(fates) == {row.here}:
+            return f"{group}.*"
+    return row.name
 
 
 def _engine() -> Iterator[str]:

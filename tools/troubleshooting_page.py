@@ -33,7 +33,7 @@ drl logs NAME                         # its output
 
 and search this page for the reason. A job without conditions was not seen by an operator: check that the operator runs
 and watches its namespace ([install.md](install.md)). Faults of the cluster and of the operator itself are in
-[evidence.md](../contribute/evidence.md). For `drl run`, see [A run on one machine](#a-run-on-one-machine).
+[failure modes](../contribute/evidence.md). For `drl run`, see [A run on one machine](#a-run-on-one-machine).
 """
 ON_ONE_MACHINE = """\
 ## A run on one machine
@@ -86,7 +86,7 @@ def text() -> str:
     parts = [INTRODUCTION, "## Conditions\n", _conditions()]
     for title, introduction, reasons in SECTIONS:
         parts += [f"## {title}\n", f"{introduction}\n", *_sections(reasons)]
-    parts += ["## Nothing is wrong\n", _table(NORMAL), _on_one_machine()]
+    parts += ["## Nothing is wrong\n", _list(NORMAL), _on_one_machine()]
     return "\n".join(parts)
 
 
@@ -100,13 +100,12 @@ def _sections(reasons: Mapping[str, Reason]) -> Iterator[str]:
     for name, reason in sorted(reasons.items()):
         yield f"### {name}\n"
         yield f"{reason.meaning}\n"
-        yield f"- Shown by: {_shown(reason)}\n- Look closer: `{reason.look}`\n- What to do: {reason.action}\n"
+        yield f"{reason.action}\n"
+        yield f"`{reason.look}` (shown by {_shown(reason)})\n"
 
 
-def _table(reasons: Mapping[str, Reason]) -> str:
-    lines = ["| reason | shown by | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {_shown(reason)} | {reason.meaning} |" for name, reason in sorted(reasons.items())]
-    return "\n".join(lines) + "\n"
+def _list(reasons: Mapping[str, Reason]) -> str:
+    return "".join(f"- `{name}` ({_shown(reason)}): {reason.meaning}\n" for name, reason in sorted(reasons.items()))
 
 
 def _on_one_machine() -> str:

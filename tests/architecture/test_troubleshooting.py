@@ -44,12 +44,6 @@ def test_the_table_has_every_warning_of_the_trainer(root: Path) -> None:
     assert warnings_of_the_trainer(root) == WARNING_REASONS - {OTHER_WARNING, SIDECAR}
 
 
-def test_the_page_of_the_run_folder_has_every_warning(root: Path) -> None:
-    page = (root / "docs" / "guides" / "results.md").read_text(encoding="utf-8")
-    table = page.partition("| reason of a warning |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == WARNING_REASONS - {OTHER_WARNING, SIDECAR}
-
-
 def test_a_row_names_places_that_exist() -> None:
     conditions = {f"{kind}={status}" for kind in CONDITIONS for status in ("True", "False", "Unknown")}
     for name, reason in REASONS.items():

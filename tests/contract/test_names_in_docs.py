@@ -46,7 +46,6 @@ OTHERS = {
     "replica.server_address",
     "server_manager.generate",
     "torch.Tensor.copy_",
-    "torch.compile",
     "torch.distributed",
     "torch.distributed.checkpoint",
     "torch.nn.Module",
@@ -130,7 +129,7 @@ def exists(name: str) -> bool:
     opened = bare
     while "." in opened:  # below a field or value that takes any content, such as podTemplate and tuning
         opened = opened.rpartition(".")[0]
-        if opened.rpartition(".")[2] in OPEN:
+        if opened.rpartition(".")[2] in OPEN or any(found.endswith(f".{opened}.*") for found in setting_names()):
             return True
     return False
 

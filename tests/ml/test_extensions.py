@@ -17,11 +17,13 @@ import torch
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
+from tests.ml.smallest_job import refusal
 from verl_omni import extensions
 from verl_omni.pipelines.registry import FAMILIES, encoder_class, training_adapter
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.reward_loop.rewards import SCORERS, get_scorer
-from verl_omni.trainer.settings import configuration, reward_settings
+from verl_omni.trainer.settings import reward_settings
 from verl_omni.utils.registry import Registry
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
@@ -29,7 +31,6 @@ from verl_omni.workers.algorithms.registry import ALGORITHMS
 from verl_omni.workers.config import DiffusionModelConfig
 
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, ESTIMATORS, FAMILIES, SCORERS)
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 EXTERNAL = "actor_rollout_ref.model.external_lib"
 MODEL = Path(__file__).parents[2] / "examples" / "shapes-sd3"
@@ -48,13 +49,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load([*REQUIRED, f"{EXTERNAL}=my_extension", *overrides])
-
-
-def refusal(*overrides: str) -> str:
-    with pytest.raises(configuration.SettingsError) as caught:
-        configuration.load([*REQUIRED, *overrides])
-    return str(caught.value)
+    return smallest_job.load(f"{EXTERNAL}=my_extension", *overrides)
 
 
 def test_an_algorithm_has_its_own_settings_and_those_of_the_one_that_it_is_like() -> None:
@@ -128,7 +123,7 @@ def test_the_module_and_the_command_of_the_docs(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_extension.py").write_text(code)
-    config = configuration.load([*REQUIRED, *re.findall(r"[a-z_.]+=\w+", command)])
+    config = smallest_job.load(*re.findall(r"[a-z_.]+=\w+", command))
     assert reward_settings.find_problems(config.reward) == []
     assert (config.algorithm.adv_estimator, config.reward.scorer_kwargs.weight) == ("my_advantage", 2)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
@@ -198,7 +193,13 @@ def test_an_error_inside_the_module_is_that_of_the_settings(tmp_path: Path, text
 
 def test_the_trainer_shows_where_a_module_failed(tmp_path: Path) -> None:
     (tmp_path / "broken_extension.py").write_text("import no_such_package\n")
-    program = [sys.executable, "-m", "verl_omni.trainer.main_diffusion", *REQUIRED, f"{EXTERNAL}=broken_extension"]
+    program = [
+        sys.executable,
+        "-m",
+        "verl_omni.trainer.main_diffusion",
+        *smallest_job.REQUIRED,
+        f"{EXTERNAL}=broken_extension",
+    ]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert ran.returncode == 2 and ran.stderr.splitlines()[-1].startswith(f"{EXTERNAL}: the import of")

@@ -120,6 +120,7 @@ class StrictModel(BaseModel):
         alias_generator=to_camel,
         validate_by_name=False,
         validate_by_alias=True,
+        defer_build=True,
     )
 
     cel: ClassVar[tuple[Cel, ...]] = ()
@@ -197,6 +198,7 @@ class LenientModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         serialize_by_alias=True,
+        defer_build=True,
     )
 
     @model_validator(mode="before")

@@ -16,6 +16,7 @@ from kubernetes.config import ConfigException, list_kube_config_contexts, new_cl
 from kubernetes.config.incluster_config import InClusterConfigLoader
 from typing_extensions import override
 from urllib3.exceptions import HTTPError
+from urllib3.util.ssl_ import create_urllib3_context
 from yaml import YAMLError
 
 from omni_operator.api.names import SERVICE_ACCOUNT
@@ -45,6 +46,10 @@ class Connection:
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
+        # As kubectl: Python 3.13 refuses CAs without key identifiers, which clusters have.
+        pool_options = client.rest_client.pool_manager.connection_pool_kw
+        pool_options["ssl_context"] = create_urllib3_context(cert_reqs=pool_options["cert_reqs"])
+        pool_options["ssl_context"].verify_flags &= ~ssl.VERIFY_X509_STRICT
 
     def send(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
         """The object in the answer to a request.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 import kopf
 from prometheus_client import disable_created_metrics
+from typing_extensions import override
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
@@ -192,11 +194,21 @@ def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) ->
         return await _connection_info(given)
 
 
-async def _connection_info(loaded: Loaded) -> kopf.ConnectionInfo:
+class ConnectionInfo(kopf.ConnectionInfo):
+    """Credentials in kopf's format, for a TLS context that accepts a CA without key identifiers, as kubectl does."""
+
+    @override
+    def as_ssl_context(self) -> ssl.SSLContext:
+        context = super().as_ssl_context()
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return context
+
+
+async def _connection_info(loaded: Loaded) -> ConnectionInfo:
     """Credentials in kopf's format."""
     configuration = loaded.configuration
     scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
-    return kopf.ConnectionInfo(
+    return ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         insecure=not configuration.verify_ssl,

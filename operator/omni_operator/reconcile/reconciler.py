@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from omni_operator.api.names import FINALIZER
 from omni_operator.api.status import Status
 from omni_operator.cluster.cache.job_parser import parse_job_facts, parse_metadata_facts, parse_status
 from omni_operator.cluster.cache.object_cache import ObjectCache
@@ -52,7 +51,6 @@ from omni_operator.status.decisions.situation import (
     DeleteRayJob,
     DeleteSelf,
     EnsureShared,
-    RemoveFinalizer,
     RequestCheckpoint,
     Step,
 )
@@ -69,7 +67,7 @@ from omni_operator.status.report.write_throttle import APART, next_write_time
 # pauses after conflicts in a row, doubled
 SOON = timedelta(seconds=1)
 LATEST = timedelta(minutes=1)
-WITHOUT_SPEC = (RemoveFinalizer, DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
+WITHOUT_SPEC = (DeleteRayJob, DeleteSelf, RequestCheckpoint)  # steps that create and change no pods
 Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
@@ -363,8 +361,6 @@ class Reconciler:
     async def _perform(self, step: Step, key: Key, spec: ValidSpec | None, facts: JobFacts) -> None:
         """Carry out one step and cache the API server's answer."""
         match step:
-            case RemoveFinalizer():
-                await self._remove_finalizer(key)
             case EnsureShared(new=cluster):
                 assert spec is not None
                 await self._objects.ensure_shared(key, spec, facts)
@@ -386,22 +382,6 @@ class Reconciler:
                 self.reports.ask_checkpoint(key, since)
             case _:
                 await self._objects.change_group(key, spec, facts, step)
-
-    async def _remove_finalizer(self, key: Key) -> None:
-        body = self.cache.job(key)
-        if body is None:
-            return
-        others = [name for name in body["metadata"].get("finalizers") or () if name != FINALIZER]
-        try:
-            answer = await self.cluster.patch(JOBS, body, {"metadata": {"finalizers": others}})
-        except NotFound:
-            self.cache.remove(JOBS, body)  # deleted already
-            return
-        if others or "deletionTimestamp" not in body["metadata"]:
-            self.cache.put(JOBS, answer)
-        else:
-            # The job is gone. The answer has its last version, and the watch's event may come after other passes.
-            self.cache.remove(JOBS, body)
 
     async def _write(
         self,

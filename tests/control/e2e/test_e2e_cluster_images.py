@@ -21,7 +21,6 @@ from e2e.cluster.bare.store import (
     ImageStore,
     Known,
     fingerprint,
-    import_command,
     load,
     outdated,
     refuse_full,
@@ -159,10 +158,6 @@ def test_earlier_builds_of_an_image_are_removed(tmp_path: Path) -> None:
     write_archive(StaticImage("localhost:5000/a:2", "p", "/p"), b"program", archive)
     known = ["localhost:5000/a:1", "localhost:5000/a:2", "localhost:5000/ab:1", "localhost/a:1"]
     assert replaced([archive], known) == ["localhost:5000/a:1"]
-
-
-def test_images_are_imported_into_the_namespace_of_the_kubelet() -> None:
-    assert "--namespace=k8s.io" in import_command(Path("/s"), Path("/a.tar"))
 
 
 def layered_image(config: dict[str, Any], count: int) -> LayeredImage:

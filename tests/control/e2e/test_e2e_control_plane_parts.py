@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from e2e.cluster import commands, deadlines, pki
 from e2e.cluster.audit import AuditLog, Mark, count, parse
 from e2e.cluster.control_plane import layout_of, sweep
-from e2e.cluster.errors import BuildFailed, CommandFailed, DeadlinePassed, ProcessEnded, ToolMissing
-from e2e.cluster.fake_nodes import fake_node, is_ready
-from e2e.cluster.paths import SOURCES, cache
+from e2e.cluster.errors import BuildFailed, DeadlinePassed, ProcessEnded, ToolMissing
+from e2e.cluster.paths import SOURCES
 from e2e.cluster.ports import RANGE, free_ports
-from e2e.cluster.processes import Daemons, Identity, identify, run, runs, start_ticks
+from e2e.cluster.processes import Daemons, identify, runs, start_ticks
 from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing, stamp, version
 
 
@@ -79,11 +78,6 @@ def test_versions_come_from_the_go_mod() -> None:
         version("example", text)
 
 
-def test_sums_hold_hashes_and_no_address() -> None:
-    for path in SOURCES.rglob("go.*"):
-        assert "://" not in path.read_text(encoding="utf-8"), path
-
-
 def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(tmp_path)
     tools.bin.mkdir(parents=True)
@@ -95,11 +89,6 @@ def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said == []
     with pytest.raises(ToolMissing, match=r"Go 1\.26 or later is missing"):
         ensure((KUBE, PAUSE), said.append, tmp_path)
-
-
-def test_the_cache_is_in_the_xdg_cache_folder() -> None:
-    assert cache({"XDG_CACHE_HOME": "/c", "HOME": "/h"}) == Path("/c/omni-operator")
-    assert cache({"HOME": "/h"}) == Path("/h/.cache/omni-operator")
 
 
 def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Path) -> None:
@@ -117,14 +106,6 @@ def test_the_control_plane_listens_on_its_own_ports_of_the_loopback(tmp_path: Pa
     assert all(
         ("=" in word and word.startswith("--")) or word == "--unsafe-no-fsync" for line in lines for word in line[1:]
     )
-
-
-def test_an_api_server_with_real_nodes_calls_their_kubelets(tmp_path: Path) -> None:
-    alone = commands.api_server(layout(tmp_path))
-    whole = commands.api_server(layout(tmp_path, whole=True))
-    assert "--endpoint-reconciler-type=none" in alone
-    assert "--endpoint-reconciler-type=none" not in whole
-    assert any(word.startswith("--kubelet-client-certificate=") for word in whole)
 
 
 @given(st.integers(1, 40), st.integers())
@@ -166,15 +147,6 @@ def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_p
         file.write(event("2", verb="list") + "\n" + event("3")[:20])
     assert log.counts(since=mark) == {("list", "pods"): 1}
     assert log.counts() == {("get", "pods"): 1, ("list", "pods"): 1}
-
-
-@given(st.dictionaries(st.sampled_from(["nvidia.com/gpu", "huawei.com/Ascend910", "a.b/c"]), st.integers(0, 16)))
-def test_a_fake_node_offers_what_it_has(devices: dict[str, int]) -> None:
-    node = fake_node("n", devices)
-    assert {name: int(node["status"]["allocatable"][name]) for name in devices} == devices
-    assert not is_ready(node)
-    node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    assert is_ready(node)
 
 
 def test_a_certificate_names_its_subject_and_is_made_once(tmp_path: Path) -> None:
@@ -256,25 +228,6 @@ def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> N
     (tmp_path / "omni-control-plane-young").mkdir()
     assert [path.name for path in sweep(tmp_path)] == ["omni-control-plane-dead"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["omni-control-plane-alive", "omni-control-plane-young"]
-
-
-def test_a_failed_command_is_named() -> None:
-    assert run([sys.executable, "-c", "print(input())"], text="words") == "words\n"
-    with pytest.raises(CommandFailed, match=r"(?s)ended with 3: .*broken"):
-        run([sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
-    with pytest.raises(ToolMissing, match="no-such-program is missing"):
-        run(["no-such-program"])
-
-
-def test_a_wait_probes_at_least_once_and_names_its_condition() -> None:
-    assert deadlines.wait_until("a value", 0, lambda: 7) == 7
-    with pytest.raises(DeadlinePassed, match="waited 0 s for nothing"):
-        deadlines.wait_until("nothing", 0, lambda: None)
-
-
-def test_an_identity_survives_serialization() -> None:
-    identity = Identity("etcd", 1, 2, "boot")
-    assert replace(identity) == identity
 
 
 FIRST_THREAD_ENDS = """

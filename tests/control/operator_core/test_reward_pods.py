@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.operator_core.pools import CLUSTER, KEY, READY, ROLLOUT, Pools
-from omni_operator.api.names import REWARD_GROUP, rolling_names
+from omni_operator.api.names import REWARD_GROUP
 from omni_operator.cluster.kinds import JOBS, PODS, RAYCLUSTERS, RAYJOBS
 from omni_operator.status.decisions.scaling import scale
 from omni_operator.status.decisions.timeouts import Timeouts
@@ -80,18 +80,6 @@ async def test_in_a_queue_the_next_attempt_gets_the_number(simulation: Any, pool
     await simulation.settle()
     assert pools.groups()[2] == ("reward", 2)
     assert simulation.condition("Updated").reason == "NextAttempt"
-
-
-async def test_the_group_of_an_earlier_operator_keeps_its_number(simulation: Any, pools: Pools) -> None:
-    await start(pools, 2)
-    body = simulation.cluster.get(RAYCLUSTERS, KEY[0], CLUSTER)
-    *others, group = body["spec"]["workerGroupSpecs"]
-    del group["template"]["metadata"]["labels"][rolling_names(REWARD_GROUP).template]
-    fixed = {**group, "minReplicas": 2, "maxReplicas": 2}
-    simulation.cluster.change(RAYCLUSTERS, KEY[0], CLUSTER, spec={"workerGroupSpecs": [*others, fixed]})
-    simulation.edit(reward=reward(3))
-    await simulation.settle()
-    assert pools.groups()[2] == ("reward", 2), "KubeRay would keep it"
 
 
 async def test_a_lost_reward_pod_ends_no_attempt_and_the_conditions_count_pods(simulation: Any, pools: Pools) -> None:

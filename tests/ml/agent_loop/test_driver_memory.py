@@ -24,7 +24,6 @@ from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
 from verl_omni.trainer.generation.sample_generation import generate_scored, training_prompts, update_request
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
-from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import prompt_keys
 
 pytestmark = pytest.mark.slow  # generates thousands of samples
 
@@ -71,7 +70,6 @@ def made_for(pixels: int) -> type:
                 stop_reason="completed",
                 extra_fields={
                     "global_steps": 0,
-                    "prompt_keys": prompt_keys(request),
                     "all_latents": latents,
                     **conditions,
                     **trajectory,
@@ -193,4 +191,4 @@ def test_the_driver_needs_a_few_kilobytes_for_each_further_sample(parts_of: Any)
 def test_a_sample_sends_the_driver_as_many_bytes_at_any_resolution(parts_of: Any) -> None:
     sizes = {pixels: sum(map(len, parts_of(FEW, pixels)[1])) / FEW for pixels in (64, 1024)}
     assert max(sizes.values()) < A_SAMPLE
-    assert sizes[1024] == pytest.approx(sizes[64], rel=0.01)
+    assert sizes[1024] == pytest.approx(sizes[64], rel=0.05), "the samples of a worker are in more objects"

@@ -14,7 +14,7 @@ import torch
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import DEADLINE, PROMPTS, RANK, SCORER, Replica, TwoReplicas, replicas_of
 from tests.ml.engine.shared_ray import SharedRay, end_actors
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -223,7 +223,7 @@ class RunningFamily:
         receiving = self.stack.servers.server_handles[0].collective_rpc.remote(
             "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 60.0}
         )
-        transfer.send(iter(weights.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=60.0)
+        ipc.send(iter(weights.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=60.0)
         (answer,) = ray.get(receiving, timeout=120)
         assert not answer["lora"] and answer["tensors"] == len(weights)
         return len(weights)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
 from verl_omni.weight_sync.errors import PeerFailed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -96,7 +96,7 @@ class Running:
         )
         handle = names.make_update_zmq_handle(f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-0.sock", update)
         with contextlib.suppress(PeerFailed):  # the worker's answer has the cause
-            transfer.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
+            ipc.send(iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=10.0)
         ((answer,),) = answered(receiving)
         answered(self.server.set_global_steps.remote(version))
         found: dict[str, Any] = answer

@@ -14,7 +14,7 @@ import torch
 
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import DEADLINE, SOON, Replica, ending_at_the_sixth, replicas_of, wait_for
-from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync import ipc
 from verl_omni.weight_sync.errors import WeightSyncError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -146,6 +146,6 @@ def test_a_worker_that_dies_in_an_update_fails_both_ends(replicas: list[Replica]
     weights = ending_at_the_sixth(one.adapter(2.0), worker_of(one).kill)
     handle, answer = one.begin()
     with pytest.raises(WeightSyncError, match="PeerDisconnected"):
-        transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+        ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     assert "update_weights_from_ipc failed in 1 of 1 workers" in said(answer)
     assert "OmniEngineDeadError" in said(one.draw(0))

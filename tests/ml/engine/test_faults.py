@@ -22,7 +22,7 @@ from tests.ml.engine.replica_driver import (
     TwoReplicas,
     ending_at_the_sixth,
 )
-from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync import ipc
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -161,7 +161,7 @@ def test_a_replica_that_dies_in_an_update_fails_the_update(two_replicas: TwoRepl
     weights = ending_at_the_sixth(one.adapter(2.0), lambda: os.kill(pid, signal.SIGKILL))
     handle, answer = one.begin()
     with pytest.raises(Exception, match="PeerDisconnected"):
-        transfer.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+        ipc.send(weights, handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(answer, timeout=SOON)
     with pytest.raises(Exception, match=r"died|dead|unavailable"):  # the last, if Ray has not noticed its death yet

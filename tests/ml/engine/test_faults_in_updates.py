@@ -22,10 +22,11 @@ from torch import Tensor
 
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import DEADLINE, LAYER, PROMPTS, SOON, Replica, TwoReplicas, lora_settings, wait_for
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync.buckets import compute_digest
 from verl_omni.weight_sync.buffers import SendBuffer
-from verl_omni.weight_sync.digest import compute_digest
 from verl_omni.weight_sync.errors import WeightSyncError
+from verl_omni.weight_sync.messages import BucketMessage, Entry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -57,13 +58,13 @@ def test_a_sender_that_is_killed_between_two_buckets(replica: Replica) -> None:
     handle, answer = replica.begin()
     program = f"""
         import os, signal, torch
-        from verl_omni.weight_sync import transfer
+        from verl_omni.weight_sync import ipc
         def weights():
             for number in range(9):
                 if number == 5:
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield f"{LAYER.format(block=0, part="q")}.lora_{{number}}", torch.ones(4, 32)
-        transfer.send(weights(), handle={handle!r}, bucket_bytes=600, device=None, deadline={DEADLINE})
+        ipc.send(weights(), handle={handle!r}, bucket_bytes=600, device=None, deadline={DEADLINE})
     """
     sender = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=SOON)
     assert sender.returncode == -signal.SIGKILL
@@ -77,14 +78,14 @@ def bucket(fault: str) -> tuple[dict[str, Tensor], list[Any]]:
     two = torch.full((4, 32), 2.0)
     size = one.nbytes
     of_one, of_two = (compute_digest(each.view(-1).view(torch.uint8)) for each in (one, two))
-    first = {q: transfer.Entry(one.shape, "float32", 0, of_one)}
-    second = {k: transfer.Entry(two.shape, "float32", size, of_two)}
+    first = {q: Entry(one.shape, "float32", 0, of_one)}
+    second = {k: Entry(two.shape, "float32", size, of_two)}
     swapped = {
-        q: transfer.Entry(one.shape, "float32", size, of_one),
-        k: transfer.Entry(two.shape, "float32", 0, of_two),
+        q: Entry(one.shape, "float32", size, of_one),
+        k: Entry(two.shape, "float32", 0, of_two),
     }
-    beyond = {q: transfer.Entry(one.shape, "float32", 2 * size - 8, of_one)}
-    message = transfer.BucketMessage
+    beyond = {q: Entry(one.shape, "float32", 2 * size - 8, of_one)}
+    message = BucketMessage
     return {q: one, k: two}, {
         "truncated": [message(beyond, [q])],
         "re-ordered": [message(swapped, [q, k])],
@@ -101,7 +102,7 @@ def test_a_corrupt_bucket_is_refused(replica: Replica, fault: str, said: str) ->
     handle, answer = replica.begin()
     tensors, messages = bucket(fault)
     buffer = SendBuffer(None)
-    with transfer.Channel(handle, DEADLINE, owner=True) as channel:
+    with ipc.Channel(handle, DEADLINE, owner=True) as channel:
         begin = buffer.replace(1024, 1024)
         place = 0
         for tensor in tensors.values():
@@ -145,7 +146,7 @@ def test_a_bad_adapter_is_refused(replica: Replica, fault: str, said: str) -> No
     handle, answer = replica.begin()
     sends = contextlib.nullcontext() if fault in ("unknown module", "wrong shape") else pytest.raises(WeightSyncError)
     with sends:
-        transfer.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
+        ipc.send(bad(fault), handle=handle, bucket_bytes=4096, device=None, deadline=DEADLINE)
     assert said in refused(answer)
     assert ray.get(replica.server.collective_rpc.remote("list_loras"))[0] == VLLM_LORA_INT_ID
 
@@ -155,7 +156,7 @@ def test_a_full_shared_memory(replica: Replica) -> None:
     room = os.statvfs("/dev/shm")
     larger = torch.empty(room.f_blocks * room.f_frsize + 1, dtype=torch.uint8)  # its pages are never touched
     with pytest.raises(Exception, match=r"\[SharedMemoryFull\] /dev/shm is full"):
-        transfer.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+        ipc.send([("transformer.x", larger)], handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     assert "SharedMemoryFull" in refused(answer)
 
 
@@ -164,7 +165,7 @@ def test_a_sender_without_a_receiver_ends_at_its_deadline(replica: Replica) -> N
         f"ipc:///tmp/rl-colocate-zmq-{replica.job}-replica-9-rank-0.sock", "step-0-seq-0"
     )
     with pytest.raises(Exception, match=r"no receiver connected within 0\.5 s"):
-        transfer.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
+        ipc.send(replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=0.5)
 
 
 def test_a_sample_has_the_version_of_its_weights_while_weights_change(two_replicas: TwoReplicas) -> None:
@@ -232,7 +233,7 @@ def test_rank_alpha_and_modules_may_change_and_nothing_of_the_previous_adapter_s
 def test_an_adapter_of_too_large_a_rank_is_refused(replica: Replica, sent: Change, told: Change, said: str) -> None:
     handle, answer = replica.begin(settings=lora_settings(*told))
     weights = replica.adapter(3.0, sent[0], sent[2])
-    transfer.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
+    ipc.send(weights.items(), handle=handle, bucket_bytes=1 << 20, device=None, deadline=DEADLINE)
     assert said in refused(answer)
 
 
@@ -303,7 +304,7 @@ def test_an_answer_over_http_has_one_version_while_weights_change(visitor: Visit
             yield each
 
     handle, answer = one.begin(3)
-    transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
+    ipc.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=DEADLINE)
     ray.get(answer, timeout=SOON)
     for number, requests in enumerate(asked):
         for seed, request in requests.items():

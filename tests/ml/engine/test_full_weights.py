@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from verl_omni.weight_sync import names, transfer
+from verl_omni.weight_sync import ipc, names
+from verl_omni.weight_sync.buffers import SEGMENT_PREFIX
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -43,7 +44,7 @@ def running(start: Any) -> tuple[Any, Any]:
 
 def assert_no_segment_remains() -> None:
     """Engines that are tested at the same time have segments for moments; what is left behind stays."""
-    found = set(Path("/dev/shm").glob(f"{transfer.SEGMENT_PREFIX}*"))
+    found = set(Path("/dev/shm").glob(f"{SEGMENT_PREFIX}*"))
     until = time.monotonic() + 30
     while found and time.monotonic() < until:
         time.sleep(0.2)
@@ -166,7 +167,7 @@ def test_a_replica_with_half_an_update_refuses_requests_until_a_complete_one(
         "update_weights_from_ipc", kwargs={"use_shm": True, "zmq_update_id": update, "deadline": 30.0}
     )
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):
-        transfer.send(broken(), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0)
+        ipc.send(broken(), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0)
     with pytest.raises(Exception, match="disk is gone" if fault == "sender fails" else "no_such_weight"):
         ray.get(receiving, timeout=60)
     with pytest.raises(Exception, match="PartialWeights"):

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from tests.ml.engine.leftovers import Leftovers
 from tests.ml.engine.replica_driver import SOON, Replica, replicas_of
-from verl_omni.weight_sync import transfer
+from verl_omni.weight_sync import ipc
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -127,7 +127,7 @@ class Life(RuleBasedStateMachine):
             raise OSError("the trainer's disk is gone")
 
         with pytest.raises(OSError, match="disk is gone"):
-            transfer.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=30.0)
+            ipc.send(weights(), handle=handle, bucket_bytes=600, device=None, deadline=30.0)
         with pytest.raises(Exception, match="disk is gone"):
             got(answer)
 
@@ -207,7 +207,7 @@ class Life(RuleBasedStateMachine):
 
     def _update_ends(self, handle: str, answer: Any) -> None:
         with pytest.raises(Exception, match="DeadlineExceeded"):
-            transfer.send(self.replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=2.0)
+            ipc.send(self.replica.adapter(3.0).items(), handle=handle, bucket_bytes=600, device=None, deadline=2.0)
         with pytest.raises(Exception, match=r"died|unavailable"):
             got(answer)
 

@@ -54,13 +54,13 @@ class Running:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], adapter: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send weights as a trainer does; the worker's answer."""
-        from verl_omni.weight_sync import names, transfer
+        from verl_omni.weight_sync import ipc, names
 
         update = secrets.token_hex(4)
         handle = names.make_update_zmq_handle("ipc:///tmp/rl-colocate-zmq-0-replica-0-rank-0.sock", update)
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(
-                transfer.send, iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=20.0
+                ipc.send, iter(weights), handle=handle, bucket_bytes=1 << 13, device=None, deadline=20.0
             )
             (answer,) = self.engine.collective_rpc(
                 "update_weights_from_ipc",

@@ -139,7 +139,7 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
         padding = expected[:, tensor.shape[1] :] if tensor.ndim > 1 else expected[:0]
         assert torch.equal(tensor, expected[:, : tensor.shape[1]] if tensor.ndim > 1 else expected), name
         assert not padding.any()
-    assert (len({part for each in found.stored for part in each.parts})) == 4 + 2, "embeddings once per prompt"
+    assert len({each.reference for each in found.stored}) == 1, "one object for the batch of each agent-loop worker"
     reply = len(cloudpickle.dumps(loop.generate_sequences(stored)))
     assert (request + reply) / len(found.scores) < 4096
 

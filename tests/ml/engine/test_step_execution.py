@@ -168,7 +168,7 @@ async def _aborted_and_updated(model: Path) -> None:
 
     from verl_omni.pipelines.registry import family
     from verl_omni.utils.registry import load
-    from verl_omni.weight_sync import names, transfer
+    from verl_omni.weight_sync import ipc, names
     from verl_omni.workers.config import DiffusionModelConfig, DiffusionRolloutConfig
     from verl_omni.workers.rollout.vllm_rollout.server.diffusion_mode import DiffusionMode
     from verl_omni.workers.rollout.vllm_rollout.server.engine_replies import EngineControlError, wait_until
@@ -214,7 +214,7 @@ async def _aborted_and_updated(model: Path) -> None:
 
     async def updated() -> None:
         sending = asyncio.to_thread(
-            transfer.send, iter(sent.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0
+            ipc.send, iter(sent.items()), handle=handle, bucket_bytes=1 << 16, device=None, deadline=30.0
         )
         receiving = server.collective_rpc("update_weights_from_ipc", kwargs=update)
         count, (answer,) = await asyncio.gather(sending, receiving)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.ml import smallest_job
 from verl_omni.trainer.data import prompt_dataset
 from verl_omni.trainer.generation.sample_generation import evaluation_prompts, training_prompts
-from verl_omni.trainer.settings import configuration
 
 ROW = {
     "prompt": [{"role": "system", "content": "Draw."}, {"role": "user", "content": "a cat"}],
@@ -31,14 +31,7 @@ DOG = {"prompt": [{"role": "user", "content": "a dog"}]}
 
 
 def config(folder: Path) -> Any:
-    return configuration.load(
-        [
-            "data.train_files=t",
-            "actor_rollout_ref.model.path=m",
-            "trainer.total_training_steps=1",
-            f"data.cache_dir='{folder}'",
-        ]
-    ).data
+    return smallest_job.load(f"data.cache_dir='{folder}'").data
 
 
 def load_text(path: Path, text: str) -> Any:

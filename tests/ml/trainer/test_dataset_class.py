@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from tests.ml import smallest_job
 from verl_omni.trainer.data import dataset_class, prompt_files
 from verl_omni.trainer.data.dataset_class import SETTING, DatasetClassNotUsable
-from verl_omni.trainer.settings import configuration
 
 OWN = "import json\n\n\nclass OwnPrompts:\n    pass\n\n\nOther = json.loads\n"
 
 
 def data(*given: str) -> DictConfig:
-    config: DictConfig = configuration.load(
-        ["actor_rollout_ref.model.path=m", "data.train_files=t.jsonl", "trainer.total_training_steps=1", *given]
-    ).data
+    config: DictConfig = smallest_job.load(*given).data
     return config
 
 
@@ -72,15 +70,7 @@ def test_a_class_that_its_file_defines_or_may_make_is_accepted(own: Path) -> Non
 
 
 def test_the_files_of_a_run_are_checked_with_its_class(own: Path) -> None:
-    config = configuration.load(
-        [
-            "actor_rollout_ref.model.path=m",
-            f"data.train_files={own}",
-            "trainer.total_training_steps=1",
-            f"{SETTING}.path={own}",
-            f"{SETTING}.name=Wrong",
-        ]
-    )
+    config = smallest_job.load(f"data.train_files={own}", f"{SETTING}.path={own}", f"{SETTING}.name=Wrong")
     with pytest.raises(DatasetClassNotUsable, match="has no class Wrong; one of OwnPrompts"):
         prompt_files.check(config)
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from tests.ml import smallest_job
 from tools.setting_names import setting_names
 from verl_omni.models.tiny import make_tiny_sd3
 from verl_omni.trainer import startup
 from verl_omni.trainer.memory_estimate import __main__ as program
 from verl_omni.trainer.memory_estimate import advice, engine_memory, estimate, job_estimate, trainer_memory
-from verl_omni.trainer.settings import configuration
 
 REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
 ACTOR = "actor_rollout_ref.actor"
@@ -40,7 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
-    config = configuration.load([f"actor_rollout_ref.model.path={folder}", *REQUIRED, *SMALL, *overrides])
+    config = smallest_job.load(f"actor_rollout_ref.model.path={folder}", *SMALL, *overrides)
     startup.fit_to_machine(config, accelerator)
     return config
 
@@ -68,7 +68,7 @@ def test_every_change_that_is_advised_can_be_loaded(tiny: Path) -> None:
         for change in advice.changes(config):
             assert OmegaConf.select(config, change.setting, default="missing") != "missing", change.setting
             value = str(change.value).lower() if isinstance(change.value, bool) else change.value
-            configuration.load([f"actor_rollout_ref.model.path={tiny}", *REQUIRED, f"{change.setting}={value}"])
+            smallest_job.load(f"actor_rollout_ref.model.path={tiny}", f"{change.setting}={value}")
 
 
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
@@ -77,7 +77,7 @@ SPLIT = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
-    config = configuration.load(["actor_rollout_ref.model.path=m", *REQUIRED])
+    config = smallest_job.load()
 
     def phases_of(changed: Any) -> dict[str, int]:
         return {"update": 100 if changed.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is None else 60}
@@ -91,7 +91,7 @@ def test_advice_stops_when_the_job_fits_and_skips_what_does_not_help() -> None:
 
 @pytest.mark.parametrize("update", [80, 99])
 def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
-    config = configuration.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=32"])
+    config = smallest_job.load(f"{MICRO}=8", f"{BATCH}=32")
 
     def phases_of(changed: Any) -> dict[str, int]:
         micro, batch = (OmegaConf.select(changed, name) for name in (MICRO, BATCH))
@@ -105,7 +105,7 @@ def test_advice_is_for_every_phase_that_does_not_fit(update: int) -> None:
 
 
 def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
-    config = configuration.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{BATCH}=32"])
+    config = smallest_job.load(f"{BATCH}=32")
 
     def phases_of(changed: Any) -> dict[str, int]:
         return {"generation": 10 * OmegaConf.select(changed, BATCH)}
@@ -116,7 +116,7 @@ def test_of_a_setting_that_is_lowered_twice_the_last_value_is_advised() -> None:
 
 def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
     names = (MICRO, BATCH, "actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.model.lora_rank")
-    config = configuration.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8", f"{BATCH}=16"])
+    config = smallest_job.load(f"{MICRO}=8", f"{BATCH}=16")
 
     estimated: list[str] = []
 
@@ -141,7 +141,7 @@ def test_a_change_that_a_later_one_makes_needless_is_no_advice() -> None:
 )
 def test_changes_of_the_number_of_engines_stay_together(helps: str, advised: list[tuple[int, str]]) -> None:
     sizes = [f"{PIPELINE}.{side}=512" for side in ("height", "width")]
-    config = configuration.load(["actor_rollout_ref.model.path=m", *REQUIRED, *sizes, "trainer.n_gpus_per_node=2"])
+    config = smallest_job.load(*sizes, "trainer.n_gpus_per_node=2")
     start = OmegaConf.select(config, helps)
 
     def phases_of(changed: Any) -> dict[str, int]:
@@ -189,7 +189,7 @@ def test_what_a_change_does_not_concern_is_measured_once(tiny: Path, monkeypatch
 
 
 def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> None:
-    config = configuration.load(["actor_rollout_ref.model.path=m", *REQUIRED, f"{MICRO}=8"])
+    config = smallest_job.load(f"{MICRO}=8")
 
     def phases_of(changed: Any) -> dict[str, int]:
         lower = OmegaConf.select(changed, MICRO) == 1
@@ -205,9 +205,7 @@ def test_a_change_that_raises_another_phase_beyond_the_device_is_no_advice() -> 
 def test_engines_on_the_accelerators_of_the_trainer_may_be_split(
     accelerators: int, size: int, divisible: int, said: int | None
 ) -> None:
-    config = configuration.load(
-        ["actor_rollout_ref.model.path=m", *REQUIRED, f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}"]
-    )
+    config = smallest_job.load(f"trainer.n_gpus_per_node={accelerators}", f"{SPLIT}={size}")
     found = [change for change in advice.changes(config, divisible) if change.setting == SPLIT]
     assert [(each.value, each.costs.partition("; needs ")[2]) for each in found] == (
         [] if said is None else [(2 * size, f"spec.rollout.replicas: {said}")]

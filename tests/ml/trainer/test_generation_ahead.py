@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ml import smallest_job
 from tests.ml.trainer.runs_in_memory import AHEAD, ASYNC, STRATEGY, THRESHOLD
 from verl_omni.trainer.generation.generation_ahead import GenerationAhead
 from verl_omni.trainer.settings import async_settings, configuration
 from verl_omni.weight_sync.errors import TooFewReplicas, is_loss_of_replicas
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 LOSS = "actor_rollout_ref.actor.diffusion_loss.loss_mode"
 WAIT = 30.0  # seconds until a thread that should have run is missed
@@ -182,7 +182,7 @@ def test_a_joined_generation_has_no_thread_any_more() -> None:
 )
 def test_what_is_not_supported_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(configuration.SettingsError) as refused:
-        configuration.load([*REQUIRED, *overrides])
+        smallest_job.load(*overrides)
     assert said in str(refused.value)
 
 
@@ -200,7 +200,7 @@ def test_the_number_of_batches_ahead() -> None:
         ((*ASYNC, f"{STRATEGY}=drop", f"{THRESHOLD}=1"), 0),
         ((*ASYNC, f"{AHEAD}=9", f"{STRATEGY}=drop", f"{THRESHOLD}=null"), 9),
     ):
-        assert async_settings.batches_ahead(configuration.load([*REQUIRED, *overrides])) == ahead
+        assert async_settings.batches_ahead(smallest_job.load(*overrides)) == ahead
 
 
 @pytest.mark.parametrize(
@@ -226,5 +226,5 @@ def test_the_number_of_batches_ahead() -> None:
 )
 def test_a_run_with_older_samples_and_no_limit_is_warned(overrides: tuple[str, ...], said: str | None) -> None:
     """Flow-DPPO cannot take the engine's log-probabilities, DiffusionNFT has no ratio: there is nothing to write."""
-    found = async_settings.unlimited_text(configuration.load([*REQUIRED, *overrides]))
+    found = async_settings.unlimited_text(smallest_job.load(*overrides))
     assert said is None if found is None else said is not None and said in found and f"Write {BYPASS}=true" in found

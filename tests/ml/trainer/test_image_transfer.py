@@ -11,8 +11,9 @@ import pytest
 import torch
 from verl import DataProto
 
+from tests.ml import smallest_job
 from tests.ml.trainer.runs_in_memory import run_in_memory
-from verl_omni.trainer.settings import configuration, judge_settings, process_counts
+from verl_omni.trainer.settings import judge_settings, process_counts
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 ROWS = [{"raw_prompt": [{"role": "user", "content": "a"}], "extra_info": {"prompt": "a"}} for _ in range(2)]
@@ -42,15 +43,12 @@ def loop() -> Loop:
 @pytest.fixture
 def trainer(loop: Loop, tmp_path: Path) -> Any:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    config = configuration.load(
-        [
-            f"data.train_files='{tmp_path / 'prompts.jsonl'}'",
-            "data.train_batch_size=2",
-            f"actor_rollout_ref.model.path='{MODEL}'",
-            "trainer.total_training_steps=1",
-            "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        ]
+    config = smallest_job.load(
+        f"data.train_files='{tmp_path / 'prompts.jsonl'}'",
+        "data.train_batch_size=2",
+        f"actor_rollout_ref.model.path='{MODEL}'",
+        "actor_rollout_ref.model.architecture=StableDiffusion3Pipeline",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     )
     process_counts.fill_in(config, cpus=2)
     stack = SimpleNamespace(agent_loop=loop, workers=None, pool=None, judges=None)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from omegaconf import DictConfig
 
+from tests.ml import smallest_job
 from tests.ml.trainer.replicas_in_memory import Nodes, NodesInAnyOrder
 from verl_omni.trainer.replicas.replica_pool import RETRY_MOST_SECONDS, ReplicaPool
 from verl_omni.trainer.replicas.replica_reports import JudgeReports
 from verl_omni.trainer.rewards.judge_members import JudgeMembers
-from verl_omni.trainer.settings import configuration, judge_settings
+from verl_omni.trainer.settings import judge_settings
 from verl_omni.utils.metrics.metrics_writer import MetricsWriter
 
 RM = "reward.reward_model"
@@ -256,17 +257,7 @@ def test_each_look_reports_the_hosts_whose_judges_serve_and_how_many_requests_wa
 
 
 def loaded(*overrides: str) -> DictConfig:
-    return configuration.load(
-        [
-            "actor_rollout_ref.model.path=model",
-            "data.train_files=rows.jsonl",
-            "trainer.total_training_steps=1",
-            "reward.scorer=genrm_ocr",
-            f"{RM}.enable=true",
-            f"{RM}.model_path=judge",
-            *overrides,
-        ]
-    )
+    return smallest_job.load("reward.scorer=genrm_ocr", f"{RM}.enable=true", f"{RM}.model_path=judge", *overrides)
 
 
 @pytest.mark.parametrize(

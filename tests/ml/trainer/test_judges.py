@@ -10,6 +10,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from tests.ml import smallest_job
 from verl_omni.trainer.settings import configuration, cpu_values, judge_settings, pool_settings, reward_settings
 from verl_omni.utils.reference_settings import find_rule
 
@@ -22,15 +23,7 @@ AHEAD = ("actor_rollout_ref.rollout.nnodes=1", "trainer.use_v1=true", "trainer.v
 
 
 def loaded(*overrides: str) -> DictConfig:
-    return configuration.load(
-        [
-            "actor_rollout_ref.model.path=model",
-            "data.train_files=rows.jsonl",
-            "trainer.total_training_steps=1",
-            "reward.scorer=genrm_ocr",
-            *overrides,
-        ]
-    )
+    return smallest_job.load("reward.scorer=genrm_ocr", *overrides)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.pipelines.qwen_image import training as qwen_image
 from verl_omni.pipelines.wan import training as wan
 from verl_omni.trainer import startup
@@ -24,14 +25,10 @@ def fitted(folder: Path, architecture: str, *overrides: str, has_accelerator: bo
     (folder / "tokenizer").mkdir(exist_ok=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": architecture, **parts}))
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 77}')
-    made = configuration.load(
-        [
-            f"actor_rollout_ref.model.path='{folder}'",
-            "data.train_files=x.jsonl",
-            "trainer.total_training_steps=1",
-            "actor_rollout_ref.rollout.pipeline.max_sequence_length=100",
-            *overrides,
-        ]
+    made = smallest_job.load(
+        f"actor_rollout_ref.model.path='{folder}'",
+        "actor_rollout_ref.rollout.pipeline.max_sequence_length=100",
+        *overrides,
     )
     startup.fit_to_machine(made, has_accelerator)
     return made.actor_rollout_ref

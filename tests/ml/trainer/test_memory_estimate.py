@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml import smallest_job
 from verl_omni.trainer import startup
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import estimate, job_estimate, model_shapes, public_models, sharding
 from verl_omni.trainer.memory_estimate.caching_allocator import CachingAllocator
 from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
-from verl_omni.trainer.settings import configuration
 from verl_omni.workers.actor.precision import Precision
 
-REQUIRED = ("data.train_files=x.jsonl", "trainer.total_training_steps=1")
 LORA = "actor_rollout_ref.model.lora_rank=4"
 GUIDANCE = "actor_rollout_ref.rollout.pipeline.guidance_scale=4.5"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
@@ -46,17 +45,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(folder: Path, *overrides: str, accelerator: bool = True) -> Any:
     small = ("height=64", "width=64", "num_inference_steps=3", "max_sequence_length=16")
-    config = configuration.load(
-        [
-            f"actor_rollout_ref.model.path={folder}",
-            *REQUIRED,
-            LORA,
-            "data.train_batch_size=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-            *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small),
-            *overrides,
-        ]
+    config = smallest_job.load(
+        f"actor_rollout_ref.model.path={folder}",
+        LORA,
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        *(f"actor_rollout_ref.rollout.pipeline.{setting}" for setting in small),
+        *overrides,
     )
     startup.fit_to_machine(config, accelerator)
     return config

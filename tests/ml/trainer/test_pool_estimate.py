@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from tests.ml import smallest_job
 from verl_omni.trainer import startup
 from verl_omni.trainer.device_checks import measured_update
 from verl_omni.trainer.memory_estimate import __main__ as program
@@ -23,7 +24,7 @@ from verl_omni.trainer.memory_estimate.estimate import DEVICE_CONTEXT, RESERVE, 
 from verl_omni.trainer.memory_estimate.pool_estimate import RolloutPool, estimate_pools, network_bucket
 from verl_omni.trainer.memory_estimate.trainer_memory import TrainerMemory
 from verl_omni.trainer.settings import configuration
-from verl_omni.weight_sync.network.buckets import BucketFiller
+from verl_omni.weight_sync.buckets import BucketFiller
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
@@ -208,9 +209,7 @@ def test_pools_of_different_devices_have_different_verdicts(model: Path) -> None
 
 @pytest.mark.parametrize("concerns", [advice.of_trainer, advice.of_rollout])
 def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> None:
-    config = configuration.load(
-        ["actor_rollout_ref.model.path=m", "data.train_files=x", "trainer.total_training_steps=1", *STANDALONE]
-    )
+    config = smallest_job.load(*STANDALONE)
     tried: list[dict[str, Any]] = []
 
     def phases_of(other: Any) -> dict[str, int]:
@@ -229,15 +228,8 @@ def test_only_settings_that_concern_a_pool_are_tried_for_it(concerns: Any) -> No
 
 
 def test_engines_of_their_own_may_be_split_and_never_sleep() -> None:
-    config = configuration.load(
-        [
-            "actor_rollout_ref.model.path=m",
-            "data.train_files=x",
-            "trainer.total_training_steps=1",
-            f"{ROLLOUT}.nnodes=1",
-            f"{ROLLOUT}.n_gpus_per_node=4",
-            f"{ROLLOUT}.tensor_model_parallel_size=2",
-        ]
+    config = smallest_job.load(
+        f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=2"
     )
 
     def advised() -> dict[str, Any]:

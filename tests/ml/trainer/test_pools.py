@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.trainer.replicas import pool_nodes
 from verl_omni.trainer.replicas.replica_reports import ReplicaReports
 from verl_omni.trainer.replicas.replica_transport import REASON_SECONDS, RayTransport
@@ -21,7 +22,7 @@ POOL = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
 
 
 def filled_in(*overrides: str) -> Any:
-    config = configuration.load([*REQUIRED, *overrides])
+    config = smallest_job.load(*overrides)
     pool_settings.fill_in(config.actor_rollout_ref.rollout)
     return config.actor_rollout_ref.rollout
 
@@ -54,7 +55,7 @@ def filled_in(*overrides: str) -> Any:
 )
 def test_what_does_not_work_with_or_without_standalone_replicas_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(configuration.SettingsError) as caught:
-        configuration.load([*REQUIRED, *overrides])
+        smallest_job.load(*overrides)
     assert said in str(caught.value)
 
 
@@ -106,15 +107,12 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
 ) -> None:
     import ray
 
-    config = configuration.load(
-        [
-            *REQUIRED,
-            f"{ROLLOUT}.nnodes={nodes}",
-            f"{ROLLOUT}.n_gpus_per_node={of_each}",
-            f"{ROLLOUT}.tensor_model_parallel_size={size}",
-            f"{ROLLOUT}.node_resource=rollout_pool",
-            f"{ROLLOUT}.deadline_seconds=0.01",
-        ]
+    config = smallest_job.load(
+        f"{ROLLOUT}.nnodes={nodes}",
+        f"{ROLLOUT}.n_gpus_per_node={of_each}",
+        f"{ROLLOUT}.tensor_model_parallel_size={size}",
+        f"{ROLLOUT}.node_resource=rollout_pool",
+        f"{ROLLOUT}.deadline_seconds=0.01",
     )
     rollout = config.actor_rollout_ref.rollout
     pool_settings.fill_in(rollout)
@@ -142,14 +140,11 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
     def joined() -> list[dict[str, Any]]:
         return [ROLLOUT_NODE] * next(counts, 3)
 
-    config = configuration.load(
-        [
-            *REQUIRED,
-            f"{ROLLOUT}.nnodes=4",
-            f"{ROLLOUT}.n_gpus_per_node=4",
-            f"{ROLLOUT}.node_resource=rollout_pool",
-            f"{ROLLOUT}.min_replicas=4",
-        ]
+    config = smallest_job.load(
+        f"{ROLLOUT}.nnodes=4",
+        f"{ROLLOUT}.n_gpus_per_node=4",
+        f"{ROLLOUT}.node_resource=rollout_pool",
+        f"{ROLLOUT}.min_replicas=4",
     )
     rollout = config.actor_rollout_ref.rollout
     pool_settings.fill_in(rollout)
@@ -166,7 +161,7 @@ def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatc
     import ray
 
     overrides = (*POOL, f"{ROLLOUT}.node_resource=rollout_pool", "trainer.node_resource=trainer_pool")
-    config = configuration.load([*REQUIRED, *overrides, f"{ROLLOUT}.min_replicas=5"])
+    config = smallest_job.load(*overrides, f"{ROLLOUT}.min_replicas=5")
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
     joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
@@ -369,7 +364,7 @@ def test_a_ray_of_this_machine_has_accelerators_of_one_kind(overrides: list[str]
     from verl_omni.trainer import startup
 
     with pytest.raises(ValueError, match=r"ray_resource: NPU: this machine has accelerators of one kind; remove it"):
-        startup.start_ray(configuration.load([*REQUIRED, *overrides]), lambda _: None)
+        startup.start_ray(smallest_job.load(*overrides), lambda _: None)
 
 
 def test_there_is_room_for_replicas_on_the_nodes_of_their_pool() -> None:

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from control.cli.document_blocks import ROOT, blocks
+from tests.ml import smallest_job
 from verl_omni.pipelines import registry
 from verl_omni.trainer.data import prompt_dataset, prompt_files, run_length
 from verl_omni.trainer.data.preferences import PreferencePairs
@@ -28,7 +29,7 @@ BLUE = (0, 0, 255)
 def dataset(folder: Path, rows: list[dict[str, Any]]) -> Any:
     """The rows in a file of the trainer's."""
     (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = configuration.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data
+    config = smallest_job.load(f"data.cache_dir='{folder}'").data
     return prompt_dataset.load(str(folder / "pairs.jsonl"), config, None)
 
 
@@ -78,7 +79,7 @@ def test_images_may_be_in_the_data_set(tmp_path: Path, feature: datasets.Image |
     for name in ("chosen", "rejected") if feature else ():
         made = made.cast_column(name, feature)
     made.to_parquet(tmp_path / "pairs.parquet")
-    config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
     rows = prompt_dataset.load(str(tmp_path / "pairs.parquet"), config, None)
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
@@ -93,7 +94,7 @@ def test_images_of_datasets_may_be_files(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as there:
         there.chdir(tmp_path)  # datasets looks for files from the working directory
         datasets.Dataset.from_list([row], features=columns).to_parquet("pairs.parquet")
-    config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
     rows = prompt_dataset.load(str(tmp_path / "pairs.parquet"), config, None)
     (pixels,) = PreferencePairs(rows, tmp_path, height=8, width=8).update_request([0], seed=1).batch["pixels"]
     assert pixels.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
@@ -107,7 +108,7 @@ def test_the_program_of_the_docs_writes_pairs(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as there:
         there.chdir(tmp_path)
         exec(compile(program.text, "docs/reference/algorithms.md", "exec"), {})
-    config = configuration.load([*REQUIRED, f"data.cache_dir='{tmp_path}'"]).data
+    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
     rows = prompt_dataset.load(str(tmp_path / "train.parquet"), config, None)
     request = PreferencePairs(rows, tmp_path / "elsewhere", height=8, width=8).update_request([0], seed=1)
     assert request.batch["pixels"][0].float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [0, 0, 255]]
@@ -128,7 +129,7 @@ def test_a_missing_column_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 def test_other_algorithms_and_families_refuse_a_data_set_of_preferences() -> None:
     with pytest.raises(configuration.SettingsError, match="offline does not go with flow_grpo"):
-        configuration.load([*REQUIRED, OFFLINE])
+        smallest_job.load(OFFLINE)
     registry.check_encoder("StableDiffusion3Pipeline")
     with pytest.raises(ValueError, match="supported for StableDiffusion3Pipeline, not for WanPipeline"):
         registry.check_encoder("WanPipeline")
@@ -139,7 +140,7 @@ def parquet(folder: Path, rows: list[dict[str, Any]]) -> Any:
     path = folder / "pairs.parquet"
     pd.DataFrame(rows).to_parquet(path)
     prompt_files.check_file(path, "prompt", pairs=folder)
-    return prompt_dataset.load(str(path), configuration.load([*REQUIRED, f"data.cache_dir='{folder}'"]).data, None)
+    return prompt_dataset.load(str(path), smallest_job.load(f"data.cache_dir='{folder}'").data, None)
 
 
 def colors(pairs: PreferencePairs, rows: list[int]) -> list[list[list[float]]]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.ml import smallest_job
 from verl_omni.trainer.data import prompt_dataset, prompt_files, prompt_tables, run_length
 from verl_omni.trainer.settings import configuration
 
@@ -219,7 +220,7 @@ def test_files_whose_columns_have_other_types_are_named(tmp_path: Path) -> None:
     for name, value in (("a", b"s"), ("b", 1)):
         parquet.write_table(pa.table({"prompt": ["red"], "x": [value]}), tmp_path / f"{name}.parquet")
     files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
-    config = configuration.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
+    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
     with pytest.raises(prompt_files.InvalidPromptFile, match=r"a.parquet, .*b.parquet cannot be read: .*the key x of"):
         prompt_dataset.load(files, config, None)
 
@@ -229,7 +230,7 @@ def test_columns_that_datasets_write_as_json_are_read_from_it(tmp_path: Path) ->
     path = tmp_path / "p.parquet"
     datasets.Dataset.from_dict(rows, on_mixed_types="use_json").to_parquet(path)
     prompt_files.check_file(path, "prompt")
-    config = configuration.load([*NEEDED, "data.train_files=t", f"data.cache_dir='{tmp_path}'"]).data
+    config = smallest_job.load(f"data.cache_dir='{tmp_path}'").data
     assert [row["extra_info"].get("a") for row in prompt_dataset.load(str(path), config, None)] == [1, "x", None]
     datasets.Dataset.from_dict({"prompt": ["a", 3]}, on_mixed_types="use_json").to_parquet(path)
     assert problem(path) == f"{path}: row 1: {WRONG_PROMPT}a number"

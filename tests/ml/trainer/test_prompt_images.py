@@ -11,10 +11,10 @@ import datasets
 import pytest
 from PIL import Image
 
+from tests.ml import smallest_job
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import startup
 from verl_omni.trainer.data import prompt_dataset, prompt_images
-from verl_omni.trainer.settings import configuration
 
 pytestmark = pytest.mark.slow  # makes a model, loads a tokenizer and verl
 
@@ -43,17 +43,14 @@ def load(model: Path, folder: Path, rows: list[dict[str, Any]], *overrides: str,
         datasets.Dataset.from_list(rows).to_parquet(folder / name)
     else:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = configuration.load(
-        [
-            f"data.train_files='{folder / name}'",
-            f"actor_rollout_ref.model.path='{model}'",
-            f"data.cache_dir='{folder}'",
-            "trainer.total_training_steps=1",
-            "data.max_prompt_length=400",
-            "actor_rollout_ref.rollout.pipeline.height=64",
-            "actor_rollout_ref.rollout.pipeline.width=64",
-            *overrides,
-        ]
+    made = smallest_job.load(
+        f"data.train_files='{folder / name}'",
+        f"actor_rollout_ref.model.path='{model}'",
+        f"data.cache_dir='{folder}'",
+        "data.max_prompt_length=400",
+        "actor_rollout_ref.rollout.pipeline.height=64",
+        "actor_rollout_ref.rollout.pipeline.width=64",
+        *overrides,
     )
     startup.fit_to_machine(made, has_accelerator=False)
     return prompt_dataset.load_checked(made)[0]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.trainer import startup
 from verl_omni.trainer.data import prompt_dataset, prompt_warnings
-from verl_omni.trainer.settings import configuration
 
 pytestmark = pytest.mark.slow  # loads a tokenizer and verl
 
@@ -21,15 +21,12 @@ MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
 def config(folder: Path, *overrides: str) -> Any:
     rows = [{"prompt": text} for text in ("red", "red " * 20, "blue", "blue " * 30)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = configuration.load(
-        [
-            f"data.train_files='{folder / 'train.jsonl'}'",
-            f"actor_rollout_ref.model.path='{MODEL}'",
-            f"data.cache_dir='{folder}'",
-            "trainer.total_training_steps=1",
-            "data.max_prompt_length=8",
-            *overrides,
-        ]
+    made = smallest_job.load(
+        f"data.train_files='{folder / 'train.jsonl'}'",
+        f"actor_rollout_ref.model.path='{MODEL}'",
+        f"data.cache_dir='{folder}'",
+        "data.max_prompt_length=8",
+        *overrides,
     )
     startup.fit_to_machine(made, has_accelerator=False)
     return made

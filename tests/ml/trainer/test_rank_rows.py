@@ -7,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_omni.trainer.settings import configuration
+from tests.ml import smallest_job
 from verl_omni.trainer.update import rank_rows
 
 ACTOR = "actor_rollout_ref.actor"
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4))
@@ -41,5 +40,5 @@ def test_the_mini_batches_of_all_ranks_together_are_those_of_one_process(
 )
 def test_a_run_has_the_order_of_its_ranks(overrides: tuple[str, ...], expected: list[int]) -> None:
     """Four prompts with two rows each, and two mini-batches unless said otherwise."""
-    config = configuration.load([*REQUIRED, "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=2", *overrides])
+    config = smallest_job.load("data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=2", *overrides)
     assert rank_rows.order_of_run(config, 8, 2).tolist() == expected

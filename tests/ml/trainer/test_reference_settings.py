@@ -7,20 +7,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from tests.ml import smallest_job
+from tests.ml.smallest_job import refusal
 from tools import settings_page
 from verl_omni.trainer.settings import configuration
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
 
 ROOT = Path(__file__).parents[3]
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-
-
-def refusal(*overrides: str) -> str:
-    with pytest.raises(configuration.SettingsError) as caught:
-        configuration.load([*REQUIRED, *overrides])
-    return str(caught.value)
 
 
 def of_kind(kind: type) -> list[str]:
@@ -55,7 +50,7 @@ def test_settings_without_effect_change_nothing_and_are_named_with_their_reasons
     given = [f"+{name}=3" for name in of_kind(WithoutEffect)]
     reasons = configuration.without_effect([*given, "data.shuffle=false"])
     assert list(reasons) == of_kind(WithoutEffect) and all(reasons.values())
-    assert configuration.load([*REQUIRED, *given]) == configuration.load(REQUIRED)
+    assert smallest_job.load(*given) == smallest_job.load()
 
 
 def test_a_refused_setting_says_which_value_is_accepted_and_what_to_write() -> None:
@@ -71,7 +66,7 @@ def test_a_refused_setting_says_which_value_is_accepted_and_what_to_write() -> N
 def test_a_value_that_asks_for_nothing_is_accepted_and_changes_nothing(place: int) -> None:
     values = {name: rule.accepted[place] for name in of_kind(Rejected) if isinstance(rule := find_rule(name), Rejected)}
     given = [f"++{name}={'null' if value is None else value}" for name, value in values.items()]
-    assert configuration.load([*REQUIRED, *given]) == configuration.load(REQUIRED)
+    assert smallest_job.load(*given) == smallest_job.load()
 
 
 @pytest.mark.parametrize(("value", "accepted"), [("0", False), ("False", True), ("false", True), ("1", False)])
@@ -82,16 +77,16 @@ def test_a_number_is_not_a_truth_value(value: str, accepted: bool) -> None:
 
 
 def test_a_renamed_setting_sets_the_one_here() -> None:
-    assert configuration.load([*REQUIRED, f"{ACTOR}.optim.clip_grad=0.25"]).actor_rollout_ref.actor.grad_clip == 0.25
+    assert smallest_job.load(f"{ACTOR}.optim.clip_grad=0.25").actor_rollout_ref.actor.grad_clip == 0.25
 
 
 def test_dpo_is_another_name_of_diffusion_dpo() -> None:
     loss = f"{ACTOR}.diffusion_loss.loss_mode"
     sampled_for = "actor_rollout_ref.model.algorithm"
-    adapter = [*REQUIRED, "actor_rollout_ref.model.lora_rank=4"]
+    adapter = [*smallest_job.REQUIRED, "actor_rollout_ref.model.lora_rank=4"]
     reference = configuration.load([*adapter, f"{loss}=dpo", f"{sampled_for}=dpo"])
     assert reference == configuration.load([*adapter, f"{loss}=diffusion_dpo", f"{sampled_for}=diffusion_dpo"])
-    assert configuration.load([*REQUIRED, "trainer.project_name=dpo"]).trainer.project_name == "dpo"
+    assert smallest_job.load("trainer.project_name=dpo").trainer.project_name == "dpo"
 
 
 SAMPLED_FOR = "actor_rollout_ref.model.algorithm"
@@ -105,15 +100,15 @@ def test_an_algorithm_that_is_flow_grpo_with_other_settings_has_a_name(
     setting: str, name: str, meaning: tuple[str, ...]
 ) -> None:
     window = f"{ROLLOUT}.algo.sde_window_size=2"
-    named = configuration.load([*REQUIRED, window, f"{setting}={name}"])
-    assert named == configuration.load([*REQUIRED, window, *meaning])
-    assert named != configuration.load([*REQUIRED, window])
+    named = smallest_job.load(window, f"{setting}={name}")
+    assert named == smallest_job.load(window, *meaning)
+    assert named != smallest_job.load(window)
     assert named.actor_rollout_ref.actor.diffusion_loss.loss_mode == named.actor_rollout_ref.model.algorithm
 
 
 def test_the_users_own_settings_come_after_those_that_a_name_stands_for() -> None:
     given = [f"{ROLLOUT}.algo.sde_type=sde", f"{ACTOR}.diffusion_loss.loss_mode=dance_grpo"]
-    assert configuration.load([*REQUIRED, *given]).actor_rollout_ref.rollout.algo.sde_type == "sde"
+    assert smallest_job.load(*given).actor_rollout_ref.rollout.algo.sde_type == "sde"
 
 
 def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
@@ -127,18 +122,18 @@ def test_names_of_two_algorithms_are_refused_in_any_order() -> None:
 
 def test_of_several_names_in_one_setting_the_last_counts() -> None:
     loss = f"{ACTOR}.diffusion_loss.loss_mode"
-    assert configuration.load([*REQUIRED, f"{loss}=dance_grpo", f"{loss}=flow_grpo"]) == configuration.load(REQUIRED)
+    assert smallest_job.load(f"{loss}=dance_grpo", f"{loss}=flow_grpo") == smallest_job.load()
 
 
 def test_without_loss_mode_the_algorithm_is_that_of_the_samples() -> None:
     """The reference's default of `loss_mode` is `model.algorithm`."""
-    found = configuration.load([*REQUIRED, f"{SAMPLED_FOR}=flow_dppo"]).actor_rollout_ref
+    found = smallest_job.load(f"{SAMPLED_FOR}=flow_dppo").actor_rollout_ref
     assert found.actor.diffusion_loss.loss_mode == "flow_dppo"
 
 
 def test_mix_grpo_draws_one_window_a_step_unless_it_is_told_to_move_it() -> None:
     """The reference's default of `sample_strategy` is `random`, and windows of any steps are random ones."""
-    given = [*REQUIRED, f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
+    given = [*smallest_job.REQUIRED, f"{SAMPLED_FOR}=mix_grpo", f"{ROLLOUT}.algo.sde_window_size=2"]
     drawn = configuration.load([*given, f"{ROLLOUT}.algo.sde_contiguous=False"]).actor_rollout_ref.rollout.algo
     assert (drawn.sample_strategy, drawn.sde_window_seed, drawn.sde_contiguous) == ("random", 0, False)
     moved = configuration.load([*given, f"{ROLLOUT}.algo.sample_strategy=progressive"]).actor_rollout_ref.rollout.algo
@@ -151,8 +146,8 @@ def test_mix_grpo_needs_a_window_that_fits() -> None:
     assert refusal(name) == f"{size}: mix_grpo trains on a window of the steps; write how many it has"
     assert refusal("algorithm.adv_estimator=mix_grpo") == refusal(name)
     assert refusal(f"{size}=6") == f"{size}: an SDE window of 6 steps does not fit into [0, 5) of 10 steps"
-    configuration.load([*REQUIRED, f"{size}=5"])
-    configuration.load([*REQUIRED, f"{size}=6", f"{ROLLOUT}.algo.sde_window_range=[2,8]"])
+    smallest_job.load(f"{size}=5")
+    smallest_job.load(f"{size}=6", f"{ROLLOUT}.algo.sde_window_range=[2,8]")
 
 
 def test_an_unknown_estimator_of_advantages_is_refused() -> None:
@@ -163,15 +158,15 @@ def test_an_unknown_estimator_of_advantages_is_refused() -> None:
 
 def test_a_copy_must_have_the_value_of_the_original() -> None:
     copy = "actor_rollout_ref.model.pipeline.guidance_scale"
-    configuration.load([*REQUIRED, f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=4.0"])
+    smallest_job.load(f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=4.0")
     assert refusal(f"{copy}=4.0", f"{ROLLOUT}.pipeline.guidance_scale=1.0") == (
         f"{copy}: 4.0 differs from {ROLLOUT}.pipeline.guidance_scale, which is 1.0; write the value there only"
     )
 
 
 def test_a_copy_alone_sets_the_original() -> None:
-    alone = configuration.load([*REQUIRED, "actor_rollout_ref.model.pipeline.guidance_scale=4.0"])
-    assert alone == configuration.load([*REQUIRED, f"{ROLLOUT}.pipeline.guidance_scale=4.0"])
+    alone = smallest_job.load("actor_rollout_ref.model.pipeline.guidance_scale=4.0")
+    assert alone == smallest_job.load(f"{ROLLOUT}.pipeline.guidance_scale=4.0")
     assert "actor_rollout_ref.ref.rollout_n: 4 differs from" in refusal(
         "actor_rollout_ref.ref.rollout_n=4", f"{ACTOR}.rollout_n=8"
     )
@@ -192,9 +187,9 @@ COPIES = f"{ACTOR}.rollout_correction"
     ids=" ".join,
 )
 def test_the_actors_rollout_correction_is_that_of_the_algorithm(given: list[str]) -> None:
-    copies = configuration.load([*REQUIRED, *(f"{COPIES}.{each}" for each in given)])
-    assert copies == configuration.load([*REQUIRED, *(f"{CORRECTION}.{each}" for each in given)])
-    assert copies != configuration.load(REQUIRED)
+    copies = smallest_job.load(*(f"{COPIES}.{each}" for each in given))
+    assert copies == smallest_job.load(*(f"{CORRECTION}.{each}" for each in given))
+    assert copies != smallest_job.load()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +225,7 @@ def test_the_longest_name_of_a_group_counts() -> None:
 def test_a_whole_group_can_be_given() -> None:
     given = f"{ACTOR}.profiler={{enable: true, tool: nsys}}"
     assert list(configuration.without_effect([given])) == [f"{ACTOR}.profiler"]
-    configuration.load([*REQUIRED, given])
+    smallest_job.load(given)
 
 
 def test_a_misspelt_setting_is_still_refused() -> None:

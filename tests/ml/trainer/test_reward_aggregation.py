@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml import smallest_job
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
 from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
-from verl_omni.trainer.settings import configuration, reward_settings
+from verl_omni.trainer.settings import reward_settings
 from verl_omni.trainer.update.policy_update import PolicyUpdate
 from verl_omni.workers.algorithms.base import training_algorithm
 
@@ -33,9 +34,7 @@ SAMPLES = ScoredSamples(
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load(
-        ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1", *overrides]
-    )
+    return smallest_job.load(*overrides)
 
 
 def test_normalized_scores_are_what_an_algorithm_trains_on() -> None:

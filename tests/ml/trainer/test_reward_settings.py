@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.trainer.settings import configuration, reward_settings
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 SEVERAL = "reward.reward_manager.name=MultiVisualRewardManager"
 ONE = "reward.custom_reward_function"
 PARTS = "reward.reward_functions"
@@ -28,7 +28,7 @@ def user_file(tmp_path: Path) -> Path:
 
 
 def problems(*overrides: str) -> list[str]:
-    return reward_settings.find_problems(configuration.load([*REQUIRED, *overrides]).reward)
+    return reward_settings.find_problems(smallest_job.load(*overrides).reward)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_valid_reward_is_accepted(overrides: list[str]) -> None:
 @pytest.mark.parametrize("placeholder", [[], [f"{ONE}.path=pkg://verl_omni.reward_loop.reward_manager.multi"]])
 def test_several_scorers_need_no_name_of_their_reward_manager(placeholder: list[str]) -> None:
     """As in the reference (verl-omni#109); `drl convert` takes such a recipe too."""
-    given = [*REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
+    given = [*smallest_job.REQUIRED, *placeholder, f"{PARTS}={{jpeg: {{}}, red: {{name: color}}}}"]
     reward = configuration.load(given).reward
     assert reward.reward_manager.name == "MultiVisualRewardManager"
     assert reward_settings.find_problems(reward) == []
@@ -241,7 +241,7 @@ def test_a_scorer_is_for_models_that_generate_what_it_takes(
     from verl_omni.pipelines.registry import FAMILIES, Family
 
     monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES, "MyPipeline": Family("mine:Pipeline", "mine:Training")})
-    config = configuration.load([*REQUIRED, f"actor_rollout_ref.model.architecture={architecture}", *overrides])
+    config = smallest_job.load(f"actor_rollout_ref.model.architecture={architecture}", *overrides)
     found = list(reward_settings.sample_problems(config))
     assert len(found) == (wrong is not None) and all(each.startswith(str(wrong)) for each in found)
 
@@ -255,7 +255,7 @@ def test_scorers_are_checked_without_ray() -> None:
         "for scorer in ('http', 'http_batch', 'genrm_ocr', 'unified_reward'):\n"
         "    url = \"url: 'http://x'\" if 'http' in scorer else ''\n"
         "    own = [f'reward.scorer={scorer}', f'reward.scorer_kwargs={{{url}}}']\n"
-        f"    reward_settings.find_problems(configuration.load([*{REQUIRED}, *own]).reward)\n"
+        f"    reward_settings.find_problems(configuration.load([*{smallest_job.REQUIRED}, *own]).reward)\n"
         "    assert 'ray' not in sys.modules, scorer\n"
         "assert 'verl_omni.reward_loop.scorer_results' in sys.modules\n"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.ml import smallest_job
 from verl_omni.models.tiny import MAKERS
 from verl_omni.trainer import startup
 from verl_omni.trainer.settings import configuration
@@ -36,13 +37,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(folder: Path, model: Path, *overrides: str) -> Any:
     (folder / "rows.jsonl").write_text('{"prompt": "red"}\n' * 32)
     overrides = tuple(f"{ROLLOUT}.{each}" for each in overrides)
-    made = configuration.load(
-        [
-            f"data.train_files='{folder / 'rows.jsonl'}'",
-            f"actor_rollout_ref.model.path='{model}'",
-            "trainer.total_training_steps=1",
-            *overrides,
-        ]
+    made = smallest_job.load(
+        f"data.train_files='{folder / 'rows.jsonl'}'", f"actor_rollout_ref.model.path='{model}'", *overrides
     )
     startup.fit_to_machine(made, has_accelerator=False)
     return made

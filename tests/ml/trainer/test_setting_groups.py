@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from tests.ml import smallest_job
 from verl_omni.trainer.settings import configuration
 
 REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
@@ -26,7 +27,7 @@ TOKENIZERS = "actor_rollout_ref.model.extra_tokenizers"
 )
 def test_what_is_no_group_is_refused(override: str, said: str) -> None:
     with pytest.raises(configuration.SettingsError) as caught:
-        configuration.load([*REQUIRED, override])
+        smallest_job.load(override)
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
@@ -35,5 +36,5 @@ def test_what_is_no_group_is_refused(override: str, said: str) -> None:
     ["reward.scorer_kwargs", "reward.reward_functions", "actor_rollout_ref.rollout.val_kwargs.pipeline", TOKENIZERS],
 )
 def test_a_group_that_is_empty_by_default_may_be_null(name: str) -> None:
-    config = configuration.load([*REQUIRED, f"{name}=null"])
+    config = smallest_job.load(f"{name}=null")
     assert OmegaConf.select(config, name) == {} and config == configuration.load(REQUIRED)

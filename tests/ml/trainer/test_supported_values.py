@@ -7,6 +7,8 @@ import inspect
 import pytest
 import torch
 
+from tests.ml import smallest_job
+from tests.ml.smallest_job import refusal
 from verl_omni.trainer.data.prompt_dataset import epoch_order
 from verl_omni.trainer.settings import configuration, supported_values
 from verl_omni.utils.seeds import hashed_seed
@@ -15,12 +17,6 @@ REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.tot
 NOTHING = frozenset[str]()
 ROLLOUT = "actor_rollout_ref.rollout"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
-
-
-def refusal(*overrides: str) -> str:
-    with pytest.raises(configuration.SettingsError) as caught:
-        configuration.load([*REQUIRED, *overrides])
-    return str(caught.value)
 
 
 OTHERS = {
@@ -96,7 +92,7 @@ def test_one_sample_of_a_prompt_has_nothing_to_be_compared_with(loss: str, refus
     if refused:
         assert f"{ROLLOUT}.n: must be at least 2: an advantage compares" in refusal(*given, f"{ROLLOUT}.n=1")
     else:
-        configuration.load([*REQUIRED, *given, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1"])
+        smallest_job.load(*given, "algorithm.sample_source=offline", f"{ROLLOUT}.n=1")
 
 
 OF_32_BITS = ["data.seed", "trainer.seed", "actor_rollout_ref.actor.seed", f"{ROLLOUT}.val_kwargs.seed"]
@@ -107,10 +103,10 @@ HASHED = [f"{ROLLOUT}.seed", f"{ROLLOUT}.algo.sde_window_seed"]
 def test_every_seed_that_is_accepted_has_random_numbers_of_its_own(setting: str) -> None:
     """Torch's generator on a CPU takes 32 bits of a seed; the seeds of samples and windows are hashed first."""
     assert refusal(f"{setting}=1.5") == f"{setting}: must be a whole number: 1.5"
-    configuration.load([*REQUIRED, f"{setting}={2**32 - 1}"])
+    smallest_job.load(f"{setting}={2**32 - 1}")
     for seed in (2**32, 2**40, -1):
         if setting in HASHED:
-            configuration.load([*REQUIRED, f"{setting}={seed}"])
+            smallest_job.load(f"{setting}={seed}")
         else:
             said = f"{setting}: must be from 0 to 4294967295 (2^32 - 1), because a CPU uses 32 bits of a seed: {seed}"
             assert refusal(f"{setting}={seed}") == said
@@ -127,13 +123,13 @@ def test_orders_of_the_largest_and_the_smallest_seed_differ() -> None:
 @pytest.mark.parametrize("setting", ["max_prompt_length", "seed", "train_batch_size", "train_max_samples"])
 def test_numbers_of_rows_and_tokens_are_whole_and_of_tokens_positive(setting: str) -> None:
     assert refusal(f"data.{setting}=2.5") == f"data.{setting}: must be a whole number: 2.5"
-    configuration.load([*REQUIRED, f"data.{setting}=2.0"])
+    smallest_job.load(f"data.{setting}=2.0")
     assert "data.max_prompt_length: must be positive: 0" in refusal("data.max_prompt_length=0")
 
 
 def test_an_adapter_without_effect_is_refused_and_gradients_may_be_unlimited() -> None:
     given = ["actor_rollout_ref.model.lora_alpha=0", "actor_rollout_ref.actor.grad_clip=inf"]
-    found = configuration.load([*REQUIRED, *given])
+    found = smallest_job.load(*given)
     assert found.actor_rollout_ref.actor.grad_clip == float("inf")
     assert "lora_alpha: must be positive: 0" in refusal(*given, "actor_rollout_ref.model.lora_rank=8")
 
@@ -191,7 +187,7 @@ def test_a_url_is_refused_instead_of_made_into_a_folder(setting: str) -> None:
 
 
 def test_results_are_sent_to_a_store_or_a_folder_of_a_repository() -> None:
-    assert configuration.load([*REQUIRED, "trainer.output.url=hf://owner/name/a-job"]).trainer.output.url
+    assert smallest_job.load("trainer.output.url=hf://owner/name/a-job").trainer.output.url
     assert "write s3://BUCKET/PREFIX, hf://OWNER/NAME/FOLDER or file:///FOLDER" in refusal(
         "trainer.output.url=gs://b/a"
     )
@@ -205,7 +201,7 @@ def test_a_tracker_must_exist_and_be_installed() -> None:
     assert "trainer.logger: mlflow needs the Python package mlflow, which is not installed" in refusal(
         "trainer.logger=[console,mlflow]"
     )
-    assert configuration.load([*REQUIRED, "trainer.logger=[console,tensorboard]"]).trainer.logger == [
+    assert smallest_job.load("trainer.logger=[console,tensorboard]").trainer.logger == [
         "console",
         "tensorboard",
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ml import smallest_job
 from verl_omni.trainer.metrics.step_recorder import StepRecorder
 from verl_omni.trainer.run import trackers
 from verl_omni.trainer.run.run_folder import RunFolder, Sample
@@ -25,7 +26,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     for variable in ("TENSORBOARD_DIR", "VERL_FILE_LOGGER_PATH", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(variable, "")  # so that what the trainer sets is undone
         monkeypatch.delenv(variable)
-    return configuration.load([*REQUIRED, "trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2"])
+    return smallest_job.load("trainer.logger=[console,tensorboard]", "trainer.log_val_generations=2")
 
 
 def test_the_console_and_tensorboard_get_every_metric(

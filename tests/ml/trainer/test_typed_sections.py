@@ -11,8 +11,8 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
 from verl_omni.trainer import startup
-from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 MODEL = Path(__file__).parents[3] / "examples" / "shapes-sd3"
@@ -44,14 +44,8 @@ OF_THE_MACHINE = [ACTOR, FSDP, f"{FSDP}.mixed_precision"]
 
 @cache
 def composed(loss: str) -> DictConfig:
-    return configuration.load(
-        [
-            f"actor_rollout_ref.model.path='{MODEL}'",
-            "data.train_files=t",
-            "trainer.total_training_steps=1",
-            "actor_rollout_ref.model.lora_rank=4",
-            f"{LOSS}.loss_mode={loss}",
-        ]
+    return smallest_job.load(
+        f"actor_rollout_ref.model.path='{MODEL}'", "actor_rollout_ref.model.lora_rank=4", f"{LOSS}.loss_mode={loss}"
     )
 
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
 from verl_omni.trainer.generation.sample_generation import SAMPLE, ScoredSamples, update_request
-from verl_omni.trainer.settings import configuration
+from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.registry import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
-REQUIRED = ["data.train_files=t", "actor_rollout_ref.model.path=m", "trainer.total_training_steps=1"]
 GROUPS = ["a", "b", "a", "b", "a", "b"]
 
 
@@ -28,7 +28,7 @@ def samples() -> ScoredSamples:
     return ScoredSamples(
         tensors={
             "clean_latents": rows.view(-1, 1, 1, 1).expand(-1, 2, 2, 2),
-            "prompt_embeds": prompts.view(-1, 1, 1).expand(-1, 3, 4),
+            "prompt_embeds": prompts.view(-1, 1, 1).expand(-1, 3, 400),
         },
         images=None,
         scores=torch.tensor([1.0, 5.0, 3.0, 5.0, 2.0, 6.0]),
@@ -42,20 +42,16 @@ def samples() -> ScoredSamples:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
-    config = configuration.load(
-        [*REQUIRED, f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"]
+    config = smallest_job.load(
+        f"actor_rollout_ref.actor.diffusion_loss.loss_mode={name}", "actor_rollout_ref.model.lora_rank=4"
     )
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
     direct = samples()
-    objects: list[dict[str, torch.Tensor]] = []
-    writer = SampleWriter(lambda tensors: objects.append(tensors) or len(objects) - 1)  # type: ignore[func-returns-value]
-    stored = [
-        writer.store(
-            {"clean_latents": direct.tensors["clean_latents"][row]},
-            {group: {"prompt_embeds": direct.tensors["prompt_embeds"][row]}},
-        )
-        for row, group in enumerate(GROUPS)
-    ]
+    objects: list[PackedTensors] = []
+    writer = SampleWriter(lambda packed: objects.append(packed) or len(objects) - 1)  # type: ignore[func-returns-value]
+    for row in range(len(GROUPS)):
+        writer.add({name: direct.tensors[name][row] for name in direct.tensors})
+    stored = writer.finish()
     referred = replace(direct, tensors={SAMPLE: torch.arange(6)}, stored=stored)
     algorithm = training_algorithm(name)
     expected = algorithm.training_batch(direct, loss, config, 1)

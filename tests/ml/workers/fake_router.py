@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from ray.exceptions import RayError
 
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
+from verl_omni.workers.rollout.output_groups import OutputGroup, in_groups
 
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="vllm_omni")))
 
@@ -30,6 +32,56 @@ class Call:
         return self._made(*args, **kwargs)
 
 
+class Server:
+    """A server's handle, which answers batches with `generate`: an awaitable for the arguments of each request.
+
+    An error of Ray ends the call; others take the place of an output.
+    """
+
+    def __init__(self, generate: Callable[..., Awaitable[Any]]) -> None:
+        self.generate = generate
+        self.calls: list[int] = []
+        self.generate_batch = SimpleNamespace(remote=self._stream)
+
+    async def _stream(self, requests: Sequence[dict[str, Any]]) -> AsyncIterator[Awaitable[OutputGroup]]:
+        self.calls.append(len(requests))
+
+        async def one(request: dict[str, Any]) -> Any:
+            return await self.generate(**request)
+
+        async for ended in in_groups([one(request) for request in requests]):
+            for _, output in ended:
+                if isinstance(output, RayError):
+                    raise output
+            group: asyncio.Future[OutputGroup] = asyncio.get_running_loop().create_future()
+            group.set_result(OutputGroup.of(ended))
+            yield group
+
+
+class ActorCalls:
+    """`__ray_call__` of a fake router; `answers`, once it is set, is awaited before an answer."""
+
+    def __init__(self, router: Any) -> None:
+        self.router = router
+        self.called: list[str] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def remote(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.called.append(function.__name__)
+        try:
+            made = function(self.router, *args)
+        except Exception as error:
+            made = error
+        return asyncio.ensure_future(self._answer(made))
+
+    async def _answer(self, made: Any) -> Any:
+        await self.answers.wait()
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+
 class Router:
     """verl's load balancer with one server, which returns its outputs in order; releases are counted."""
 
@@ -42,13 +94,17 @@ class Router:
             self.requests.append(request)
             return left.pop(0)
 
-        server = SimpleNamespace(generate=Call(answer))
-        unavailable = RuntimeError("No available servers in load balancer")
-        self.acquire_server = Call(lambda request_id: unavailable if missing else ("10.0.0.1:81", server))
+        self.server = Server(Call(answer).remote)
+        self.missing = missing
         self.require_acquire_fields = self.require_release_fields = Call(list)
-        self.release_server = SimpleNamespace(remote=self._release)
+        self.__ray_call__ = ActorCalls(self)
 
-    def _release(self, *, server_id: str) -> None:
+    def acquire_server(self, request_id: str) -> tuple[str, Any]:
+        if self.missing:
+            raise RuntimeError("No available servers in load balancer")
+        return "10.0.0.1:81", self.server
+
+    def release_server(self, *, server_id: str) -> None:
         self.released.append(server_id)
 
 

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from tests.ml import smallest_job
 from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.settings import configuration
 from verl_omni.workers.algorithms.base import training_algorithm
@@ -32,7 +33,7 @@ NFT, DPO, GUARD, DPPO = (
 
 
 def load(*overrides: str) -> Any:
-    return configuration.load([*REQUIRED, *overrides])
+    return smallest_job.load(*overrides)
 
 
 def loss_of(config: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from verl.workers.config import CheckpointEngineConfig
 
-from verl_omni.weight_sync.transfer import UPDATE_DEADLINE_SECONDS
+from verl_omni.weight_sync.ipc import UPDATE_DEADLINE_SECONDS
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
 from verl_omni.workers.config import (
     DiffusionActorConfig,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ml.workers.fake_router import Call, ask, sample
+from tests.ml.workers.fake_router import ActorCalls, Call, Server, ask, sample
 from verl_omni.utils.root_cause import is_lost_process
 from verl_omni.weight_sync.errors import TooFewReplicas
 from verl_omni.workers.rollout import replica_calls
@@ -27,8 +27,9 @@ class Pool:
         self.servers = servers
         self.asked = []
         self.require_acquire_fields = self.require_release_fields = Call(list)
-        self.release_server = SimpleNamespace(remote=lambda server_id: None)
-        self.acquire_server = Call(lambda request_id: self._next())
+        self.__ray_call__ = ActorCalls(self)
+        self.release_server = lambda server_id: None
+        self.acquire_server = lambda request_id: self._next()
         self.get_all_servers = Call(lambda: list(self.servers))
         self.remove_servers = Call(lambda names: [self.servers.pop(name) for name in names])
 
@@ -37,7 +38,7 @@ class Pool:
             raise RuntimeError("No available servers in load balancer")
         name = next(iter(self.servers))
         self.asked.append(name)
-        return name, SimpleNamespace(generate=Call(lambda **_: self.servers[name]))
+        return name, Server(Call(lambda **_: self.servers[name]).remote)
 
 
 def of_pool(pool: Pool, least: int | None, deadline: float = 30.0, **more: Any) -> DiffusionLLMServerClient:
@@ -104,7 +105,7 @@ async def test_requests_wait_for_a_replica_that_joins(monkeypatch: pytest.Monkey
             pool.servers["c"] = sample(4)
         return acquire()
 
-    pool.acquire_server = Call(lambda request_id: joins())
+    pool.acquire_server = lambda request_id: joins()
     assert (await ask(client)).extra_fields["global_steps"] == 4
     assert (pool.asked, asked) == (["a", "b", "c"], [2, 1, 0, 0, 0])
 
@@ -133,7 +134,7 @@ async def test_another_error_of_the_router_is_raised() -> None:
         await ask(of_pool(pool, least=None))
 
 
-@pytest.mark.parametrize("method", ["acquire_server", "get_all_servers", "remove_servers"])
+@pytest.mark.parametrize("method", ["__ray_call__", "get_all_servers", "remove_servers"])
 async def test_a_router_that_is_gone_is_named(method: str) -> None:
     from ray.exceptions import ActorDiedError
 
@@ -147,7 +148,7 @@ async def test_a_router_that_is_gone_is_named(method: str) -> None:
 async def test_a_router_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_calls, "ROUTER_SECONDS", 0.01)
     pool = Pool(a=sample(4))
-    pool.acquire_server = SimpleNamespace(remote=lambda request_id: asyncio.get_running_loop().create_future())
+    pool.__ray_call__ = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
     with pytest.raises(ReplicaCallFailed, match=r"^the router of the rollout replicas.* did not answer within 0\.01 s"):
         await ask(of_pool(pool, least=1))
 

@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.ml.workers.fake_router import CONFIG, Call, Router, ask, sample
+from tests.ml.workers.fake_router import CONFIG, Router, Server, ask, sample
 from verl_omni.utils.root_cause import describe_error
 from verl_omni.workers.rollout.replica_calls import ReplicaCallFailed, ReplicaError
 from verl_omni.workers.rollout.vllm_rollout.driver.rollout_client import (
     DiffusionLLMServerClient,
     DiffusionWholeSampleRetryLLMServerClient,
-    prompt_keys,
 )
 
 
 async def test_a_sample_is_returned_and_its_server_released() -> None:
     router = Router(sample(4))
     made = await ask(DiffusionLLMServerClient(CONFIG, router))
-    keys = made.extra_fields.pop("prompt_keys")
-    assert keys == prompt_keys(router.requests[0])
     assert made.extra_fields == {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
     assert router.requests[0]["negative_prompt_ids"] == [2]
     assert router.released == ["10.0.0.1:81"]
@@ -67,12 +64,12 @@ async def test_an_error_before_a_replica_is_acquired_is_not_wrapped() -> None:
     assert not isinstance(failure.value, ReplicaCallFailed)
 
 
-class Late:
+class Late(Server):
     """A server that replies when the test tells it to."""
 
     def __init__(self) -> None:
+        super().__init__(self._answer)
         self.asked: list[asyncio.Future[Any]] = []
-        self.generate = SimpleNamespace(remote=self._answer)
 
     def _answer(self, **request: Any) -> Any:
         self.asked.append(asyncio.get_running_loop().create_future())
@@ -82,7 +79,7 @@ class Late:
 def with_deadline(seconds: float, server: Any) -> tuple[Any, Router]:
     rollout = SimpleNamespace(name="vllm_omni", deadline_seconds=seconds)
     router = Router()
-    router.acquire_server = Call(lambda request_id: ("10.0.0.1:81", server))
+    router.server = server
     return DiffusionLLMServerClient(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)), router), router
 
 
@@ -132,19 +129,14 @@ async def test_each_sample_restarts_the_deadline(clock: Clock) -> None:
 async def test_waiting_for_the_router_does_not_start_the_deadline(clock: Clock) -> None:
     """The router is an actor, and the first request waits while its process starts."""
     server = Late()
-    started = asyncio.Event()
     client, router = with_deadline(0.05, server)
-
-    async def acquired() -> Any:
-        await started.wait()
-        return "10.0.0.1:81", server
-
-    router.acquire_server = SimpleNamespace(remote=lambda request_id: acquired())
+    started = router.__ray_call__.answers = asyncio.Event()
     waiting = asyncio.ensure_future(ask(client))
     await clock.advance(0)
     await clock.advance(0.2)
     assert not waiting.done()
     started.set()
+    await clock.advance(0)
     await clock.advance(0)
     server.asked[0].set_result(sample(4))
     assert (await waiting).stop_reason == "completed"
@@ -159,7 +151,9 @@ async def test_cancelling_the_caller_cancels_the_request() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert router.released == ["10.0.0.1:81"] and server.asked[0].cancelled()
+    async with asyncio.timeout(30):
+        while not (router.released and server.asked[0].cancelled()):
+            await asyncio.sleep(0)
 
 
 def retrying(router: Router, **options: Any) -> DiffusionWholeSampleRetryLLMServerClient:

@@ -1,7 +1,5 @@
 """`metadata` in the file of a job: what the API server accepts, with all fields of Kubernetes."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime
 from typing import Annotated, Any, Self
@@ -51,7 +49,7 @@ Filled = Annotated[str, StringConstraints(min_length=1)]
 class KnownFields(BaseModel):
     """An object of Kubernetes in a file, without unknown fields; a null in a known one means that it is absent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

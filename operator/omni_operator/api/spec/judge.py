@@ -1,7 +1,5 @@
 """`spec.reward.model`: a vision-language judge that the job serves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

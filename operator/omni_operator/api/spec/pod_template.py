@@ -5,8 +5,6 @@ and `pod_schema.py` checks the others. What the template may have pods do is dec
 (`plan/pod_rules.py`), not here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Resources, accelerators, image and head of a job's pods. Most have no effect in a local run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
@@ -144,7 +142,8 @@ class ClaimReference(StrictModel):
     claim_name: ObjectName = Field(description="Name of the claim. Several pods need ReadWriteMany.")
 
 
-ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+IMAGE_NAME = r"^[^\s\x00-\x1f\x7f]+$"
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=IMAGE_NAME)]
 
 
 class Runtime(StrictModel):
@@ -188,7 +187,7 @@ class Head(StrictModel):
     """Pod of the Ray head. Training runs in the trainer's pods, not here. Cluster only."""
 
     resources: Resources = Field(
-        default=Resources(),
+        default=Resources.model_construct(),
         description="Requests and limits of the head pod. Default: requests of 500m CPU and 2Gi, no limits.",
     )
     pod_template: PodTemplate = Field(

@@ -1,7 +1,5 @@
 """Retries, suspension and clean-up of a job. These have no effect in a local run."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """`spec.reward`: how images are scored."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator

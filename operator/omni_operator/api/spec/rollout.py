@@ -1,7 +1,5 @@
 """`spec.rollout`: how samples are generated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Literal
@@ -242,11 +240,13 @@ class Rollout(StrictModel):
         "are as many versions of the weights older, and the ratio to the policy that generated them is clipped. 0: "
         "generate, then update. Separate only. See docs/guides/pools.md.",
     )
-    engine: Engine = Field(default=Engine(), description="The inference engine that generates samples.")
-    agent_loop: AgentLoop = Field(default=AgentLoop(), description="Workers that send prompts to the engines.")
-    pipeline: Pipeline = Field(default=Pipeline(), description="Image size, denoising steps, guidance.")
-    sampler: Sampler = Field(default=Sampler(), description="How the sampler adds noise.")
-    staleness: Staleness = Field(default=Staleness(), description="How old an engine's weights may be.")
+    engine: Engine = Field(default=Engine.model_construct(), description="The inference engine that generates samples.")
+    agent_loop: AgentLoop = Field(
+        default=AgentLoop.model_construct(), description="Workers that send prompts to the engines."
+    )
+    pipeline: Pipeline = Field(default=Pipeline.model_construct(), description="Image size, denoising steps, guidance.")
+    sampler: Sampler = Field(default=Sampler.model_construct(), description="How the sampler adds noise.")
+    staleness: Staleness = Field(default=Staleness.model_construct(), description="How old an engine's weights may be.")
 
     cel = (
         Cel("!has(self.sampler.window) || self.sampler.window.end <= self.pipeline.steps", WINDOW_TOO_LONG, ".sampler"),

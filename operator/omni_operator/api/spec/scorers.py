@@ -1,7 +1,5 @@
 """Built-in scorers of `spec.reward.scorers` and their settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """`spec.algorithm`, `spec.trainer`, `spec.checkpoint`: training algorithm, trainer and checkpoints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -171,9 +169,9 @@ class Trainer(StrictModel):
         "of one "
         "machine.",
     )
-    accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
+    accelerator: Accelerator = Field(default=Accelerator.model_construct(), description="Accelerators of one replica.")
     total_steps: int = Field(ge=1, le=10_000_000, description="Training steps of the whole run, over all attempts.")
-    batch: Batch = Field(default=Batch(), description="Size of a training step and how it is split.")
+    batch: Batch = Field(default=Batch.model_construct(), description="Size of a training step and how it is split.")
     precision: Literal["bfloat16", "float32"] | None = Field(
         default=None,
         description="Dtype that the model computes in, and of its frozen weights. Trained weights, sums of gradients "
@@ -187,12 +185,14 @@ class Trainer(StrictModel):
         description="Training steps between evaluations on data.validation. 0: only before and after training.",
     )
     resources: Resources = Field(
-        default=Resources(),
+        default=Resources.model_construct(),
         description="Requests and limits of a trainer pod; accelerators and sharedMemory are added. Default: requests "
         "of 1 "
         "CPU and 4Gi, no limits. Cluster only.",
     )
-    shared_memory: SharedMemory = Field(default=SharedMemory(), description="/dev/shm of a trainer pod. Cluster only.")
+    shared_memory: SharedMemory = Field(
+        default=SharedMemory.model_construct(), description="/dev/shm of a trainer pod. Cluster only."
+    )
     pod_template: PodTemplate = Field(
         default_factory=dict,
         description="Strategic merge patch for the trainer's pod template: lists of containers, volumes and variables "

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omni_operator.api import DiffusionRLJob
 from omni_operator.api.base import FieldPath, is_in_store
@@ -16,13 +17,15 @@ from omni_operator.api.spec.model import ALL_LINEAR
 from omni_operator.api.spec.training import ENTRYPOINT
 from omni_operator.api.validation_messages import format_path
 from omni_operator.cli import console, sample_size
-from omni_operator.cli.machine.machine_facts import Accelerators
 from omni_operator.cli.machine.training_stack import missing_stack, missing_text, run_module
 from omni_operator.plan.overrides import PYTHONS, render_overrides
 from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 from omni_operator.plan.run_layout import local_layout
 
 from . import prompt_rows
+
+if TYPE_CHECKING:
+    from omni_operator.cli.machine.machine_facts import Accelerators
 
 PROMPT_SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 CUSTOM_DATASET = "data.custom_cls."

@@ -75,7 +75,9 @@ def run(
                 _print_finished(job, folder)
                 return
             session = Session(job, folder, plan.render_command(job, layout, sys.executable), patience)
-            environment = trainer_environment(os.environ, cpu=not accelerators, hub=job.spec.sends_to_hub)
+            environment = trainer_environment(
+                console.user_environment(), cpu=not accelerators, hub=job.spec.sends_to_hub
+            )
             code = session.run(lock, environment, plain=plain)
     except run_folder.RunFolderError as error:
         console.refuse(str(error))

@@ -15,10 +15,9 @@ from omni_operator.cli.options import Json
 
 from . import device_checks, machine_facts
 from .machine_facts import Machine
-from .training_stack import INSTALL
+from .training_stack import INSTALL, PYTHONS, SUPPORTED_PYTHONS
 
 GIB = 1024**3
-PYTHONS = ((3, 11), (3, 12))
 MARKS = {"ok": "ok      ", "note": "note    ", "missing": "MISSING "}
 
 
@@ -106,8 +105,8 @@ def runs_on(here: Machine) -> str:
 
 def _resources(here: Machine) -> Iterator[Finding]:
     text = f"Python {here.python[0]}.{here.python[1]}"
-    supported = " or ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-    yield Finding("ok", text) if here.python in PYTHONS else Finding("missing", text, f"use Python {supported}")
+    supported = here.python in PYTHONS
+    yield Finding("ok", text) if supported else Finding("missing", text, f"use Python {SUPPORTED_PYTHONS}")
     yield Finding("ok", f"{here.cpus} CPU cores")
     memory = f"{_gib(here.memory_free)} of {_gib(here.memory)} memory available"
     if here.memory_free < 4 * GIB:

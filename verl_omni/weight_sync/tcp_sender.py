@@ -1,4 +1,4 @@
-"""Sending end of a weight update over the network, in rank 0 of the trainer: one sender, many receivers."""
+"""Sending end of a weight update over TCP, in rank 0 of the trainer: one sender, many receivers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from verl_omni.weight_sync.buckets import BucketFiller
 from verl_omni.weight_sync.errors import (
     DeadlineExceeded,
     IncompleteUpdate,
@@ -19,24 +20,26 @@ from verl_omni.weight_sync.errors import (
     WeightSyncError,
     error_text,
 )
-from verl_omni.weight_sync.messages import AbortMessage, BucketMessage, Message, ReplyMessage
-from verl_omni.weight_sync.network.buckets import BucketFiller
-from verl_omni.weight_sync.network.handshake import NONCE_BYTES, receiver_proof, same_proof, sender_proof
-from verl_omni.weight_sync.network.messages import (
+from verl_omni.weight_sync.handshake import NONCE_BYTES, receiver_proof, same_proof, sender_proof
+from verl_omni.weight_sync.messages import (
     CHUNK_BYTES,
     HANDSHAKE_BYTES,
     MESSAGE_BYTES,
     PREFIX,
+    AbortMessage,
+    BucketMessage,
     ChallengeMessage,
     HeaderMessage,
     M,
+    Message,
     ProofMessage,
+    ReplyMessage,
     StreamAddress,
     WaitMessage,
     WelcomeMessage,
     check_size,
-    decode_as,
-    encode_frame,
+    decode_message,
+    encode_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class _Peer:
     async def send(self, message: Message, contents: Iterable[memoryview] = ()) -> None:
         """Send a message, and the tensors of a bucket after it."""
         async with self.sending:
-            for content in (memoryview(encode_frame(message)), *contents):
+            for content in (memoryview(encode_message(message)), *contents):
                 await self._write(content)
             if isinstance(message, BucketMessage) and message.last is not None:
                 self.complete.set()
@@ -98,7 +101,7 @@ class _Peer:
             raise DeadlineExceeded(f"no answer within {self.deadline:g} s") from error
         except OSError as error:
             raise PeerDisconnected(f"it is gone: {error}") from error
-        return decode_as(kind, content)
+        return decode_message(content, kind)
 
     def _connected(self) -> socket.socket:
         if self.connection.fileno() < 0:  # another task found that it is gone
@@ -117,7 +120,7 @@ class _Peer:
         return content
 
 
-class WeightStream:
+class StreamSender:
     """Listens for the receivers of one update, and sends it to all of them at the same time.
 
     Args:

@@ -1,4 +1,4 @@
-"""Receiving end of a weight update over the network, in a worker of a replica."""
+"""Receiving end of a weight update over TCP, in the Ray worker of a standalone replica."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from verl_omni.weight_sync.buckets import unpack
+from verl_omni.weight_sync.checks import check_names
 from verl_omni.weight_sync.errors import DeadlineExceeded, IncompleteUpdate, PeerDisconnected
-from verl_omni.weight_sync.messages import BucketMessage, Message, ReplyMessage
-from verl_omni.weight_sync.network.handshake import NONCE_BYTES, receiver_proof, same_proof, sender_proof
-from verl_omni.weight_sync.network.messages import (
+from verl_omni.weight_sync.handshake import NONCE_BYTES, receiver_proof, same_proof, sender_proof
+from verl_omni.weight_sync.messages import (
     CHUNK_BYTES,
     HANDSHAKE_BYTES,
     MESSAGE_BYTES,
     PREFIX,
+    BucketMessage,
     ChallengeMessage,
     HeaderMessage,
     M,
+    Message,
     ProofMessage,
+    ReplyMessage,
     StreamAddress,
+    WaitMessage,
     WelcomeMessage,
     bucket_size,
     check_size,
-    decode_as,
-    encode_frame,
-    is_wait,
+    decode_message,
+    encode_message,
 )
-from verl_omni.weight_sync.packing import unpack
-from verl_omni.weight_sync.staging import check_names
 
 
-class WeightReceiver:
+class StreamReceiver:
     """A connection to the trainer for one update; every method blocks its thread.
 
     Args:
@@ -120,7 +122,7 @@ class WeightReceiver:
     def _send(self, message: Message) -> None:
         self._socket.settimeout(self._deadline)
         try:
-            self._socket.sendall(encode_frame(message))
+            self._socket.sendall(encode_message(message))
         except TimeoutError as error:
             raise DeadlineExceeded(f"the trainer read nothing for {self._deadline:g} s") from error
         except OSError as error:
@@ -132,8 +134,9 @@ class WeightReceiver:
             self._fill(memoryview(prefix))
             content = bytearray(check_size(prefix, limit))
             self._fill(memoryview(content))
-            if not is_wait(content):
-                return decode_as(kind, content)
+            message = decode_message(content, kind, WaitMessage)
+            if isinstance(message, kind):
+                return message
 
     def _fill(self, target: memoryview) -> None:
         while target:

@@ -1,4 +1,10 @@
-"""The socket between the two ends of a weight transfer, with a deadline on every wait."""
+"""Transfer of tensors between two processes of a machine, in buckets through shared memory or device IPC.
+
+One socket serves one update. The sender owns the buffer and the socket file and removes both in every case. Besides the
+tensors themselves, an update needs one buffer of at most `bucket_bytes`, or of its largest tensor if that is larger.
+Each message gets a reply, in order; the sender waits for a reply only before it reuses the memory. The messages are in
+the room's docstring.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,125 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
+from verl_omni.weight_sync.buckets import SHARED_MEMORY_BYTES, Bucket, Packer, unpack
+from verl_omni.weight_sync.buffers import SendBuffer, open_buffer, release_ipc_memory, synchronize
 from verl_omni.weight_sync.errors import (
     DeadlineExceeded,
     IncompleteUpdate,
     PeerDisconnected,
     PeerFailed,
     TransferCancelled,
+    error_text,
 )
-from verl_omni.weight_sync.messages import Message, ReplyMessage, decode_message, encode_message
+from verl_omni.weight_sync.messages import (
+    MESSAGE_BYTES,
+    PREFIX,
+    AbortMessage,
+    BucketMessage,
+    BufferMessage,
+    M,
+    Message,
+    ReplyMessage,
+    check_size,
+    decode_message,
+    encode_message,
+)
 from verl_omni.weight_sync.names import socket_path
 
-HEADER = struct.Struct(">Q")  # bytes of the message that follows
+UPDATE_DEADLINE_SECONDS = 120.0  # for each reply of the other end
 CREDENTIALS = struct.Struct("3i")  # process, user and group of a socket's other end
-MAX_MESSAGE_BYTES = 1 << 30  # a larger header is malformed
 RETRY_SECONDS = 0.002  # between attempts to connect: the receiver starts before the sender
 # The other end usually finishes half a buffer in less time; sleeping and waking up costs as much as copying that half,
 # especially in a virtual machine.
 SPIN_SECONDS = 0.0005
+
+
+def send(
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    handle: str,
+    bucket_bytes: int,
+    device: torch.device | None,
+    deadline: float,
+    stop: StopSignal | None = None,
+) -> int:
+    """Send all `weights` and wait until the receiver has confirmed each bucket. Returns the number of tensors.
+
+    Args:
+        weights: read one at a time, once the receiver is connected, and not kept.
+        bucket_bytes: maximum size of the buffer, unless one tensor is larger. In shared memory the buffer stays far
+            smaller than that as long as the tensors are small, because a larger one is slower.
+        device: location of the buffer for device IPC; None for shared memory.
+        deadline: seconds for each reply.
+        stop: cancels the transfer from another thread.
+
+    Raises:
+        PeerFailed: the receiver failed. PeerDisconnected: it was killed. DeadlineExceeded: it did not reply.
+        TransferCancelled: `stop` was set.
+        SharedMemoryFull: shared memory is full.
+        Any error raised by iterating `weights`, after the receiver is told about it.
+    """
+    with contextlib.closing(SendBuffer(device)) as buffer, Channel(handle, deadline, True, stop) as channel:
+        try:
+            channel.connect()
+            preferred = SHARED_MEMORY_BYTES if device is None else bucket_bytes
+            packer = Packer(buffer, ReceiverProxy(channel), bucket_bytes, preferred)
+            for name, tensor in weights:
+                packer.add(name, tensor)
+            return len(packer.finish())
+        except (PeerFailed, PeerDisconnected, DeadlineExceeded):
+            raise
+        except BaseException as error:
+            channel.try_send(AbortMessage(error_text(error)))
+            raise
+
+
+def receive(consume: Callable[[Bucket], None], *, handle: str, device: torch.device, deadline: float) -> list[str]:
+    """Receive an update, bucket by bucket. Returns all names in the order in which they were sent.
+
+    Args:
+        consume: gets views into the buffer, which are valid during the call only.
+
+    Raises:
+        PeerFailed: the sender failed. PeerDisconnected: it was killed. DeadlineExceeded: it sent nothing.
+        IncompleteUpdate: the bytes of a tensor are not those that were sent.
+        Any error raised by `consume`, after the sender is told about it.
+    """
+    with Channel(handle, deadline, owner=False) as channel:
+        try:
+            names = _receive_buckets(channel, consume, device)
+            release_ipc_memory(device)
+            # The last reply is sent after the buffer is dropped, because the sender then frees the buffer.
+            if not channel.send(ReplyMessage()):
+                channel.receive(BufferMessage)  # raises: the sender left before this reply
+        except PeerFailed:
+            raise
+        except BaseException as error:
+            channel.try_send(ReplyMessage(failed=error_text(error)))
+            if isinstance(error, (PeerDisconnected, DeadlineExceeded)):
+                channel.remove_socket_file()  # a killed sender does not remove it
+            raise
+        return names
+
+
+def _receive_buckets(channel: Channel, consume: Callable[[Bucket], None], device: torch.device) -> list[str]:
+    buffer = torch.empty(0, dtype=torch.uint8)
+    while True:
+        message = channel.receive(BufferMessage, BucketMessage)
+        if isinstance(message, BufferMessage):
+            buffer = open_buffer(message, device)
+        elif isinstance(message, BucketMessage):
+            consume(unpack(buffer, message.entries, device))
+            synchronize(device)
+            if message.last is not None:
+                return message.last
+        channel.send(ReplyMessage())
 
 
 class StopSignal:
@@ -131,7 +237,7 @@ class Channel:
             Whether the other end is still connected. What it sent before it left can still be received.
         """
         self.connect()
-        left = memoryview(_frame(message))
+        left = memoryview(encode_message(message))
         while left:
             try:
                 left = left[self._socket.send(left) :]
@@ -144,19 +250,17 @@ class Channel:
     def try_send(self, message: Message) -> None:
         """Send a final message if the other end is still connected; never wait."""
         with contextlib.suppress(OSError):
-            self._socket.send(_frame(message))
+            self._socket.send(encode_message(message))
 
-    def receive(self) -> Message:
-        """Receive the next message.
+    def receive(self, *kinds: type[M]) -> M:
+        """Receive the next message, which must be one of `kinds`.
 
         Raises:
-            IncompleteUpdate: malformed message.
+            IncompleteUpdate: malformed, or another kind. PeerFailed: the sender reports a failure instead.
         """
         self.connect()
-        (size,) = HEADER.unpack(self._receive_bytes(HEADER.size))
-        if size > MAX_MESSAGE_BYTES:
-            raise IncompleteUpdate(f"malformed message of a weight update on {self.handle}")
-        return decode_message(self._receive_bytes(size))
+        size = check_size(self._receive_bytes(PREFIX.size), MESSAGE_BYTES)
+        return decode_message(self._receive_bytes(size), *kinds)
 
     def _receive_bytes(self, size: int) -> bytearray:
         content = bytearray(size)
@@ -199,11 +303,6 @@ class Channel:
             os.remove(socket_path(self.handle))
 
 
-def _frame(message: Message) -> bytes:
-    content = encode_message(message)
-    return HEADER.pack(len(content)) + content
-
-
 class ReceiverProxy:
     """The sender's view of the receiver, which replies to each message in order.
 
@@ -229,9 +328,7 @@ class ReceiverProxy:
             self._receive_reply()
 
     def _receive_reply(self) -> None:
-        reply = self._channel.receive()
-        if not isinstance(reply, ReplyMessage):
-            raise IncompleteUpdate(f"the engine's worker sent {type(reply).__name__} instead of a reply")
+        reply = self._channel.receive(ReplyMessage)
         if reply.failed is not None:
             raise PeerFailed(f"the engine's worker refused the weights: {reply.failed}")
         self._pending -= 1
