@@ -87,15 +87,8 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
         metrics.follow(
             lambda: leading.workers.depth, lambda: len(liveness.overdue(time.monotonic())), lambda: election.leads
         )
-        endpoint = ReportEndpoint(
-            reports,
-            ReportAuthorizer(cluster, cache, cluster.clock),
-            cache,
-            cluster.clock,
-            leading.workers.wake,
-            metrics.reported,
-            ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url),
-        )
+        relay = ReportRelay(session, lambda: fence.left() > 0, lambda: election.leader_url)
+        endpoint = _report_endpoint(cluster, cache, reports, leading, metrics, relay)
         watches = Watches(
             source,
             settings.namespaces,
@@ -126,9 +119,7 @@ async def run(settings: Settings, credentials: Credentials, version: str) -> boo
             ]
             registry = kopf.OperatorRegistry()
             register_login(registry, credentials)
-            register_start_and_stop(
-                registry, source, settings.namespace, settings.stop_seconds, lambda: _cancel(taking_part)
-            )
+            register_start_and_stop(registry, source, settings, lambda: _cancel(taking_part))
             register_jobs(registry, jobs.changed)
             operating = _operate(registry, settings.namespaces, restart)
             await _run_all(operating, loops)
@@ -153,6 +144,25 @@ def _reconciler(
         timeouts=settings.timeouts,
         failed=metrics.failed,
         written=lambda kind, body: liveness.expect(kind, body, time.monotonic()),
+    )
+
+
+def _report_endpoint(
+    cluster: ApiServer,
+    cache: ObjectCache,
+    reports: ReportStore,
+    leading: LeadingReplica,
+    metrics: OperatorMetrics,
+    relay: ReportRelay,
+) -> ReportEndpoint:
+    return ReportEndpoint(
+        reports,
+        ReportAuthorizer(cluster, cache, cluster.clock),
+        cache,
+        cluster.clock,
+        leading.workers.wake,
+        metrics.reported,
+        relay,
     )
 
 
@@ -225,8 +235,7 @@ async def _connection_info(loaded: Loaded) -> ConnectionInfo:
 def register_start_and_stop(
     registry: kopf.OperatorRegistry,
     source: WatchSource,
-    own_namespace: str,
-    stop_seconds: float,
+    operator_settings: Settings,
     stop: Callable[[], Awaitable[None]],
 ) -> None:
     """Register a startup handler that configures kopf, and a cleanup handler that awaits `stop`.
@@ -236,8 +245,8 @@ def register_start_and_stop(
 
     @kopf.on.startup(registry=registry)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure_watches(settings, streams_lists=await streams_lists(source, own_namespace))
-        settings.process.ultimate_exiting_timeout = stop_seconds
+        configure_watches(settings, streams_lists=await streams_lists(source, operator_settings.namespace))
+        settings.process.ultimate_exiting_timeout = operator_settings.stop_seconds
 
     @kopf.on.cleanup(registry=registry)
     async def clean(**_: Any) -> None:

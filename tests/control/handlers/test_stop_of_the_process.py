@@ -16,6 +16,7 @@ from control.cluster.local_server import serving
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.kinds import Body
 from omni_operator.handlers.process import _cancel, _join, _operate, register_login, register_start_and_stop
+from omni_operator.settings import Settings
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def test_the_lease_is_released_while_kopf_still_waits(credentials: Credent
 
     registry = kopf.OperatorRegistry()
     register_login(registry, credentials)
-    register_start_and_stop(registry, Streaming(), "system", 10.0, release)
+    register_start_and_stop(registry, Streaming(), Settings(), release)
     operating = asyncio.create_task(_operate(registry, (), signal))
     await asyncio.sleep(0.1)
     signal.set()
