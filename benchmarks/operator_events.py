@@ -33,7 +33,7 @@ from omni_operator.cluster.kinds import JOBS
 from omni_operator.cluster.watch.object_watch import ObjectWatch
 from omni_operator.cluster.watch.watch_client import WatchClient
 from omni_operator.handlers.jobs import configure_watches, new_kopf_settings, register_jobs
-from omni_operator.handlers.process import register_login
+from omni_operator.handlers.kopf_login import register_login
 
 END_OF_LIST = {"k8s.io/initial-events-end": "true"}
 VERSION = {"groupVersion": JOBS.api_version, "version": JOBS.version}

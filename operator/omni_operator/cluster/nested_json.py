@@ -25,36 +25,12 @@ def load_json(data: bytes) -> Any:
     Raises:
         ValueError: it is not JSON.
     """
-    return json.loads(b"".join(_outer_levels(data)) if _may_be_deep(data) else data)
+    return json.loads(cut_text(data))
 
 
-def cut_levels(value: Any) -> Any:
-    """The value without what is nested in more than `DEPTH` levels, for JSON that another program has parsed."""
-    return _without_inner_levels(value, DEPTH) if _is_deeper(value, DEPTH) else value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more levels. Nearly none has, so nothing is copied to find out."""
-    if not isinstance(value, dict | list):
-        return False
-    if not levels:
-        return True
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, dict | list) and _is_deeper(item, levels - 1):
-            return True
-    return False
-
-
-def _without_inner_levels(value: Any, levels: int) -> Any:
-    if isinstance(value, dict):
-        return (
-            {name: _without_inner_levels(item, levels - 1) for name, item in value.items()}
-            if levels
-            else json.loads(CUT)
-        )
-    if isinstance(value, list):
-        return [_without_inner_levels(item, levels - 1) for item in value] if levels else json.loads(CUT)
-    return value
+def cut_text(data: bytes) -> bytes:
+    """A JSON text in which a string replaces what is nested in more than `DEPTH` levels."""
+    return b"".join(_outer_levels(data)) if _may_be_deep(data) else data
 
 
 def _may_be_deep(data: bytes) -> bool:

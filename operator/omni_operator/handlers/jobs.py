@@ -15,26 +15,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import kopf
 from typing_extensions import override
 
 from omni_operator.cluster.errors import ClusterError, Forbidden, KindAbsent, Refused
-from omni_operator.cluster.kinds import JOBS, LEASES, Body
-from omni_operator.cluster.nested_json import cut_levels
-from omni_operator.cluster.protocol import Cluster, Listing, Meta
+from omni_operator.cluster.kinds import JOBS, LEASES, Body, Meta
+from omni_operator.cluster.protocol import Cluster, Listing
 from omni_operator.cluster.watch.object_watch import WatchSource, as_number
 from omni_operator.cluster.watch.watch_client import SILENCE_SECONDS, WATCH_SECONDS
 
 from .watches import Watches
 
-# The API server takes 10,000 levels. Python refuses to parse 1,000, and kopf ends when it cannot parse an event.
-PARSED_LEVELS = 25_000
 IDLE_SECONDS = 0.2  # after which kopf drops the task of a job, and with it the job's last event
 PAGE = 25  # jobs, where the API server streams no lists; one may have 1.5 MB
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_ABSENT = 0.5, 30.0, 15.0
@@ -83,7 +79,6 @@ def new_kopf_settings() -> kopf.OperatorSettings:
 
 def configure_watches(settings: kopf.OperatorSettings, *, streams_lists: bool) -> None:
     """Let kopf watch as the operator's own watches do."""
-    sys.setrecursionlimit(max(PARSED_LEVELS, sys.getrecursionlimit()))
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event that is handled
     settings.watching.initial_streaming = streams_lists
     settings.watching.chunk_size = PAGE
@@ -103,7 +98,7 @@ def register_jobs(registry: kopf.OperatorRegistry, changed: Callable[[str | None
 
     @kopf.on.event(JOBS.group, JOBS.version, JOBS.plural, registry=registry)
     async def job_changed(event: kopf.RawEvent, **_: Any) -> None:
-        changed(event["type"], cut_levels(event["object"]))
+        changed(event["type"], cast(Body, event["object"]))
 
 
 async def streams_lists(source: WatchSource, namespace: str) -> bool:

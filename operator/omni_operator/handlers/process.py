@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 import aiohttp
 import kopf
 from prometheus_client import disable_created_metrics
-from typing_extensions import override
 
 from omni_operator.cluster.cache.object_cache import ObjectCache
 from omni_operator.cluster.client import ApiServer
-from omni_operator.cluster.credentials import Credentials, Loaded
+from omni_operator.cluster.credentials import Credentials
 from omni_operator.cluster.leader.leader_election import LeaderElection, LeaseTimes
 from omni_operator.cluster.leader.write_fence import WriteFence
 from omni_operator.cluster.watch.object_watch import WatchSource
@@ -36,10 +34,10 @@ from omni_operator.settings import Settings
 from .background import CacheCleanup, LeaseHeartbeat, MissingKinds
 from .http_server import PROBE_CONNECTIONS, probe_routes, serve
 from .jobs import JobLists, configure_watches, new_kopf_settings, register_jobs, streams_lists
+from .kopf_login import register_login
 from .leading_replica import LeadingReplica
 from .watches import Watches
 
-LOGIN_BACKOFF = 5.0  # seconds before kopf retries a failed login
 RESTART_PAUSE = 5.0
 log = logging.getLogger(__name__)
 
@@ -191,45 +189,6 @@ async def _join(task: asyncio.Task[None]) -> None:
         await _cancel(task)
     if not task.cancelled():
         task.result()
-
-
-def register_login(registry: kopf.OperatorRegistry, credentials: Credentials) -> None:
-    """Register a login handler: kopf uses the operator's credentials, renewed when they expire or are rejected."""
-    given: Loaded | None = None
-
-    @kopf.on.login(registry=registry, backoff=LOGIN_BACKOFF)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        nonlocal given
-        given = await credentials.current(rejected=given)
-        return await _connection_info(given)
-
-
-class ConnectionInfo(kopf.ConnectionInfo):
-    """Credentials in kopf's format, for a TLS context that accepts a CA without key identifiers, as kubectl does."""
-
-    @override
-    def as_ssl_context(self) -> ssl.SSLContext:
-        context = super().as_ssl_context()
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        return context
-
-
-async def _connection_info(loaded: Loaded) -> ConnectionInfo:
-    """Credentials in kopf's format."""
-    configuration = loaded.configuration
-    scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
-    return ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        insecure=not configuration.verify_ssl,
-        scheme=scheme or None,
-        token=token or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-        proxy_url=configuration.proxy,
-        default_namespace=loaded.namespace,
-        expiration=loaded.expires,
-    )
 
 
 def register_start_and_stop(

@@ -15,7 +15,8 @@ from kubernetes.aio.client import Configuration
 from control.cluster.local_server import serving
 from omni_operator.cluster.credentials import Credentials, Loaded
 from omni_operator.cluster.kinds import Body
-from omni_operator.handlers.process import _cancel, _join, _operate, register_login, register_start_and_stop
+from omni_operator.handlers.kopf_login import register_login
+from omni_operator.handlers.process import _cancel, _join, _operate, register_start_and_stop
 from omni_operator.settings import Settings
 
 
