@@ -33,7 +33,9 @@ from .watches import Watches
 
 IDLE_SECONDS = 0.2  # after which kopf drops the task of a job, and with it the job's last event
 PAGE = 25  # jobs, where the API server streams no lists; one may have 1.5 MB
-FIRST_PAUSE, LONGEST_PAUSE, PAUSE_ABSENT = 0.5, 30.0, 15.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+PAUSE_ABSENT = 15.0
 POLL_SECONDS = 0.1
 LIST_AGAIN_SECONDS = 3.0  # without an event while listed jobs are missing: they may be deleted, or kopf missed them
 SETTLE_SECONDS = 1.0  # of events after a new list, before the jobs are compared with the API server's
