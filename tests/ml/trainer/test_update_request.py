@@ -16,7 +16,7 @@ from verl_omni.trainer.generation.verl_batches import update_to_verl
 from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ml.workers.tiny_actor import model_settings
+from ml.workers.tiny_actor import model_settings, recorded_steps
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.background_write import BackgroundWrite
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -32,15 +32,8 @@ def make(folder: Path, rank: int = 4) -> DiffusionActor:
 
 
 def batch() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    sigmas = torch.tensor([0.9, 0.6]).expand(4, 2)
     return {
-        "all_latents": torch.randn(4, 2, 16, 8, 8, generator=generator),
-        "all_timesteps": sigmas[:, :-1] * 1000,
-        "all_sigmas": sigmas,
-        "sigma_max": torch.full((4, 1), 0.9),
-        "prompt_embeds": torch.randn(4, 8, 64, generator=generator),
-        "pooled_prompt_embeds": torch.randn(4, 64, generator=generator),
+        **recorded_steps(4, [0.9, 0.6]),
         "advantages": torch.tensor([1.0, -0.5, 0.25, -0.75]),
         "rollout_log_probs": torch.full((4, 1), -10.0),
     }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ml.workers.tiny_actor import relative_difference, smooth_steps
+from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
 from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.actor.experts import Experts
@@ -56,19 +55,8 @@ def test_each_row_is_computed_by_the_transformer_of_its_noise_level(times: list[
 
 
 def make(folder: Path, rank: int = 4, mesh: Any = None) -> DiffusionActor:
-    model: Any = SimpleNamespace(
-        path=str(folder),
-        architecture="WanPipeline",
-        lora_rank=rank,
-        lora_alpha=8,
-        lora_adapter_path=None,
-        target_modules=["attn1.to_q", "attn2.to_v"],
-        exclude_modules=None,
-        lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["blocks."],
-        policy_state_adapters=("default",),
-        attn_backend="native",
-        enable_gradient_checkpointing=True,
+    model = model_settings(
+        folder, ["attn1.to_q", "attn2.to_v"], rank=rank, architecture="WanPipeline", checkpointing=True
     )
     config = DiffusionActorConfig(
         diffusion_loss=FlowGRPOLossConfig(),

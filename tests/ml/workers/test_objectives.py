@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ml.workers.tiny_actor import model_settings
 from verl_omni.algos import flow_matching
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.utils.sample_store import SharedRows
@@ -35,19 +36,8 @@ def make(
     device: Any = None,
     **changes: Any,
 ) -> DiffusionActor:
-    model: Any = SimpleNamespace(
-        path=str(folder),
-        architecture="StableDiffusion3Pipeline",
-        lora_rank=rank,
-        lora_alpha=8,
-        lora_adapter_path=None,
-        target_modules=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"],
-        exclude_modules=None,
-        lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."],
-        policy_state_adapters=adapters,
-        attn_backend="native",
-        enable_gradient_checkpointing=False,
+    model = model_settings(
+        folder, ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2"], rank=rank, adapters=adapters
     )
     settings: dict[str, Any] = {"ppo_mini_batch_size": 2, "optim": DiffusionOptimizerConfig(lr=1e-2), **changes}
     config = DiffusionActorConfig(**settings)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
+from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
 from verl_omni.algos import advantages, grpo, sde
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_dppo import DPPOObjective, FlowDPPOLossConfig
@@ -47,15 +47,8 @@ def log_probs(actor: DiffusionActor, data: dict[str, Tensor]) -> Tensor:
 
 
 def batch(actor: DiffusionActor, off: Tensor = OFF) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
     made = {
-        "all_latents": torch.randn(ROWS, STEPS + 1, 16, 8, 8, generator=generator),
-        "all_timesteps": sigmas[:, :-1] * 1000,
-        "all_sigmas": sigmas,
-        "sigma_max": torch.full((ROWS, 1), 0.9),
-        "prompt_embeds": torch.randn(ROWS, 8, 64, generator=generator),
-        "pooled_prompt_embeds": torch.randn(ROWS, 64, generator=generator),
+        **recorded_steps(ROWS, [0.9, 0.6, 0.3]),
         "advantages": ADVANTAGES,
     }
     return {**made, "rollout_log_probs": log_probs(actor, made) - off[:, None]}

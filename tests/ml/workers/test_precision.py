@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ml.workers.tiny_actor import model_settings
 from verl_omni.models.tiny import MAKERS
-from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.workers.actor import build, parallel, precision
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -59,20 +59,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         if architecture not in folders:
             folders[architecture] = tmp_path_factory.mktemp("model") / architecture
             MAKERS[FAMILIES[architecture].folder](folders[architecture])
-        adapter = training_adapter(architecture)
-        model: Any = SimpleNamespace(
-            path=str(folder or folders[architecture]),
-            architecture=architecture,
-            lora_rank=rank,
-            lora_alpha=8,
-            lora_adapter_path=None,
-            target_modules=list(adapter.LORA_TARGETS),
-            exclude_modules=None,
-            lora_init_weights="gaussian",
-            fsdp_layer_prefixes=list(adapter.LAYERS),
-            policy_state_adapters=("default",),
-            attn_backend="native",
-            enable_gradient_checkpointing=checkpointing,
+        model = model_settings(
+            folder or folders[architecture], rank=rank, architecture=architecture, checkpointing=checkpointing
         )
         fsdp = DiffusionFSDPConfig(mixed_precision=DiffusionMixedPrecisionConfig(param_dtype=dtype))
         config = DiffusionActorConfig(

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ml.workers.tiny_actor import relative_difference, smooth_steps
+from ml.workers.tiny_actor import model_settings, recorded_steps, relative_difference, smooth_steps
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms.flow_grpo import FlowGRPOLossConfig
@@ -77,20 +76,7 @@ class CapturedActor(DiffusionActor):
 def make(
     folder: Path, rank: int, fsdp: dict[str, Any], mesh: Any = None, device: torch.device | None = None
 ) -> DiffusionActor:
-    model: Any = SimpleNamespace(
-        path=str(folder),
-        architecture="StableDiffusion3Pipeline",
-        lora_rank=rank,
-        lora_alpha=8,
-        lora_adapter_path=None,
-        target_modules=["attn.to_q", "attn.to_v", "ff.net.2"],
-        exclude_modules=None,
-        lora_init_weights="gaussian",
-        fsdp_layer_prefixes=["transformer_blocks."],
-        policy_state_adapters=("default",),
-        attn_backend="native",
-        enable_gradient_checkpointing=True,
-    )
+    model = model_settings(folder, ["attn.to_q", "attn.to_v", "ff.net.2"], rank=rank, checkpointing=True)
     kl = fsdp.get("use_kl_loss", False)
     fsdp = {name: value for name, value in fsdp.items() if name != "use_kl_loss"}
     config = DiffusionActorConfig(
@@ -107,15 +93,8 @@ def make(
 
 @cache
 def batch() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    sigmas = torch.tensor([0.9, 0.6, 0.3]).expand(ROWS, STEPS + 1)
     return {
-        "all_latents": torch.randn(ROWS, STEPS + 1, 16, 8, 8, generator=generator),
-        "all_timesteps": sigmas[:, :-1] * 1000,
-        "all_sigmas": sigmas,
-        "sigma_max": torch.full((ROWS, 1), 0.9),
-        "prompt_embeds": torch.randn(ROWS, 8, 64, generator=generator),
-        "pooled_prompt_embeds": torch.randn(ROWS, 64, generator=generator),
+        **recorded_steps(ROWS, [0.9, 0.6, 0.3]),
         "advantages": torch.linspace(-1, 1, ROWS),
         # So that the ratio is far inside the clip range, where the loss is smooth.
         "rollout_log_probs": torch.full((ROWS, STEPS), -10.0),

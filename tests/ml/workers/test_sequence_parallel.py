@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ml.workers.tiny_actor import relative_difference, smooth_steps
+from ml.workers.tiny_actor import model_settings, relative_difference, smooth_steps
 from verl_omni.models.tiny import make_tiny_qwen_image, make_tiny_qwen_image_edit, make_tiny_wan
 from verl_omni.pipelines.qwen_image.training import divisible_rows
-from verl_omni.pipelines.registry import FAMILIES, training_adapter
+from verl_omni.pipelines.registry import FAMILIES
 from verl_omni.pipelines.sample_shapes import sample_shapes
 from verl_omni.workers.actor import parallel, setting_checks
 from verl_omni.workers.actor.actor import DiffusionActor
@@ -74,20 +74,12 @@ MEASURED = ("all weights of Qwen-Image on 2", "Wan on 2")
 def make(
     folder: Path, case: Case, mesh: Any = None, share: int = 1, kernel: str = "native", device: Any = None
 ) -> DiffusionActor:
-    family = training_adapter(case.architecture)
-    model: Any = SimpleNamespace(
-        path=str(folder / case.architecture),
+    model = model_settings(
+        folder / case.architecture,
+        rank=case.adapter,
         architecture=case.architecture,
-        lora_rank=case.adapter,
-        lora_alpha=8,
-        lora_adapter_path=None,
-        target_modules=list(family.LORA_TARGETS),
-        exclude_modules=None,
-        lora_init_weights="gaussian",
-        fsdp_layer_prefixes=list(family.LAYERS),
-        policy_state_adapters=("default",),
-        attn_backend=kernel,
-        enable_gradient_checkpointing=case.checkpointing,
+        kernel=kernel,
+        checkpointing=case.checkpointing,
     )
     config = DiffusionActorConfig(
         diffusion_loss=FlowGRPOLossConfig(),
