@@ -19,7 +19,7 @@ from omni_operator.cli.main import app
 from omni_operator.plan import ClusterSettings
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-LANGUAGES = {"sh", "yaml", "python", "json", "text"}
+LANGUAGES = {"sh", "yaml", "python", "json", "text", "toml"}
 # Setting with which the admin of the cluster allows a capability, as the page says.
 ALLOWED = {"IPC_LOCK": "podPolicy: {capabilities: [IPC_LOCK]}\n"}
 SMALLEST = {"README.md"}  # whose job leads to warnings
