@@ -175,6 +175,52 @@ def start_up(data: Data) -> Section:
     )
 
 
+PEER_ROWS = (
+    # heading, metric, threads, scale
+    ("s/step, one thread per process", "step_seconds", "one", 1),
+    ("s/step, each program's own defaults", "step_seconds", "default", 1),
+    ("slowest step over the median", "slowest_over_median", "one", 1),
+    ("CPU seconds a step", "cpu_seconds_a_step", "one", 1),
+    ("seconds to the end of the first step", "first_step_seconds", "default", 1),
+    ("CPU seconds to the end of the first step", "first_step_cpu_seconds", "one", 1),
+    ("seconds to the end of the last step", "whole_seconds", "default", 1),
+    ("peak memory, GiB", "peak_bytes", "one", GIB),
+    ("processes", "processes", "one", 1),
+)
+
+
+def peers_table(data: Data) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns, and a row for each figure: median (lowest-highest) of each program."""
+    rows: Rows = data["runs"]
+    programs = list(dict.fromkeys(row["program"] for row in rows))
+
+    def cell(program: str, metric: str, threads: str, scale: float) -> str:
+        values = [row[metric] / scale for row in rows if (row["program"], row["threads"]) == (program, threads)]
+        if not values:
+            return ""
+        median = number(statistics.median(values))
+        return median if min(values) == max(values) else f"{median} ({number(min(values))}-{number(max(values))})"
+
+    lines = [[text, *(cell(program, *metric) for program in programs)] for text, *metric in PEER_ROWS]
+    return ["", *programs], lines
+
+
+def peers(data: Data) -> Section:
+    """The trainer next to a plain loop and flow_grpo's trainer."""
+    turns = 1 + max(row["turn"] for row in data["runs"])
+    busy = f" The load of the machine was {data['load']:.1f}: other work took part of its time."
+    return Section(
+        [
+            f"{data['steps']} steps of {data['images']} images of {data['pixels']} px of examples/colors-grpo.yaml, "
+            "with the evaluations and checkpoints of the job. The plain loop is one process with diffusers and peft; "
+            "[flow_grpo](https://github.com/yifan123/flow_grpo) is its trainer of Stable Diffusion 3 with the same "
+            f"sizes, adapter and scorer. The programs take turns, {turns} each."
+            + (busy if data["load"] > QUIET_LOAD else ""),
+            table(*peers_table(data)),
+        ]
+    )
+
+
 def real_size(data: Data) -> Section:
     """A step of Flow-GRPO with the transformer of a public model."""
     (run,) = data["runs"]

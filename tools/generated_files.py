@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 
 from e2e import chart_values
 from tools import (
+    algorithms_table,
     crd_file,
+    init_jobs,
     job_page,
     metrics_page,
     other_defaults,
@@ -33,6 +35,8 @@ GENERATORS: tuple[Callable[[Sequence[str]], int], ...] = (
     metrics_page.main,
     python_page.main,
     scorers_table.main,
+    algorithms_table.main,
+    init_jobs.main,
 )
 
 

@@ -6,7 +6,6 @@ PYTHONPATH=operator:. python -m tools.job_page --out docs/reference/job.md [--ch
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from omni_operator.api.crd.definition import schema
 from tools.generated_file import write_or_check
 
 Schema = dict[str, Any]
-CELL_WORDS = 30
 INTRODUCTION = """\
 # DiffusionRLJob
 
@@ -64,40 +62,19 @@ def text() -> str:
 
 
 def _groups(node: Schema, at: str) -> Iterator[tuple[str, str]]:
-    """Path and table of a group of fields, then those of each field with fields of its own."""
-    lines = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
-    notes = []
+    """Path and list of a group of fields, then those of each field with fields of its own."""
+    lines = []
     inner = []
     required = node.get("required", ())
     for name, field in node["properties"].items():
-        default = "required" if name in required else _default(field)
-        shown, rest = _split(field["description"].replace("|", ", "))
-        lines.append(f"| `{name}` | {_kind(field)} | {default} | {shown} |")
-        if rest:
-            notes.append(f"- `{name}`: {rest}")
+        default = ", required" if name in required else _default(field)
+        lines.append(f"- **`{name}`** ({_kind(field)}{default}): {field['description']}")
         holder = field.get("items", field)
         if holder.get("properties"):
             inner.append((holder, f"{at}.{name}{'[]' if 'items' in field else ''}"))
-    yield at, "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
+    yield at, "\n".join(lines) + "\n"
     for holder, path in inner:
         yield from _groups(holder, path)
-
-
-def _split(description: str) -> tuple[str, str]:
-    """The first sentences, as many as a cell of the table holds, and the rest."""
-    if len(description.split()) <= CELL_WORDS:
-        return description, ""
-    sentences = re.split(r"(?<!e\.g)(?<=\.) ", description)
-    if len(sentences[0].split()) > CELL_WORDS:
-        sentences = re.split(r"(?<!e\.g)(?<=[.;]) ", description)
-    count = 1
-    while len(" ".join(sentences[: count + 1]).split()) <= CELL_WORDS:
-        count += 1
-    first = " ".join(sentences[:count])
-    rest = " ".join(sentences[count:])
-    if not first.endswith(";"):
-        return first, rest
-    return f"{first.rstrip(';')}.", rest[:1].upper() + rest[1:]
 
 
 def _kind(field: Schema) -> str:
@@ -114,7 +91,7 @@ def _kind(field: Schema) -> str:
 
 def _default(field: Schema) -> str:
     value = field.get("default")
-    return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
+    return "" if value is None or isinstance(value, dict) else f", default `{json.dumps(value)}`"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,7 +72,8 @@ class Row:
 
     def __str__(self) -> str:
         labels = ", ".join(f"`{label}`" for label in self.labels)
-        return f"| `{self.name}` | {self.kind} | {self.unit} | {labels} | {self.text} |"
+        kind = ", ".join(part for part in (self.kind, self.unit, labels) if part)
+        return f"- `{self.name}` ({kind}): {self.text}"
 
 
 def operator_rows() -> list[Row]:
@@ -164,7 +165,7 @@ def text() -> str:
 
 
 def _table(found: Sequence[Row]) -> Iterator[str]:
-    yield "\n| metric | type | unit | labels | meaning |\n| --- | --- | --- | --- | --- |\n"
+    yield "\n"
     for row in found:
         yield f"{row}\n"
 

@@ -1,8 +1,8 @@
-"""The table of scorers in docs/reference/rewards.md, from the scorers' modules.
+"""The list of scorers in docs/reference/rewards.md, from the scorers' modules.
 
     python -m tools.scorers_table [--check]
 
-`--check` writes nothing and fails where the table is stale.
+`--check` writes nothing and fails where the list is stale.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less tha
 
 
 def render() -> str:
-    """The table of the scorers, and the table of the reference's scorers that do not exist here."""
-    header = ["| scorer | settings | score |", "| --- | --- | --- |"]
-    rows = [f"| `{name}` | {_settings(name)} | {_score(name)} |" for name in SCORERS]
-    missing = ["", "Scorers of the reference that do not exist here:", "", "| scorer | why |", "| --- | --- |"]
-    return "\n".join([*header, *rows, *missing, *(f"| `{name}` | {why} |" for name, why in UNAVAILABLE.items())])
+    """The scorers with score and settings, and the reference's scorers that do not exist here."""
+    found = [f"- **`{name}`**: {_score(name)}.{_settings(name)}" for name in SCORERS]
+    missing = ["", "Scorers of the reference that do not exist here:", ""]
+    return "\n".join([*found, *missing, *(f"- `{name}`: {why}" for name, why in UNAVAILABLE.items())])
 
 
 def _settings(name: str) -> str:
     fields = setting_fields(get_scorer(name))
-    return ", ".join(_setting(setting, *field) for setting, field in fields.items()) or "none"
+    return " Settings: " + ", ".join(_setting(setting, *field) for setting, field in fields.items()) if fields else ""
 
 
 def _setting(name: str, annotation: Any, default: Any) -> str:
@@ -69,13 +68,13 @@ def _score(name: str) -> str:
 
 
 def _page(path: Path) -> str:
-    """The page with a new table; the rest stays."""
+    """The page with a new list; the rest stays."""
     head, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     return f"{head}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the table. Returns the exit code."""
+    """Write or check the list. Returns the exit code."""
     return write_or_check(arguments, PAGE, _page, stale="does not show the scorers")
 
 

@@ -25,7 +25,7 @@ from verl_omni.trainer.settings.unused_values import KL, LOG_PROBS
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, rules
 from verl_omni.verl_names import AGENT_LOOP
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 FILE = Path("operator/omni_operator/api/overrides/setting_names.json")
 SOURCE = "Written from verl_omni/trainer/config by `make crds`; do not edit."
@@ -44,7 +44,7 @@ def _walk(node: Any, prefix: str) -> Iterator[str]:
 
 
 def render() -> str:
-    """Text of the operator's file; the module beside it says what its parts mean."""
+    """Text of the operator's file; the module next to it says what its parts mean."""
     by_loss = {loss: setting_names(loss) for loss in ALGORITHMS}
     common = frozenset.intersection(*by_loss.values())
     parts: dict[str, Any] = {

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import textwrap
 from collections import Counter
@@ -24,7 +25,7 @@ from verl_omni.trainer.settings.configuration import OPEN, defaults
 from verl_omni.trainer.settings.supported_values import SUPPORTED
 from verl_omni.utils import engine_settings
 from verl_omni.utils.reference_settings import Copied, Rejected, Renamed, WithoutEffect, find_rule, rules
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 PAGE = Path("docs/reference/settings.md")
 SOURCE = Path("docs/figures/reference-settings.tsv")
@@ -38,6 +39,8 @@ what the trainer does. Names and defaults of the reference are those of verl-omn
 | what happens to a value | settings |
 | --- | ---: |
 {counts}
+
+One default: both have it. `x` there, `y` here: the reference's, and this trainer's.
 
 - **used**: it has the reference's meaning, except for what [switching.md](../from-verl-omni/switching.md) says. With
   "only", other values are refused. "With" names the only algorithms (`loss_mode`) that read it; with others it has no
@@ -60,15 +63,13 @@ set, by name; null is not set. Names that are not here are refused, `drl validat
 that other settings rule out are refused at the start. What does nothing for a model's family or next to other settings
 is named.
 
-| setting | value | what it does |
-| --- | --- | --- |
 """
 REFUSED_HEADER = """
 These are settings of vLLM-Omni that the stage of this trainer cannot take, unless their value asks for nothing:
 
 """
 _WRITTEN = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "group, or JSON text"}
-CELL_WORDS = 30
+DESCRIBED = re.compile(r"(?P<used>used|with .*?); default (?P<default>.*?)(?P<only>; only .*)?$")
 USED = ("used", "same as another")
 KINDS = ("used", "same as another", "without effect", "only the value that asks for nothing", "refused")
 
@@ -96,8 +97,8 @@ def reference_settings(source: Path = SOURCE) -> list[dict[str, str]]:
 
 
 def configurations() -> list[DictConfig]:
-    """The default settings with each algorithm; interpolations are not resolved."""
-    return [defaults(loss) for loss in ALGORITHMS]
+    """The default settings with each algorithm of the reference; interpolations are not resolved."""
+    return [defaults(loss) for loss, entry in ALGORITHMS.items() if entry.in_reference]
 
 
 def describe(name: str, configs: Sequence[DictConfig]) -> tuple[str, str] | None:
@@ -143,6 +144,23 @@ def default_here(config: DictConfig, name: str) -> str | None:
 
 def _there(default: str) -> str:
     return "" if not default else "derived" if default.startswith("${") else _code(default)
+
+
+def _shown(row: Row) -> str:
+    """The defaults of a setting, and what else is to know."""
+    parts = DESCRIBED.match(row.here)
+    if parts is None:
+        return f"{row.here}; {_there(row.default) or 'none'} there"
+    default = parts["default"] if _same(row.default, parts["default"]) else ""
+    default = default or f"{_there(row.default) or 'none'} there, {parts['default']} here"
+    algorithms = "" if parts["used"] == "used" else f"; {parts['used']}"
+    return default + algorithms + (parts["only"] or "")
+
+
+def _same(there: str, here: str) -> bool:
+    """Whether a default is the same value in Python and in YAML; a derived one, and one with a condition, is not."""
+    none = ("", "-", "None")
+    return here.strip("`") == ("null" if there in none else there.lower() if there in ("True", "False") else there)
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -191,23 +209,15 @@ def _parts(found: Sequence[Row]) -> Iterator[str]:
 
 
 def _section(section: str, found: Sequence[Row]) -> Iterator[str]:
-    """A table of the settings that have a meaning here, and the others by what becomes of them."""
-    notes: list[str] = []
-    used = [row for row in found if row.kind in USED]
-    if used:
-        yield "\n| setting | default there | default here |\n| --- | --- | --- |\n"
-    for row in used:
-        here = row.here.removeprefix("used; default ")
-        if len(here.split()) > CELL_WORDS:
-            here, _, values = here.partition("; ")
-            notes.append(f"- `{row.name.removeprefix(f'{section}.')}`: {values}\n")
-        yield f"| `{row.name.removeprefix(f'{section}.')}` | {_there(row.default)} | {here} |\n"
+    """The settings that have a meaning here, then the others by what becomes of them."""
+    yield "\n"
+    for row in found:
+        if row.kind in USED:
+            yield f"- `{row.name.removeprefix(f'{section}.')}`: {_shown(row)}\n"
     others: dict[str, dict[str, None]] = {}
     for row in found:
         if row.kind not in USED:
             others.setdefault(row.here, {})[f"`{_group(row, found).removeprefix(f'{section}.')}`"] = None
-    yield "\n"
-    yield from notes
     for here, names in others.items():
         yield f"- {', '.join(names)}: {here}\n"
 
@@ -228,7 +238,7 @@ def _engine() -> Iterator[str]:
     yield ENGINE_HEADER
     for name, setting in engine_settings.SETTINGS.items():
         meaning = setting.meaning + (f": {_listed(setting.choices)}" if setting.choices else "")
-        yield f"| `{name}` | {_WRITTEN[setting.kind]} | {meaning} |\n"
+        yield f"- `{name}` ({_WRITTEN[setting.kind]}): {meaning}\n"
     reasons: dict[str, list[str]] = {}
     for name, rule in sorted(rules().items()):
         match rule:

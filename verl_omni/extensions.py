@@ -140,7 +140,7 @@ def _check_function(decorator: str, thing: Any) -> None:
 def _add_algorithm(name: str, like: str, implementation: str | None = None, loss: str | None = None) -> None:
     from dataclasses import replace
 
-    from verl_omni.workers.algorithms.registry import ALGORITHMS
+    from verl_omni.workers.algorithms.registered import ALGORITHMS
 
     own = [each for each in ALGORITHMS if ALGORITHMS[each].like is None]
     possible = [each for each in own if ALGORITHMS[each].on_recorded_steps] if loss else own

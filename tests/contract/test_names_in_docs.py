@@ -49,7 +49,6 @@ OTHERS = {
     "torch.distributed",
     "torch.distributed.checkpoint",
     "torch.nn.Module",
-    "torch.optim.AdamW",
     "verl_omni.scorers",  # a group of entry points
 }
 # Keys of what `drl fit --json` prints, and settings of the reference whose section is named without its beginning.

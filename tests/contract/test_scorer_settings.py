@@ -74,11 +74,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize(
     ("settings", "problem"),
-    [
-        ("{scale: 2}", None),
-        ("{scale: 0}", "scale: 0 must be more than 0"),
-        ("{scael: 2}", "did you mean 'scale'?"),
-    ],
+    [("{scale: 2}", None), ("{scale: 0}", "scale: 0 must be more than 0"), ("{scael: 2}", "did you mean 'scale'?")],
 )
 def test_a_job_names_a_scorer_of_an_installed_package(tmp_path: Path, settings: str, problem: str | None) -> None:
     job = tmp_path / "job.yaml"

@@ -27,7 +27,7 @@ from verl_omni.trainer.settings import reward_settings
 from verl_omni.utils.registry import Registry
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.config import DiffusionModelConfig
 
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, ESTIMATORS, FAMILIES, SCORERS)
@@ -230,7 +230,7 @@ def test_what_a_decorator_cannot_register_is_refused() -> None:
 
 
 def test_without_the_module_its_names_are_unknown() -> None:
-    assert "no algorithm 'my_algorithm'; one of flow_grpo, " in refusal(f"{LOSS}.loss_mode=my_algorithm")
+    assert "no algorithm 'my_algorithm'; one of " in refusal(f"{LOSS}.loss_mode=my_algorithm")
     assert "my_advantage is not supported" in refusal("algorithm.adv_estimator=my_advantage")
 
 
@@ -239,7 +239,7 @@ def test_a_name_of_this_package_cannot_be_taken() -> None:
         extensions.register_loss("flow_grpo")(test_a_name_of_this_package_cannot_be_taken)
     with pytest.raises(ValueError, match="scorer 'jpeg' exists already"):
         extensions.register_reward("jpeg")(test_a_name_of_this_package_cannot_be_taken)
-    with pytest.raises(ValueError, match="write one of flow_grpo, grpo_guard, flow_dppo"):
+    with pytest.raises(ValueError, match="write one of flow_dppo, flow_grpo, grpo_guard"):
         extensions.register_loss("mine", like="diffusion_nft")(test_a_name_of_this_package_cannot_be_taken)
     with pytest.raises(ValueError, match="inside a function: define it at the top level"):
         extensions.register_reward("mine")(lambda: 0.0)

@@ -24,7 +24,7 @@ from verl_omni.workers.algorithms import reference_loss
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.algorithms.estimators import ESTIMATORS
 from verl_omni.workers.algorithms.flow_grpo import COMPARED
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 LOSS = "actor_rollout_ref.actor.diffusion_loss"
 EXTERNAL = "actor_rollout_ref.model.external_lib=their_module"

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from verl_omni.compat import engine_polling
+
 UNI_EXECUTOR = "uni"  # runs the engine's worker as a thread of the server's process
 
 
@@ -14,7 +16,7 @@ class ServerProfile:
     """Settings of a server's process on one platform; the defaults change nothing.
 
     Attributes:
-        uni_switch_seconds: interpreter switch interval of a server that runs its worker as a thread.
+        uni_switch_seconds: interpreter switch interval of a server that runs its worker as a thread; it polls less too.
         language_model_scheduler: qualified name of the scheduler of a language model; None for the engine's choice.
         attention_by_engine: attention backends in place of which the engine chooses the best that is installed.
     """
@@ -31,6 +33,7 @@ class ServerProfile:
         """Set this process up for an engine with this `distributed_executor_backend`."""
         if executor == UNI_EXECUTOR and self.uni_switch_seconds is not None:
             sys.setswitchinterval(self.uni_switch_seconds)
+            engine_polling.apply()
 
 
 CPU_PROFILE = ServerProfile(

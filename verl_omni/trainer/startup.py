@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from verl_omni.platforms.cpu import process_tuning
 from verl_omni.platforms.cpu.fork_server import ForkingCluster, can_fork_workers
 from verl_omni.trainer.data import run_length
 from verl_omni.trainer.replicas.pool_nodes import wait_for_nodes
@@ -60,12 +61,15 @@ def prepare_environment(has_accelerator: bool) -> None:
     if not has_accelerator:
         defaults |= {
             "VERL_PLATFORM": "cpu",
-            # On two busy cores, two threads took seven times as long as one (docs/adr/0005).
-            "OMP_NUM_THREADS": "1",
+            # Threads that wait give their core to other processes (docs/adr/0005).
+            "OMP_WAIT_POLICY": "PASSIVE",
             # Ray runs workers at nice 15, where any other busy process starves them.
             "RAY_worker_niceness": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
+        if "OMP_NUM_THREADS" not in os.environ:
+            # One for every process but the engines and the trainer's ranks, of which one kind computes at a time.
+            defaults |= {"OMP_NUM_THREADS": "1", process_tuning.THREADS: str(machine.available_cpus())}
     # A random token for this run: without one, Ray writes a token file into the home folder. Ray reads the variable
     # when it is imported; set later, only its servers would have the token.
     if not {"RAY_AUTH_MODE", "RAY_ADDRESS"} & os.environ.keys() and "ray" not in sys.modules:
@@ -132,9 +136,7 @@ def fit_to_machine(config: DictConfig, has_accelerator: bool, cpus: int | None =
         if not has_accelerator:
             cpu_values.fill_in(config)
         tensor_split.check(config)
-        pool_settings.fill_in(rollout)
-        if rollout.enable_sleep_mode is None:
-            rollout.enable_sleep_mode = has_accelerator
+        pool_settings.fill_in(rollout, has_accelerator=has_accelerator)
         judge_settings.fill_in(config, has_accelerator=has_accelerator)
     process_counts.fill_in(config, machine.available_cpus() if cpus is None else cpus)
 
@@ -187,7 +189,9 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",  # one machine: listen on no other address
     }
-    if config.trainer.fork_workers:
+    if not config.trainer.fork_workers:
+        os.environ.pop(process_tuning.THREADS, None)  # processes of other nodes would get it too
+    else:
         if address != "local" or options:
             raise ValueError(
                 "trainer.fork_workers=true supports no setting of ray_kwargs.ray_init but num_cpus; "
@@ -196,6 +200,7 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
         from verl_omni.pipelines.registry import family
 
         engine = family(config.actor_rollout_ref.model.architecture).engine_module
+        _divide_threads(config)
         return ForkingCluster([engine, *judge_settings.modules(config)], **here)
     import ray  # noqa: F401  not in both threads at once: either would find the other's half of it
 
@@ -209,6 +214,16 @@ def start_ray(config: DictConfig, report_phase: ReportPhase) -> Cluster:
             cluster.stop()
             raise
     return cluster
+
+
+def _divide_threads(config: DictConfig) -> None:
+    """Divide the threads of a phase between the processes that compute in it."""
+    if threads := os.environ.get(process_tuning.THREADS):
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        overlapping = config.actor_rollout_ref.rollout.nnodes > 0
+        os.environ[process_tuning.THREADS] = str(
+            process_tuning.phase_threads(int(threads), ranks, overlapping=overlapping)
+        )
 
 
 def start_actors(config: DictConfig, cluster: Cluster, report_phase: ReportPhase) -> Stack:

@@ -25,6 +25,7 @@ from verl.single_controller.base.decorator import (
 )
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_omni.platforms.cpu.process_tuning import use_phase_threads
 from verl_omni.reference_names import missing_name
 from verl_omni.utils import sample_store
 from verl_omni.weight_sync.errors import WeightSyncError
@@ -73,6 +74,7 @@ class DiffusionActorRolloutWorker(Worker):  # type: ignore[misc]
         model = omega_conf_to_dataclass(self.config.model)
         actor = omega_conf_to_dataclass(self.config.actor)
         check_copies(model, actor, rollout)
+        use_phase_threads()
         self.actor = DiffusionActor(model, actor, rollout.n, mesh=self._mesh(), device=_device())
         if rollout.nnodes == 0:
             self.rollout = get_rollout_class(rollout.name, rollout.mode)(

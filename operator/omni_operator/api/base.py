@@ -144,8 +144,8 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:
-        if found := list(self.violations()):
-            context: dict[str, Any] = {"violations": found}
+        if violations := list(self.violations()):
+            context: dict[str, Any] = {"violations": violations}
             raise PydanticCustomError(RULE, "broken rules between fields", context)
         return self
 

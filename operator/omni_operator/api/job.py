@@ -49,7 +49,7 @@ class Spec(StrictModel):
         {
             "weightSync": "there is nothing to choose yet: weights reach the engines over IPC (with "
             "spec.rollout.placement Separate over TCP first), as an adapter where spec.model.lora.enabled is true and "
-            "whole where it is false",
+            "whole where it is false"
         }
     )
 
@@ -135,11 +135,7 @@ class Spec(StrictModel):
             NO_NOISE,
             ".rollout.sampler.noiseLevel",
         ),
-        Cel(
-            "self.algorithm.name != 'MixGRPO' || has(self.rollout.sampler.window)",
-            NO_WINDOW,
-            ".rollout.sampler",
-        ),
+        Cel("self.algorithm.name != 'MixGRPO' || has(self.rollout.sampler.window)", NO_WINDOW, ".rollout.sampler"),
         Cel(
             "self.algorithm.name != 'DanceGRPO' || !has(self.rollout.sampler.type) || "
             "self.rollout.sampler.type == 'dance_sde'",

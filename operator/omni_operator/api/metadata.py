@@ -42,8 +42,8 @@ class Metadata(BaseModel):
     @model_validator(mode="after")
     def _labels_are_labels(self) -> Self:
         parts = (("labels", find_bad_labels(self.labels)), ("annotations", find_bad_annotations(self.annotations)))
-        if found := [Violation((name, *bad.at), bad.text) for name, many in parts for bad in many]:
-            raise PydanticCustomError(RULE, "malformed labels", {"violations": found})
+        if violations := [Violation((name, *bad.at), bad.text) for name, many in parts for bad in many]:
+            raise PydanticCustomError(RULE, "malformed labels", {"violations": violations})
         return self
 
     @model_validator(mode="before")

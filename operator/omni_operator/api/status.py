@@ -24,15 +24,7 @@ ConditionType: TypeAlias = Literal[
 ]
 CONDITION_TYPES: tuple[ConditionType, ...] = get_args(ConditionType)
 JobState: TypeAlias = Literal[
-    "Pending",
-    "Queued",
-    "Starting",
-    "Running",
-    "Suspending",
-    "Suspended",
-    "Retrying",
-    "Succeeded",
-    "Failed",
+    "Pending", "Queued", "Starting", "Running", "Suspending", "Suspended", "Retrying", "Succeeded", "Failed"
 ]
 RECONCILE_ERROR = "ReconcileError"  # present while passes fail; written separately from the others
 FAILURES_KEPT = 5
@@ -235,8 +227,8 @@ class Status(LenientModel):
 
     def body(self) -> dict[str, Any]:
         """The status to send, without its empty parts, which cost the API server as much as full ones."""
-        made = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return {name: value for name, value in made.items() if value not in ({}, [])}
+        fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {name: value for name, value in fields.items() if value not in ({}, [])}
 
     @property
     def finished(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import sys
@@ -36,6 +37,11 @@ def user_environment() -> dict[str, str]:
 def say(text: str) -> None:
     """Print a line to standard output."""
     write(f"{without_control(text)}\n")
+
+
+def say_json(value: object) -> None:
+    """Print a value as JSON to standard output."""
+    say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def write(text: str) -> None:

@@ -129,11 +129,11 @@ def read_settings(path: Path) -> plan.ClusterSettings:
     try:
         return plan.ClusterSettings.model_validate(document.plain())
     except ValidationError as error:
-        found = [
+        problems = [
             Problem(document.where(at), text, format_path(at))
             for at, text in describe_errors(error, plan.ClusterSettings)
         ]
-        raise JobError(found) from error
+        raise JobError(problems) from error
 
 
 def job_folder(path: Path) -> Path:

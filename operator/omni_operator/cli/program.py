@@ -20,6 +20,7 @@ from . import console
 
 # Module and function of each command, in the order of docs/reference/cli.md and of the help.
 COMMANDS = {
+    "init": "init:init",
     "run": "local.run:run",
     "validate": "validate:validate",
     "render": "render:render",
@@ -31,10 +32,10 @@ COMMANDS = {
     "logs": "on_cluster.logs:logs",
     "fetch": "on_cluster.fetch:fetch",
     "open": "on_cluster.open_dashboard:open_dashboard",
-    "why": "on_cluster.jobs:why",
-    "suspend": "on_cluster.jobs:suspend",
-    "resume": "on_cluster.jobs:resume",
-    "scale": "on_cluster.jobs:scale",
+    "why": "on_cluster.job_commands:why",
+    "suspend": "on_cluster.job_commands:suspend",
+    "resume": "on_cluster.job_commands:resume",
+    "scale": "on_cluster.job_commands:scale",
     "doctor": "machine.doctor:doctor",
 }
 

@@ -206,12 +206,12 @@ def connect(
             )
         user = chosen["context"].get("user")
     except (ConfigException, OSError, YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if isinstance(error, OSError) and error.filename:
-            said = f"{error.filename} cannot be read: {error.strerror}"
+            reason = f"{error.filename} cannot be read: {error.strerror}"
         elif not isinstance(error, ConfigException | OSError | YAMLError):
-            said = f"it does not have the form of one ({said})"
-        raise UnusableKubeconfig(f"cannot use the kubeconfig: {said}; {GIVE_OTHER}") from error
+            reason = f"it does not have the form of one ({reason})"
+        raise UnusableKubeconfig(f"cannot use the kubeconfig: {reason}; {GIVE_OTHER}") from error
     if not configuration.host.startswith(("https://", "http://")):
         raise UnusableKubeconfig(
             f"cannot use the kubeconfig: its server {configuration.host!r} must begin with https:// or http://"

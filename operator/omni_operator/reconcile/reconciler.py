@@ -30,7 +30,7 @@ from omni_operator.cluster.errors import (
     ServerFailed,
 )
 from omni_operator.cluster.event_writer import EventWriter
-from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key
+from omni_operator.cluster.kinds import JOBS, RAYJOBS, Body, Key, Kind
 from omni_operator.cluster.protocol import Cluster
 from omni_operator.plan import ClusterSettings
 from omni_operator.reconcile import owned_objects
@@ -138,7 +138,8 @@ class Reconciler:
     Attributes:
         instance: name of this process.
         failed: called with the reason of every failed attempt.
-        made: called with every RayJob that was created, as the API server returned it.
+        written: called with every RayJob that was created and every job whose status was written, as the API server
+            returned it.
     """
 
     cluster: Cluster
@@ -149,7 +150,7 @@ class Reconciler:
     instance: str
     timeouts: Timeouts = field(default_factory=Timeouts)
     failed: Callable[[str], None] = lambda reason: None
-    made: Callable[[Body], None] = lambda body: None
+    written: Callable[[Kind, Body], None] = lambda kind, body: None
     _specs: SpecCache = field(default_factory=SpecCache)
     _memory: PassMemory = field(default_factory=PassMemory)
 
@@ -369,7 +370,7 @@ class Reconciler:
                 assert spec is not None
                 answer = await owned_objects.create(self.cluster, spec.attempt(number))
                 self.cache.put(RAYJOBS, answer)
-                self.made(answer)
+                self.written(RAYJOBS, answer)
             case AskForPods():
                 if asked := await ask_for_pods(self.cluster, key[0], step, self.clock()):
                     self.cache.put(RAYJOBS, asked)
@@ -408,6 +409,7 @@ class Reconciler:
         self.cache.put(JOBS, answer)
         if not written:
             return ReconcileResult(result="conflict")
+        self.written(JOBS, answer)
         # By an admission webhook, which would do so each time.
         memory.written = now
         memory.altered = parse_status(answer) != derived

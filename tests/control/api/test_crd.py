@@ -19,13 +19,7 @@ from tools import crd_file, job_page
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = definition.schema()
 PRESERVED = "x-kubernetes-preserve-unknown-fields"
-EXTENSIONS = {
-    VALIDATIONS,
-    PRESERVED,
-    "x-kubernetes-list-type",
-    "x-kubernetes-list-map-keys",
-    "x-kubernetes-map-type",
-}
+EXTENSIONS = {VALIDATIONS, PRESERVED, "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"}
 
 
 def nodes(node: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

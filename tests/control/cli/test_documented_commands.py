@@ -19,7 +19,7 @@ from omni_operator.cli.main import app
 from omni_operator.plan import ClusterSettings
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-LANGUAGES = {"sh", "yaml", "python", "json", "text"}
+LANGUAGES = {"sh", "yaml", "python", "json", "text", "toml"}
 # Setting with which the admin of the cluster allows a capability, as the page says.
 ALLOWED = {"IPC_LOCK": "podPolicy: {capabilities: [IPC_LOCK]}\n"}
 SMALLEST = {"README.md"}  # whose job leads to warnings
@@ -158,7 +158,7 @@ def test_no_yaml_block_is_of_another_kind() -> None:
     found = [kind(block) for block in BLOCKS if block.language == "yaml"]
     of_gitops = {"ConfigMap", "Kustomization", "umbrella chart"}  # its script and its chart have tests of their own
     assert set(found) == {"DiffusionRLJob", "part of a job", "values", "settings", *of_gitops}
-    assert found.count("DiffusionRLJob") > 6 and found.count("part of a job") > 6
+    assert found.count("DiffusionRLJob") > 4 and found.count("part of a job") > 6
 
 
 @pytest.mark.parametrize(("words", "whole"), list(lines()))

@@ -296,11 +296,7 @@ def test_render_prints_json(write_job: WriteJob) -> None:
     assert found["command"][-len(found["overrides"]) :] == found["overrides"]
     objects = json.loads(drl("render", "--json", "--cluster", "--image", "i", CPU_JOB).stdout)
     printed = drl("render", "--cluster", "--image", "i", CPU_JOB).stdout
-    assert objects == {
-        "apiVersion": "v1",
-        "kind": "List",
-        "items": list(YAML(typ="safe", pure=True).load_all(printed)),
-    }
+    assert objects == {"apiVersion": "v1", "kind": "List", "items": list(YAML(typ="safe", pure=True).load_all(printed))}
 
 
 def test_doctor_prints_json() -> None:
@@ -446,3 +442,11 @@ def test_a_job_cannot_control_the_terminal_of_who_checks_it(tmp_path: Path, opti
     said = drl("validate", job, *options)
     assert said.exit_code == 2
     assert "]0;title" in said.stderr and said.stderr.replace("\n", "").isprintable()
+
+
+def test_validate_takes_the_job_among_other_objects_and_names_them(write_job: WriteJob) -> None:
+    job = write_job()
+    job.write_text(f"kind: ConfigMap\nmetadata: {{name: rewards}}\n---\n{job.read_text()}")
+    done = drl("validate", job)
+    assert done.exit_code == 0 and f"{job}: a-job is valid" in done.stdout
+    assert done.stderr == f"note: {job}: not read, because drl takes the job alone: ConfigMap rewards (line 1)\n"

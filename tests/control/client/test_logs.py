@@ -12,8 +12,8 @@ import pytest
 from control.client.fake_server import FakeServer, drl, make_job, owners, run_program
 from control.client.job_objects import DONE, PODS, full_job, pod
 from omni_operator.api.names import REWARD_GROUP, ROLLOUT_GROUP, TRAINER_GROUP
-from omni_operator.client import logs as logs_module
-from omni_operator.client.pods import parse_pods, run_place
+from omni_operator.client import pod_logs as logs_module
+from omni_operator.client.job_pods import parse_pods, run_place
 from omni_operator.status.observed.observation import HEAD
 
 

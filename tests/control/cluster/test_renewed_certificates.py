@@ -18,7 +18,7 @@ from omni_operator.cluster.credentials import Credentials, Loaded, load_credenti
 from omni_operator.cluster.errors import Unavailable
 from omni_operator.cluster.kinds import JOBS, PODS
 from omni_operator.cluster.watch.watch_client import WatchClient
-from omni_operator.handlers.process import _connection_info
+from omni_operator.handlers.kopf_login import connection_info
 
 Handle = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -169,7 +169,7 @@ async def test_an_authority_without_key_identifiers_is_trusted_as_kubectl_does(
         client, send = await request(credentials)
         async with client:
             await send()
-        context_of_kopf = (await _connection_info(credentials.loaded)).as_ssl_context()
+        context_of_kopf = (await connection_info(credentials.loaded)).as_ssl_context()
         strict = create_as_newest_python(cafile=str(authority.certificate))
         async with aiohttp.ClientSession() as session:
             async with session.get(f"https://127.0.0.1:{port}/", ssl=context_of_kopf) as response:

@@ -11,23 +11,20 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.cluster import commands, deadlines, pki
+from e2e.cluster import commands, deadlines
 from e2e.cluster.audit import AuditLog, Mark, count, parse
 from e2e.cluster.control_plane import layout_of, sweep
-from e2e.cluster.errors import BuildFailed, DeadlinePassed, ProcessEnded, ToolMissing
-from e2e.cluster.paths import SOURCES
+from e2e.cluster.errors import DeadlinePassed, ProcessEnded, ToolMissing
 from e2e.cluster.ports import RANGE, free_ports
-from e2e.cluster.processes import Daemons, identify, runs, start_ticks
-from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing, stamp, version
+from e2e.cluster.processes import Daemons, identify, runs
+from e2e.cluster.tools import KUBE, PAUSE, Tools, ensure, key, missing
 
 
 def layout(folder: Path, **changes: Any) -> commands.Layout:
@@ -65,17 +62,6 @@ def test_the_key_changes_with_every_file_that_decides_what_is_built(tmp_path: Pa
     third = fresh()
     (tmp_path / "go.mod").write_text("module c\n")
     assert len({first, second, third, fresh()}) == 4
-
-
-def test_versions_come_from_the_go_mod() -> None:
-    text = (SOURCES / "go.mod").read_text(encoding="utf-8")
-    kubernetes = version("k8s.io/kubernetes", text)
-    assert f"gitVersion={kubernetes}" in stamp(kubernetes)
-    assert f"gitMinor={kubernetes.split('.')[1]} " in stamp(kubernetes)
-    # The libraries have the version of the programs.
-    assert f"k8s.io/api => k8s.io/api v0.{kubernetes.removeprefix('v1.')}" in text
-    with pytest.raises(BuildFailed, match="does not require example"):
-        version("example", text)
 
 
 def test_built_programs_need_no_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +112,7 @@ def test_a_call_is_counted_once_and_the_server_itself_not() -> None:
     ]
     calls = list(parse(lines).values())
     assert count(calls, user_agent="kopf/") == Counter(
-        {
-            ("watch", "pods"): 1,
-            ("get", "pods/status"): 1,
-            ("get", "/api/v1/namespaces/a/pods/b"): 1,
-        }
+        {("watch", "pods"): 1, ("get", "pods/status"): 1, ("get", "/api/v1/namespaces/a/pods/b"): 1}
     )
     assert count(calls, user="admin").total() == 4
     assert count(calls, user="another-user").total() == 0
@@ -147,29 +129,6 @@ def test_the_audit_log_is_read_from_a_mark_and_without_a_half_written_line(tmp_p
         file.write(event("2", verb="list") + "\n" + event("3")[:20])
     assert log.counts(since=mark) == {("list", "pods"): 1}
     assert log.counts() == {("get", "pods"): 1, ("list", "pods"): 1}
-
-
-def test_a_certificate_names_its_subject_and_is_made_once(tmp_path: Path) -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    authority = pki.Authority(tmp_path / "pki", now)
-    path, key_path = authority.issue(pki.node("n1", "10.0.0.1"))
-    first = path.read_bytes()
-    certificate = x509.load_pem_x509_certificate(first)
-    assert certificate.subject.rfc4514_string() == "CN=system:node:n1,O=system:nodes"
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(name) for name in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
-    assert names.get_values_for_type(x509.DNSName) == ["n1"]
-    assert certificate.not_valid_before_utc < now < certificate.not_valid_after_utc
-    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate.read_bytes()))
-    assert key_path.stat().st_mode & 0o077 == 0
-    assert pki.Authority(tmp_path / "pki", now).issue(pki.node("n1", "10.0.0.1"))[0].read_bytes() == first
-
-
-def test_a_kubeconfig_needs_no_other_file(tmp_path: Path) -> None:
-    authority = pki.Authority(tmp_path)
-    content = json.loads(authority.kubeconfig(pki.ADMIN, "https://127.0.0.1:1").read_text())
-    assert content["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:1"
-    assert str(tmp_path) not in json.dumps(content)
 
 
 def test_a_process_is_identified_by_pid_and_start_time() -> None:
@@ -210,11 +169,6 @@ def test_an_ended_daemon_is_named_with_its_last_output(tmp_path: Path) -> None:
     with pytest.raises(ProcessEnded, match=r"(?s)talker ended:.*last words"):
         daemons.check()
     daemons.stop_all()
-
-
-def test_fields_of_a_process_are_read_behind_any_name() -> None:
-    fields = " ".join(str(number) for number in range(4, 53))
-    assert start_ticks(f"12 (a) b (c) S {fields}") == 22
 
 
 def test_folders_of_killed_owners_are_swept_and_others_stay(tmp_path: Path) -> None:

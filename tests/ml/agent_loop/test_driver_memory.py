@@ -21,7 +21,9 @@ from verl import DataProto
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_omni.agent_loop.manager import DiffusionAgentLoopManager
-from verl_omni.trainer.generation.sample_generation import generate_scored, training_prompts, update_request
+from verl_omni.samples import SampleRequests, TrainingBatch
+from verl_omni.trainer.generation.sample_generation import generate_scored, training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl, update_to_verl
 from verl_omni.workers.algorithms.base import training_algorithm
 from verl_omni.workers.rollout.diffusion_output import DiffusionOutput
 
@@ -89,7 +91,7 @@ class Score:
         return {"reward_score": 0.5, "reward_extra_info": {"acc": 0.5}}
 
 
-def prompts_of(samples: int) -> DataProto:
+def prompts_of(samples: int) -> SampleRequests:
     rows = [
         {
             "raw_prompt": [{"role": "user", "content": f"{number} red circles"}],
@@ -99,9 +101,9 @@ def prompts_of(samples: int) -> DataProto:
         }
         for number in range(samples // SAMPLES_PER_PROMPT)
     ]
-    made = training_prompts(rows, n=SAMPLES_PER_PROMPT, step=1, version=0, seed=0)
-    made.meta_info |= {"carry_responses": False, "store_samples": True}
-    return made
+    return training_requests(
+        rows, n=SAMPLES_PER_PROMPT, step=1, version=0, seed=0, keeps_media=False, stores_tensors=True
+    )
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def parts_of(worker: Any) -> Callable[[int, int], tuple[Any, list[bytes]]]:
         loop.put = put
 
         async def generate() -> list[bytes]:
-            chunks = prompts_of(samples).chunk(WORKERS)
+            chunks = requests_to_verl(prompts_of(samples)).chunk(WORKERS)
             return [pickle.dumps(await loop.generate_sequences(chunk)) for chunk in chunks]
 
         return loop.config, asyncio.run(generate())
@@ -143,7 +145,7 @@ def step_of_the_driver(config: Any, samples: int, parts: list[bytes]) -> DataPro
     found = generate_scored(config, manager, prompts_of(samples))
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.diffusion_loss)
     batch = training_algorithm("flow_grpo").training_batch(found, loss, config, 1)
-    request = update_request(batch, found.stored, {"step": 1})
+    request = update_to_verl(TrainingBatch(batch, found.stored, {"step": 1}))
     assert len(request) == len(found.stored) == samples
     return request
 

@@ -78,6 +78,15 @@ FAIRNESS = {
 }
 
 
+EVENTS = {
+    "jobs": 5000.0,
+    "kopf_cpu_ms": 1.0,
+    "kopf_peak_kib": 12.0,
+    "informer_cpu_ms": 0.2,
+    "informer_peak_kib": 10.0,
+}
+
+
 MEMORY = {
     "jobs": 5000.0,
     "empty_mib": 60.0,
@@ -92,7 +101,15 @@ async def answer_nothing(jobs: int) -> dict[str, float]:
     return {}
 
 
-@pytest.mark.parametrize("name", ["operator_scale", "operator_fairness", "operator_create", "operator_memory"])
+FAKES = {
+    "operator_create": CREATION,
+    "operator_memory": MEMORY,
+    "operator_fairness": FAIRNESS,
+    "operator_events": EVENTS,
+}
+
+
+@pytest.mark.parametrize("name", ["operator_scale", *FAKES])
 def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -100,7 +117,7 @@ def test_a_measurement_that_is_written_elsewhere_leaves_the_page(
     page = tmp_path / "page.md"
     figures = tmp_path / "figures"
     figures.mkdir()
-    run = {"operator_create": CREATION, "operator_memory": MEMORY, "operator_fairness": FAIRNESS}.get(name, scale)
+    run = FAKES.get(name, scale)
     (figures / f"{name}.json").write_text(json.dumps({"runs": [run]}), encoding="utf-8")
     stale = f"<!-- {name} -->\n\nOLD\n\n<!-- end -->\n"
     page.write_text(stale, encoding="utf-8")

@@ -149,14 +149,14 @@ class RunningFamily:
         from verl_omni.trainer.generation import sample_generation
 
         return sample_generation.generate_scored(
-            self.config, self.stack.agent_loop, sample_generation.evaluation_prompts(self.rows, seed=7)
+            self.config, self.stack.agent_loop, sample_generation.evaluation_requests(self.rows, seed=7)
         )
 
     def samples(self, version: int) -> Any:
         """Two recorded samples of each prompt, generated with the weights of `version`."""
         from verl_omni.trainer.generation import sample_generation
 
-        prompts = sample_generation.training_prompts(self.rows, n=2, step=version + 1, version=version, seed=3)
+        prompts = sample_generation.training_requests(self.rows, n=2, step=version + 1, version=version, seed=3)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def update(self, samples: Any) -> dict[str, float]:

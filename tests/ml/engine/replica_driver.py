@@ -182,5 +182,5 @@ class TwoReplicas:
         made = self.rows(PROMPTS[: len(truths)])
         for row, truth in zip(made, truths, strict=True):
             row["reward_model"] = {"ground_truth": truth}
-        prompts = sample_generation.evaluation_prompts(made, seed=7, version=version)
+        prompts = sample_generation.evaluation_requests(made, seed=7, version=version)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)

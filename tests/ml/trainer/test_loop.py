@@ -19,7 +19,7 @@ from verl import DataProto
 from tests.ml import smallest_job
 from tests.ml.trainer.runs_in_memory import RunInMemory, run_in_memory
 from verl_omni.agent_loop.sampling import row_params
-from verl_omni.trainer.generation import sample_generation
+from verl_omni.trainer.generation import sample_generation, verl_batches
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.metrics import step_metrics
 from verl_omni.trainer.run import checkpoints
@@ -191,7 +191,8 @@ def test_samples_of_steps_and_evaluations_are_written_where_asked(tmp_path: Path
 def test_samples_from_the_same_noise_are_written_with_both_of_their_seeds(tmp_path: Path) -> None:
     name = "actor_rollout_ref.rollout.algo"
     made = trainer(tmp_path / "run", f"trainer.rollout_data_dir={tmp_path}", f"{name}.init_same_noise=true")
-    prompts = sample_generation.training_prompts(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
+    requests = sample_generation.training_requests(ROWS, n=2, step=1, version=0, seed=made.config.trainer.seed)
+    prompts = verl_batches.requests_to_verl(requests)
     requested = row_params(made.config.actor_rollout_ref.rollout, prompts.meta_info, 4, prompts.non_tensor_batch)
     made.loop.batches.generate(1, 0)
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from typing_extensions import override
 from vllm_omni.diffusion.worker.diffusion_worker import DiffusionWorker
 
+from verl_omni.platforms.cpu.process_tuning import use_phase_threads
+
 
 class CpuDiffusionWorker(DiffusionWorker):
-    """vLLM-Omni's worker, whose sleep and wake do nothing: upstream's need vLLM's CUDA memory pool."""
+    """vLLM-Omni's worker with a faster decoder, whose sleep and wake do nothing.
+
+    Upstream's sleep and wake need vLLM's CUDA memory pool.
+    """
+
+    @override
+    def init_device(self) -> None:
+        use_phase_threads()
+        super().init_device()
+
+    @override
+    def load_model(self, load_format: str = "default", custom_pipeline_name: str | None = None, **kwargs: Any) -> None:
+        super().load_model(load_format, custom_pipeline_name, **kwargs)
+        _order_channels_last(getattr(self.model_runner.pipeline, "vae", None))
 
     @override
     def sleep(self, level: int = 1) -> int:
@@ -17,3 +35,12 @@ class CpuDiffusionWorker(DiffusionWorker):
     @override
     def wake_up(self, tags: list[str] | None = None) -> bool:
         return True
+
+
+def _order_channels_last(vae: torch.nn.Module | None) -> None:
+    """Store the kernels of an image VAE as oneDNN computes fastest: decoding takes three quarters of the time.
+
+    The pixels differ by float32 rounding. A VAE of videos has kernels of five dimensions and stays as it is.
+    """
+    if vae is not None and all(weight.dim() <= 4 for weight in vae.parameters()):
+        vae.to(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 V1 = "trainer.v1"
 ROLLOUT = "actor_rollout_ref.rollout"

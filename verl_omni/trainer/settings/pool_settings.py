@@ -56,13 +56,15 @@ def _standalone(rollout: DictConfig) -> Iterator[str]:
         yield f"{ROLLOUT}.min_replicas: must be from 1 to the {replicas(rollout)} replicas: {rollout.min_replicas}"
 
 
-def fill_in(rollout: DictConfig) -> None:
-    """Replace null in the settings that depend on `rollout.nnodes`."""
+def fill_in(rollout: DictConfig, *, has_accelerator: bool) -> None:
+    """Replace null in the settings that depend on `rollout.nnodes`, and in those of sleep on the accelerator."""
     standalone = rollout.nnodes > 0
     if rollout.checkpoint_engine.backend in (None, *VERL_BACKENDS):
         rollout.checkpoint_engine.backend = NETWORK if standalone else COLOCATED
     if rollout.free_cache_engine is None:
-        rollout.free_cache_engine = not standalone
+        rollout.free_cache_engine = has_accelerator and not standalone  # on a CPU, sleep would free nothing
+    if rollout.enable_sleep_mode is None:
+        rollout.enable_sleep_mode = has_accelerator
     if standalone:
         rollout.enable_sleep_mode = False
         if rollout.min_replicas is None:

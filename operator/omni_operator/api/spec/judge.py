@@ -56,8 +56,7 @@ class JudgeModel(StrictModel):
         "an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
-        default=None,
-        description="Accelerators of one reward pod. Default: those of the trainer. Separate only.",
+        default=None, description="Accelerators of one reward pod. Default: those of the trainer. Separate only."
     )
     resources: Resources | None = Field(
         default=None,

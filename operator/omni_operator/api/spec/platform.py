@@ -89,7 +89,7 @@ class Security(StrictModel):
     not_yet = MappingProxyType(
         {
             "allowHostPaths": "does not exist: the cluster's admin decides what pods may do, in jobs.podPolicy of the "
-            "operator's chart (docs/operate/security.md)",
+            "operator's chart (docs/operate/security.md)"
         }
     )
 

@@ -89,15 +89,9 @@ class Accelerator(StrictModel):
 
     cel = (
         Cel(
-            "!has(self.resourceName) || !has(self.vendor) || self.vendor != 'CPU'",
-            CPU_HAS_NO_RESOURCE,
-            ".resourceName",
+            "!has(self.resourceName) || !has(self.vendor) || self.vendor != 'CPU'", CPU_HAS_NO_RESOURCE, ".resourceName"
         ),
-        Cel(
-            "!has(self.resourceName) || has(self.vendor)",
-            VENDOR_NEEDED,
-            ".vendor",
-        ),
+        Cel("!has(self.resourceName) || has(self.vendor)", VENDOR_NEEDED, ".vendor"),
         Cel(
             "!has(self.preset) || (has(self.vendor) && (self.vendor == 'Mock' || "
             "(self.vendor == 'NVIDIA' && self.preset == 'NVIDIA') || "
@@ -115,11 +109,10 @@ class Accelerator(StrictModel):
             yield Violation(("vendor",), VENDOR_NEEDED)
         if self.preset and self.vendor != "Mock":
             of = "NVIDIA" if self.preset == "NVIDIA" else "Ascend"
-            given = self.vendor or "not given"
+            vendor = self.vendor or "not given"
             if self.vendor != of:
                 yield Violation(
-                    ("preset",),
-                    f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {given}",
+                    ("preset",), f"{self.preset} is a preset of vendor {of}; accelerator.vendor is {vendor}"
                 )
 
 
@@ -169,13 +162,7 @@ class Runtime(StrictModel):
         default="/opt/omni/examples", description="Folder in the image that the job's relative paths start from."
     )
 
-    cel = (
-        Cel(
-            "!has(self.image) || has(self.rayVersion)",
-            RAY_VERSION_NEEDED,
-            ".rayVersion",
-        ),
-    )
+    cel = (Cel("!has(self.image) || has(self.rayVersion)", RAY_VERSION_NEEDED, ".rayVersion"),)
 
     @override
     def violations(self) -> Iterator[Violation]:

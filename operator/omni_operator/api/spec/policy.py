@@ -28,7 +28,6 @@ FailureReason: TypeAlias = Literal[
 ]
 FailureAction: TypeAlias = Literal["Fail", "Retry", "RetryIgnoreLimit"]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
-ATTEMPTS = 99  # a name ends in two digits
 
 
 class FailureRule(StrictModel):

@@ -149,11 +149,11 @@ class Scorer(StrictModel):
     def violations(self) -> Iterator[Violation]:
         if self.name == COMBINED:
             yield Violation(("name",), "the reward of all scorers has this name; choose another one")
-        given = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
-        if len(given) > 1:
-            yield Violation((given[1],), f"a scorer is one thing: remove all but one of {', '.join(given)}")
-        elif given in ([], ["builtin"]):
-            yield from self._builtin_violations("builtin" if given else "name")
+        kinds = [name for name in ("builtin", "function", "http") if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            yield Violation((kinds[1],), f"a scorer is one thing: remove all but one of {', '.join(kinds)}")
+        elif kinds in ([], ["builtin"]):
+            yield from self._builtin_violations("builtin" if kinds else "name")
         elif self.http:
             for name in self.settings:
                 yield Violation(("settings", name), "a reward server takes no settings; put parameters into http.url")

@@ -54,8 +54,7 @@ class Engine(StrictModel):
         "divide the attention heads of the model's transformer, for Wan also its ffn_dim.",
     )
     dtype: Literal["bfloat16", "float32"] | None = Field(
-        default=None,
-        description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without.",
+        default=None, description="Dtype of the engine's weights. Default: bfloat16 with accelerators, float32 without."
     )
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Maximum samples in one engine batch.")
     max_concurrent_requests: int | None = Field(
@@ -137,8 +136,8 @@ class Sampler(StrictModel):
         default=0.7,
         ge=0,
         le=10,
-        description="Scale of the noise. 0: none, which FlowGRPO, DanceGRPO, MixGRPO, GRPOGuard and FlowDPPO refuse: "
-        "they learn from it.",
+        description="Scale of the noise. 0: none, which the algorithms on recorded steps refuse: they learn from it "
+        "(docs/reference/algorithms.md).",
     )
     window: Window | None = Field(
         default=None, description="Steps that add noise. Default: all but the last step, whose noise is never denoised."
@@ -208,8 +207,7 @@ class Rollout(StrictModel):
         "drainSeconds change while an attempt runs. Default: one at a time. Separate and cluster only.",
     )
     accelerator: Accelerator | None = Field(
-        default=None,
-        description="Accelerators of one rollout pod. Default: those of the trainer. Separate only.",
+        default=None, description="Accelerators of one rollout pod. Default: those of the trainer. Separate only."
     )
     resources: Resources | None = Field(
         default=None,

@@ -3,37 +3,30 @@
 import re
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
 from omni_operator.api.base import AbsolutePath, Cel, Line, ObjectName, StrictModel, Violation
-from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported
+from omni_operator.api.overrides.override_names import describe_reserved, describe_unsupported, parse_value
 from omni_operator.api.overrides.reserved import OF_THE_ALGORITHM, RESERVED
+from verl_omni.workers.algorithms.registered import job_names
 
 from .pod_template import PodTemplate
 from .pods import Accelerator, Resources, SharedMemory
 
 ENTRYPOINT = ("python3", "-m", "verl_omni.trainer.main_diffusion")
+_NAMES = job_names()
 # Algorithm -> the trainer's `loss_mode`, which selects its settings.
-LOSSES = {
-    "FlowGRPO": "flow_grpo",
-    "DanceGRPO": "flow_grpo",
-    "MixGRPO": "flow_grpo",
-    "GRPOGuard": "grpo_guard",
-    "FlowDPPO": "flow_dppo",
-    "DiffusionNFT": "diffusion_nft",
-    "DiffusionDPO": "diffusion_dpo",
-}
+LOSSES = {name: algorithm for name, (algorithm, _) in _NAMES.items()}
 # Algorithm that trains on recorded steps -> the trainer's estimator of advantages.
-ESTIMATORS = {
-    "FlowGRPO": "flow_grpo",
-    "DanceGRPO": "dance_grpo",
-    "MixGRPO": "mix_grpo",
-    "GRPOGuard": "flow_grpo",
-    "FlowDPPO": "flow_grpo",
-}
+ESTIMATORS = {name: meaning.estimator for name, (_, meaning) in _NAMES.items() if meaning.estimator}
+_PAPERS = ", ".join(f"{name} (arXiv:{meaning.paper})" for name, (_, meaning) in _NAMES.items())
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[(*LOSSES, "Custom")]
 LOSS_GROUP = "actor_rollout_ref.actor.diffusion_loss."
 SOURCE = "algorithm.sample_source"
 OVERRIDE = re.compile(r"^(\+{0,2})([A-Za-z_][A-Za-z0-9_.$-]*)=(.*)$", re.DOTALL)
@@ -64,13 +57,9 @@ class Algorithm(StrictModel):
 
     not_yet = MappingProxyType({"configRef": "recipes in ConfigMaps do not exist yet: write their lines in overrides"})
 
-    name: Literal[
-        "FlowGRPO", "DanceGRPO", "MixGRPO", "GRPOGuard", "FlowDPPO", "DiffusionNFT", "DiffusionDPO", "Custom"
-    ] = Field(
+    name: AlgorithmName = Field(
         default="FlowGRPO",
-        description="FlowGRPO (arXiv:2505.05470), DanceGRPO (arXiv:2505.07818), MixGRPO (arXiv:2507.21802), "
-        "GRPOGuard (arXiv:2510.22319), FlowDPPO (arXiv:2606.11025), DiffusionNFT (arXiv:2509.16117), "
-        "DiffusionDPO (arXiv:2311.12908), or Custom: set by overrides, such as one of docs/guides/own-family.md. See "
+        description=f"{_PAPERS}, or Custom: set by overrides, such as one of docs/guides/own-family.md. See "
         "docs/reference/algorithms.md.",
     )
     entrypoint: Annotated[tuple[Line, ...], Field(strict=False)] = Field(
@@ -98,7 +87,8 @@ class Algorithm(StrictModel):
     @property
     def reads_pairs(self) -> bool:
         """Whether training reads pairs of images of the data set, and generates no samples."""
-        return any(line.lstrip("+") == f"{SOURCE}=offline" for line in self.overrides)
+        sources = [match[3] for line in self.overrides if (match := OVERRIDE.match(line)) and match[2] == SOURCE]
+        return bool(sources) and parse_value(sources[-1]) == "offline"  # the last one counts
 
     @override
     def violations(self) -> Iterator[Violation]:

@@ -22,8 +22,6 @@ from omni_operator.plan.overrides import PYTHONS, render_overrides
 from omni_operator.plan.pods.storage import HUB_ENDPOINT, HUB_OFFLINE, endpoint_problem, is_offline
 from omni_operator.plan.run_layout import local_layout
 
-from . import prompt_rows
-
 if TYPE_CHECKING:
     from omni_operator.cli.machine.machine_facts import Accelerators
 
@@ -178,9 +176,7 @@ def _sizes(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
 
 def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
     data = job.spec.data
-    overrides = _overrides(job)
-    custom = any(name.startswith(CUSTOM_DATASET) for name in overrides)
-    own = job.spec.algorithm.entrypoint == ENTRYPOINT and not custom
+    custom = any(name.startswith(CUSTOM_DATASET) for name in _overrides(job))
     for name, files in (("train", data.train), ("validation", data.validation)):
         for place, path in enumerate(files):
             at = ("spec", "data", name, place)
@@ -190,8 +186,6 @@ def _prompts(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:
                 yield at, f"no readable file {console.short_path(Path(path))}"
             elif not custom and not path.endswith(PROMPT_SUFFIXES):
                 yield at, f"{Path(path).name!r} must end in {', '.join(PROMPT_SUFFIXES)}"
-            elif own and (problem := prompt_rows.find_problem(Path(path), overrides.get(PROMPT_KEY, "prompt"))):
-                yield at, f"{console.short_path(Path(path))}: {problem}"
 
 
 def _functions(job: DiffusionRLJob) -> Iterator[tuple[FieldPath, str]]:

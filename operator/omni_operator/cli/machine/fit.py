@@ -76,7 +76,7 @@ def fit(
     judge = job.spec.reward.model
     estimate["not_estimated"] = ["spec.reward.model"] if judge and not judge.separate else []
     if as_json:
-        console.say(json.dumps(estimate, indent=2, ensure_ascii=False))
+        console.say_json(estimate)
     else:
         console.say(fit_text.render(estimate, *_pods(job)))
     if estimate["fits"] is False or estimate["host_fits"] is False:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omni_operator.cli import console
+from omni_operator.cli.options import check_image
 from omni_operator.plan.entrypoint import LOG
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ Kubeconfig = Annotated[
         "--kubeconfig",
         help="Kubeconfig; default: KUBECONFIG, else ~/.kube/config; in a pod without these, its service account.",
         metavar="FILE",
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="Image of the pod that reads the claim; default: that of the job, else the operator's.",
+        metavar="IMAGE",
+        callback=check_image,
     ),
 ]
 RUNS = "runs"  # the default of `drl run --runs`

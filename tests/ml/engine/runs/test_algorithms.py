@@ -157,7 +157,7 @@ class Running:
         """A training batch with the version of the weights."""
         from verl_omni.trainer.generation import sample_generation
 
-        prompts = sample_generation.training_prompts(self.rows, n=n, step=version + 1, version=version, seed=3)
+        prompts = sample_generation.training_requests(self.rows, n=n, step=version + 1, version=version, seed=3)
         return sample_generation.generate_scored(self.config, self.stack.agent_loop, prompts)
 
     def drawn(self, request: str, **sampling: Any) -> Any:

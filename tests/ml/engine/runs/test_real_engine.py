@@ -59,14 +59,14 @@ def evaluate(running: Running) -> Any:
     from verl_omni.trainer.generation import sample_generation
 
     return sample_generation.generate_scored(
-        running.config, running.stack.agent_loop, sample_generation.evaluation_prompts(running.rows, seed=7)
+        running.config, running.stack.agent_loop, sample_generation.evaluation_requests(running.rows, seed=7)
     )
 
 
 def train_batch(running: Running, step: int, version: int) -> Any:
     from verl_omni.trainer.generation import sample_generation
 
-    prompts = sample_generation.training_prompts(running.rows[:2], n=2, step=step, version=version, seed=3)
+    prompts = sample_generation.training_requests(running.rows[:2], n=2, step=step, version=version, seed=3)
     return sample_generation.generate_scored(running.config, running.stack.agent_loop, prompts)
 
 
@@ -89,7 +89,7 @@ def test_samples_depend_on_their_seed_and_carry_their_version(running: Running) 
 def test_a_chat_template_leaves_case_and_spacing_to_encoders_that_keep_them(running: Running, rows: Any) -> None:
     """The ids of the first tokenizer, CLIP's, lose both; T5 reads the rendered text."""
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
-    from verl_omni.trainer.generation import sample_generation
+    from verl_omni.trainer.generation import sample_generation, verl_batches
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     user = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
@@ -100,7 +100,9 @@ def test_a_chat_template_leaves_case_and_spacing_to_encoders_that_keep_them(runn
         client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
         worker = DiffusionAgentLoopWorker(config, client)
         found = asyncio.run(
-            worker.generate_sequences(sample_generation.evaluation_prompts(rows([prompt]), seed=7))
+            worker.generate_sequences(
+                verl_batches.requests_to_verl(sample_generation.evaluation_requests(rows([prompt]), seed=7))
+            )
         ).batch["responses"]
         assert isinstance(found, torch.Tensor)
         return found
@@ -115,21 +117,20 @@ def test_stored_samples_hold_what_samples_in_the_driver_hold(running: Running) -
     import ray
     from ray import cloudpickle
 
-    from verl_omni.trainer.generation import sample_generation
+    from verl_omni.trainer.generation import sample_generation, verl_batches
     from verl_omni.utils import sample_store
 
     loop = running.stack.agent_loop
 
-    def prompts() -> Any:
-        made = sample_generation.training_prompts(running.rows[:2], n=2, step=1, version=0, seed=3)
-        made.meta_info["carry_responses"] = False
-        return made
+    def batch(*, stored: bool) -> Any:
+        return sample_generation.training_requests(
+            running.rows[:2], n=2, step=1, version=0, seed=3, keeps_media=False, stores_tensors=stored
+        )
 
-    direct = sample_generation.generate_scored(running.config, loop, prompts())
-    stored = prompts()
-    stored.meta_info["store_samples"] = True
+    direct = sample_generation.generate_scored(running.config, loop, batch(stored=False))
+    found = sample_generation.generate_scored(running.config, loop, batch(stored=True))
+    stored = verl_batches.requests_to_verl(batch(stored=True))
     request = len(cloudpickle.dumps(stored))
-    found = sample_generation.generate_scored(running.config, loop, stored)
     assert found.scores.tolist() == direct.scores.tolist() and found.versions == direct.versions
     loaded = sample_store.load([[each] for each in found.stored], lambda refs: ray.get(refs, timeout=60))
     assert set(loaded) == set(direct.tensors)
@@ -191,14 +192,15 @@ def test_a_failed_sample_names_prompt_replica_and_version(running: Running) -> N
 
     from verl_omni.agent_loop import DiffusionAgentLoopWorker
     from verl_omni.agent_loop.rows import SampleFailed
-    from verl_omni.trainer.generation import sample_generation
+    from verl_omni.trainer.generation import sample_generation, verl_batches
     from verl_omni.workers.rollout.llm_server import DiffusionLLMServerClient
 
     config = OmegaConf.create(OmegaConf.to_container(running.config))
     with open_dict(config):
         config.actor_rollout_ref.rollout.val_kwargs.pipeline.output_type = "sculpture"
     client = running.stack.servers.get_client(client_cls=DiffusionLLMServerClient)
-    prompts = sample_generation.evaluation_prompts(running.rows, seed=7, version=2)
+    requests = sample_generation.evaluation_requests(running.rows, seed=7, version=2)
+    prompts = verl_batches.requests_to_verl(requests)
     address = re.escape(running.stack.servers.server_addresses[0])
     # All three fail at once, in any order.
     named = "|".join(f"row {row} of 3 at weight version 2 .*{prompt}" for row, prompt in enumerate(PROMPTS))

@@ -91,7 +91,7 @@ def train(running: tuple[Any, Any], rows: Any) -> dict[str, Any]:
     from verl_omni.trainer.metrics import step_metrics
 
     config, stack = running
-    prompts = sample_generation.training_prompts(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
+    prompts = sample_generation.training_requests(rows(PROMPTS)[:2], n=2, step=1, version=0, seed=3)
     samples = sample_generation.generate_scored(config, stack.agent_loop, prompts)
     assert len(set(samples.versions)) == 1
     batch = {**samples.tensors, "advantages": torch.tensor([1.0, -1.0, 1.0, -1.0])}
@@ -132,7 +132,7 @@ def test_a_batch_is_spread_over_both_replicas_with_the_same_images(running: tupl
     config, stack = running
     made = [
         sample_generation.generate_scored(
-            config, stack.agent_loop, sample_generation.evaluation_prompts(rows(chosen), seed=7)
+            config, stack.agent_loop, sample_generation.evaluation_requests(rows(chosen), seed=7)
         )
         for chosen in (PROMPTS, PROMPTS[:3])
     ]

@@ -13,7 +13,8 @@ from pyarrow import parquet
 
 from tests.ml import smallest_job
 from verl_omni.trainer.data import prompt_dataset
-from verl_omni.trainer.generation.sample_generation import evaluation_prompts, training_prompts
+from verl_omni.trainer.generation.sample_generation import evaluation_requests, training_requests
+from verl_omni.trainer.generation.verl_batches import requests_to_verl
 
 ROW = {
     "prompt": [{"role": "system", "content": "Draw."}, {"role": "user", "content": "a cat"}],
@@ -93,14 +94,14 @@ def test_a_truth_that_counts_as_false_is_not_replaced_by_the_prompt(tmp_path: Pa
 
 def test_batches_have_a_column_of_objects_for_each(tmp_path: Path) -> None:
     rows = [*load(tmp_path, [ROW, DOG]), {"raw_prompt": [], "priority": 3}]
-    columns = training_prompts(rows, n=2, step=1, version=0, seed=0).non_tensor_batch
+    columns = requests_to_verl(training_requests(rows, n=2, step=1, version=0, seed=0)).non_tensor_batch
     assert list(columns["agent_name"]) == ["my_agent"] * 2 + [None] * 4
     assert list(columns["tools_kwargs"]) == [{"a": 1}] * 2 + [None] * 4
     assert list(columns["priority"]) == [None] * 4 + [3] * 2
     assert list(columns["reward_scores"][:2]) == [[0.5, 1.0]] * 2 and columns["reward_scores"].dtype == object
-    evaluated = evaluation_prompts(rows, seed=40, version=3)
+    evaluated = requests_to_verl(evaluation_requests(rows, seed=40, version=3))
     assert list(evaluated.non_tensor_batch["seed"]) == [5, 41, 42], "that of its row, otherwise one of the evaluation"
-    assert evaluated.meta_info == {"validate": True, "global_steps": 3}
+    assert evaluated.meta_info == {"validate": True, "global_steps": 3, "failures_allowed": 0}
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.ml.trainer.test_loop import trainer
-from verl_omni.trainer.generation import sample_generation
+from verl_omni.samples import SAMPLE, TrainingBatch
 from verl_omni.trainer.metrics import exported
 from verl_omni.trainer.metrics.exported import TrainerMetrics
 from verl_omni.utils.metrics.exported_metrics import (
@@ -90,6 +90,6 @@ def test_skipped_optimizer_steps_are_counted() -> None:
 
 
 def test_samples_of_a_batch_are_counted_once() -> None:
-    pairs = {"preferred": torch.ones(2), sample_generation.SAMPLE: torch.tensor([[0, 3], [0, 2]])}
-    assert sample_generation.samples_in(pairs) == 3
-    assert sample_generation.samples_in({"advantages": torch.ones(4)}) == 4
+    pairs = {"preferred": torch.ones(2), SAMPLE: torch.tensor([[0, 3], [0, 2]])}
+    assert TrainingBatch(pairs, (), {}).samples == 3
+    assert TrainingBatch({"advantages": torch.ones(4)}, (), {}).samples == 4

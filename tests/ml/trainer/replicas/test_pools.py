@@ -23,7 +23,7 @@ POOL = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
 
 def filled_in(*overrides: str) -> Any:
     config = smallest_job.load(*overrides)
-    pool_settings.fill_in(config.actor_rollout_ref.rollout)
+    pool_settings.fill_in(config.actor_rollout_ref.rollout, has_accelerator=True)
     return config.actor_rollout_ref.rollout
 
 
@@ -115,7 +115,7 @@ def test_a_run_starts_with_the_nodes_that_it_needs_when_the_others_do_not_join(
         f"{ROLLOUT}.deadline_seconds=0.01",
     )
     rollout = config.actor_rollout_ref.rollout
-    pool_settings.fill_in(rollout)
+    pool_settings.fill_in(rollout, has_accelerator=True)
     monkeypatch.setattr(pool_nodes, "NODE_POLL_SECONDS", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
     monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE])
@@ -147,7 +147,7 @@ def test_a_run_waits_for_other_nodes_as_long_as_they_join(monkeypatch: pytest.Mo
         f"{ROLLOUT}.min_replicas=4",
     )
     rollout = config.actor_rollout_ref.rollout
-    pool_settings.fill_in(rollout)
+    pool_settings.fill_in(rollout, has_accelerator=True)
     monkeypatch.setattr(pool_nodes, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"rollout_pool": 1.0})
     monkeypatch.setattr(ray, "nodes", joined)
@@ -166,7 +166,7 @@ def test_a_run_waits_for_the_nodes_of_its_pools_and_names_the_setting(monkeypatc
     joining = iter([{"trainer_pool": 1.0}, {"trainer_pool": 1.0, "rollout_pool": 1.0}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: next(joining))
     said: list[str] = []
-    pool_settings.fill_in(config.actor_rollout_ref.rollout)
+    pool_settings.fill_in(config.actor_rollout_ref.rollout, has_accelerator=True)
     nodes = iter([1, 2])
     monkeypatch.setattr(ray, "nodes", lambda: [ROLLOUT_NODE] * next(nodes))
     pool_nodes.wait_for_nodes(config, said.append)

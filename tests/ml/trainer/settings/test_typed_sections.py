@@ -13,7 +13,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tests.ml import smallest_job
 from verl_omni.trainer import startup
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 MODEL = Path(__file__).parents[4] / "examples" / "shapes-sd3"
 ACTOR = "actor_rollout_ref.actor"

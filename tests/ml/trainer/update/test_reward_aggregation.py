@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.ml import smallest_job
+from verl_omni.samples import ScoredSamples
 from verl_omni.trainer.data.prompt_dataset import PromptOrder
 from verl_omni.trainer.generation import sample_generation
-from verl_omni.trainer.generation.sample_generation import ScoredSamples
 from verl_omni.trainer.generation.training_batches import GeneratedBatch
 from verl_omni.trainer.settings import reward_settings
 from verl_omni.trainer.update.policy_update import PolicyUpdate

@@ -11,11 +11,12 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.ml import smallest_job
-from verl_omni.trainer.generation.sample_generation import SAMPLE, ScoredSamples, update_request
+from verl_omni.samples import SAMPLE, ScoredSamples, TrainingBatch
+from verl_omni.trainer.generation.verl_batches import update_to_verl
 from verl_omni.utils.packed_tensors import PackedTensors
 from verl_omni.utils.sample_store import SampleWriter, load
 from verl_omni.workers.algorithms.base import training_algorithm
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 
 pytestmark = pytest.mark.slow  # composes all settings for each
 
@@ -55,7 +56,7 @@ def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
     referred = replace(direct, tensors={SAMPLE: torch.arange(6)}, stored=stored)
     algorithm = training_algorithm(name)
     expected = algorithm.training_batch(direct, loss, config, 1)
-    request = update_request(algorithm.training_batch(referred, loss, config, 1), stored, {"step": 1})
+    request = update_to_verl(TrainingBatch(algorithm.training_batch(referred, loss, config, 1), stored, {"step": 1}))
     assert request.meta_info == {"request": {"step": 1}} and SAMPLE not in request.batch
     parts = request.chunk(2) if len(request) % 2 == 0 else [request]
     found: dict[str, list[torch.Tensor]] = {}
@@ -70,6 +71,6 @@ def test_ranks_train_on_the_same_rows_of_stored_samples(name: str) -> None:
 
 def test_samples_in_the_driver_are_sent_as_they_are() -> None:
     batch: dict[str, Any] = {"advantages": torch.ones(2), "clean_latents": torch.ones(2, 3)}
-    request = update_request(batch, (), {})
+    request = update_to_verl(TrainingBatch(batch, (), {}))
     assert set(request.batch.keys()) == set(batch) and not request.non_tensor_batch
     assert isinstance(request.non_tensor_batch, dict) and np.array_equal(request.batch["advantages"], [1, 1])

@@ -22,7 +22,7 @@ from verl_omni.workers.actor import parallel
 from verl_omni.workers.actor.actor import DiffusionActor
 from verl_omni.workers.algorithms import reference_loss
 from verl_omni.workers.algorithms.base import training_algorithm
-from verl_omni.workers.algorithms.registry import ALGORITHMS
+from verl_omni.workers.algorithms.registered import ALGORITHMS
 from verl_omni.workers.config import (
     DiffusionActorConfig,
     DiffusionFSDPConfig,
@@ -166,6 +166,8 @@ CASES = {
     ),
     "DiffusionNFT of Wan, shared sequences": Case("diffusion_nft", 0, loss={"draws": 2}, model=WAN, fsdp=(SHARED,)),
 }
+_NAMED = {case.loss_mode for case in CASES.values()}
+CASES |= {f"{name} with its defaults": Case(name) for name in ALGORITHMS if name not in _NAMED}
 # 2 ranks write them after their updates, and 4 ranks and one process continue.
 RESUMED = ("DiffusionNFT with a reference KL", "Flow-GRPO, all weights", "DiffusionDPO with whole layers")
 EVERY_POLICY = ("default", "old", "average")
@@ -355,10 +357,6 @@ def test_other_ranks_continue_what_two_ranks_saved(on_ranks: Any, alone: Any, na
         check_weights(one["continued"], resumed, 5e-3)
     check_metrics(case, one["continued"]["metrics"], [found["metrics"] for found in every])
     check_metrics(case, one["continued"]["metrics"], [one["resumed"]["metrics"]])
-
-
-def test_every_algorithm_is_tested() -> None:
-    assert {case.loss_mode for case in CASES.values()} == set(ALGORITHMS)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from verl_omni.platforms.cpu import process_tuning
+
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two checks for forks that have exited
 READ_SECONDS = 5.0  # for a client to send its request, which it has when it connects
@@ -175,6 +177,7 @@ def _apply_request(request: Request, connection: socket.socket) -> None:
     sys.argv = request.argv
     sys.path.insert(0, os.path.dirname(os.path.abspath(request.argv[0])))
     _reseed_rngs()
+    process_tuning.keep_freed_memory()
     threading.Thread(target=_exit_with_client, args=(connection,), daemon=True, name="fork-client").start()
 
 

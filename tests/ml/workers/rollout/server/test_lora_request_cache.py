@@ -22,6 +22,7 @@ class Engine:
 
     async def list_loras(self) -> list[int]:
         self.list_calls += 1
+        await asyncio.sleep(0)
         return [123]
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = (), **call: Any) -> list[Any]:
@@ -72,8 +73,9 @@ async def wake(server: Any) -> None:
     await server.wake_up()
 
 
-async def test_many_requests_list_adapters_once(server: Any) -> None:
-    made = [await server._lora_request() for _ in range(5)]
+async def test_requests_of_a_batch_list_adapters_once(server: Any) -> None:
+    """After each update all of them ask at the same time."""
+    made = await asyncio.gather(*(server._lora_request() for _ in range(5)))
     assert [request.lora_int_id for request in made] == [123] * 5
     assert server.engine.list_calls == 1
 

@@ -65,7 +65,7 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         self._waits = waits
         self._last_reply: dict[str, float] = {}  # replica -> time of its last reply
         # Arguments of the router's `acquire_server` and `release_server`, which it is asked for once.
-        self._router_fields: list[list[str]] | None = None
+        self._router_fields: tuple[list[str], list[str]] | None = None
         self._gathering = RequestGathering(self._send)
 
     def row(self) -> AbstractContextManager[None]:
@@ -82,10 +82,12 @@ class DiffusionLLMServerClient(LLMServerClient):  # type: ignore[misc]
         if self._router_fields is None:
             router = self._load_balancer
             fields = asyncio.gather(router.require_acquire_fields.remote(), router.require_release_fields.remote())
-            self._router_fields = await await_router(fields)
+            acquire_fields, release_fields = await await_router(fields)
+            self._router_fields = acquire_fields, release_fields
+        names = self._router_fields[0]
         calls = [
             {"request_id": request.request_id}
-            | {name: request.arguments[name] for name in self._router_fields[0] if name in request.arguments}
+            | {name: request.arguments[name] for name in names if name in request.arguments}
             for request in requests
         ]
         clock = asyncio.get_running_loop().time

@@ -38,9 +38,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the random weights.", min=0, ma
 
 @app.command()
 def tiny(
-    family: Annotated[Family, typer.Argument(help="Model family.", metavar="FAMILY")],
-    path: NewFolder,
-    seed: Seed = 0,
+    family: Annotated[Family, typer.Argument(help="Model family.", metavar="FAMILY")], path: NewFolder, seed: Seed = 0
 ) -> None:
     """Create a tiny model with random weights, for tests. Takes about half a minute."""
     _make_folder(path)

@@ -87,14 +87,22 @@ def test_a_batch_is_one_call_one_engine_batch_one_object_and_one_text_a_prompt(s
     (worker,) = stack.agent_loop.agent_loop_workers
     (server,) = stack.servers.server_handles
 
-    def generate(step: int) -> Any:
-        prompts = sample_generation.training_prompts(rows(PROMPTS), n=SAMPLES_PER_PROMPT, step=step, version=0, seed=3)
-        prompts.meta_info |= {"carry_responses": False, "store_samples": True}
-        return sample_generation.generate_scored(config, stack.agent_loop, prompts)
+    def generate(version: int) -> Any:
+        batch = sample_generation.training_requests(
+            rows(PROMPTS),
+            n=SAMPLES_PER_PROMPT,
+            step=version + 1,
+            version=version,
+            seed=3,
+            keeps_media=False,
+            stores_tensors=True,
+        )
+        return sample_generation.generate_scored(config, stack.agent_loop, batch)
 
-    generate(1)  # the first request asks the router what it reads
+    generate(0)  # the first request asks the router what it reads
     ray.get([worker.__ray_call__.remote(count_calls), server.__ray_call__.remote(count_work)])
-    samples = generate(2)
+    stack.weights.update_weights(global_steps=1)  # after which the server looks for the adapter
+    samples = generate(1)
     assert samples.scores.isfinite().all() and len(samples.stored) == BATCH
     calls, stored = ray.get(worker.__ray_call__.remote(lambda own: (own.calls, own.stored)))
     batches, encoded, replies = ray.get(server.__ray_call__.remote(lambda own: (own.batches, own.encoded, own.replies)))

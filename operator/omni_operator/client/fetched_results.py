@@ -18,9 +18,9 @@ from .archive import BrokenArchive, UnsafeArchive, check_folder, staging, unpack
 from .explanation import find_pod_troubles
 from .fetch_image import ImageUnknown, find_image
 from .fetch_pod import render_fetch_pod
+from .job_pods import RunPlace, run_place
 from .jobs import Client, Job
-from .logs import find_pods
-from .pods import RunPlace, run_place
+from .pod_logs import find_pods
 from .websockets import CommandOutput
 
 PROGRAM = Path(__file__).with_name("send_run.py")

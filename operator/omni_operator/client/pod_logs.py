@@ -15,8 +15,8 @@ from omni_operator.cluster.errors import ClusterError, Forbidden, NotFound, Refu
 from omni_operator.cluster.kinds import PODS
 from omni_operator.plan.pods.containers import CONTAINER
 
+from .job_pods import JobPod, parse_pods, select_pod_bodies
 from .jobs import Client, Job
-from .pods import JobPod, parse_pods, select_pod_bodies
 
 SILENCE_SECONDS = 300.0
 POLL_SECONDS = 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -83,4 +82,7 @@ def scale(
 
 def _say(as_json: bool, value: object, text: str) -> None:
     """Print what a command has to say, as JSON or as text."""
-    console.say(json.dumps(value, indent=2, ensure_ascii=False) if as_json else text)
+    if as_json:
+        console.say_json(value)
+    else:
+        console.say(text)

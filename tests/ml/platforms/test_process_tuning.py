@@ -1,0 +1,126 @@
+"""Threads and allocator of processes on a CPU, the decoder's layout, and how often an idle engine polls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_omni.platforms.cpu import process_tuning
+from verl_omni.trainer import startup
+
+
+@given(cpus=st.integers(1, 256), ranks=st.integers(1, 64))
+def test_phases_that_take_turns_share_the_cores_and_overlapping_ones_do_not(cpus: int, ranks: int) -> None:
+    threads = process_tuning.phase_threads(cpus, ranks, overlapping=False)
+    assert threads >= 1
+    assert threads == 1 or threads * ranks <= cpus < (threads + 1) * ranks
+    assert process_tuning.phase_threads(cpus, ranks, overlapping=True) == 1
+
+
+@pytest.mark.parametrize(("given_threads", "phase"), [(None, True), ("1", False), ("8", False)])
+def test_engine_and_trainer_get_threads_unless_the_user_chose_a_number(
+    given_threads: str | None, phase: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", process_tuning.THREADS):
+        monkeypatch.setenv(name, "")  # restored afterwards, whatever is set meanwhile
+        monkeypatch.delenv(name)
+    if given_threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given_threads)
+    startup.prepare_environment(has_accelerator=False)
+    assert (process_tuning.THREADS in os.environ) == phase
+    assert os.environ["OMP_NUM_THREADS"] == (given_threads or "1")
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_the_threads_of_a_phase_are_set_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setenv(process_tuning.THREADS, str(before + 1))
+        process_tuning.use_phase_threads()
+        assert torch.get_num_threads() == before + 1
+        monkeypatch.delenv(process_tuning.THREADS)
+        process_tuning.use_phase_threads()
+        assert torch.get_num_threads() == before + 1, "without the variable, the number stays"
+    finally:
+        torch.set_num_threads(before)
+
+
+PROGRAM = """
+import resource, sys
+from verl_omni.platforms.cpu import process_tuning
+if sys.argv[1] == "keep":
+    process_tuning.keep_freed_memory()
+def touch():
+    size = 16 << 20
+    parts = [bytearray(size) for _ in range(4)]
+    for part in parts:
+        part[::4096] = b"1" * (size // 4096)
+touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    touch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
+    def faults(mode: str) -> int:
+        command = [sys.executable, "-c", PROGRAM, mode]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    pages = 5 * 4 * (16 << 20) // resource.getpagesize()
+    assert faults("keep") < pages / 20
+    assert faults("default") > pages / 4
+
+
+def test_an_image_decoder_is_ordered_channels_last_and_decodes_the_same() -> None:
+    from verl_omni.platforms.cpu.diffusion_worker import _order_channels_last
+
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GroupNorm(2, 8))
+    latents = torch.randn(2, 3, 8, 8)
+    before = layers(latents)
+    _order_channels_last(layers)
+    assert layers[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(layers(latents), before, atol=1e-5)
+
+    video = torch.nn.Conv3d(3, 8, 3)
+    _order_channels_last(video)  # it has no such order
+    assert video.weight.is_contiguous()
+    _order_channels_last(None)
+
+
+@pytest.mark.engine
+def test_an_idle_engine_polls_a_hundred_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_omni.engine import orchestrator
+    from vllm_omni.entrypoints import async_omni
+
+    from verl_omni.compat import engine_polling
+
+    monkeypatch.setattr(orchestrator, "asyncio", asyncio)
+    monkeypatch.setattr(async_omni, "_FINAL_OUTPUT_IDLE_SLEEP_S", async_omni._FINAL_OUTPUT_IDLE_SLEEP_S)
+    engine_polling.apply()
+    waited: list[float] = []
+
+    async def sleep(delay: float, result: Any = None) -> Any:
+        waited.append(delay)
+        orchestrator_loop._shutdown_event.set()
+
+    monkeypatch.setattr(engine_polling, "asyncio", SimpleNamespace(sleep=sleep))
+    orchestrator_loop = object.__new__(orchestrator.Orchestrator)
+    orchestrator_loop._shutdown_event = asyncio.Event()
+    orchestrator_loop.num_stages = 0
+    orchestrator_loop._orch_monitor = SimpleNamespace(note_loop=lambda idle: None)
+    asyncio.run(orchestrator_loop._orchestration_loop())
+    assert waited == [engine_polling.SECONDS]
+    assert async_omni._FINAL_OUTPUT_IDLE_SLEEP_S == engine_polling.SECONDS
