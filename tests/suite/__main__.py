@@ -42,7 +42,7 @@ def has_accelerator() -> bool:
 
 def run(target: Target, prefixes: Sequence[str], say: Callable[[str], None]) -> int:
     """Run the stages of a target, or those that the prefixes of names choose; the exit status."""
-    files = sorted((ROOT / "tests" / "ml" / "engine").glob("test_*.py"))
+    files = sorted((ROOT / "tests" / "ml" / "engine").rglob("test_*.py"))
     chosen = lanes(target, [path.relative_to(ROOT) for path in files])
     if prefixes:
         chosen = only(chosen, prefixes)

@@ -34,7 +34,7 @@ from suite.timings import StageTime, TestTime
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMERIC_STAGES = {f"numeric: {level}" for level in INSTRUCTIONS}
-ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").glob("test_*.py"))
+ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/ml/engine").rglob("test_*.py"))
 
 
 def python(name: str, code: str, after: tuple[str, ...] = (), last: bool = False) -> Stage:

@@ -18,7 +18,8 @@ from verl_omni.trainer.memory_estimate.peak_tracker import PeakTracker
 from verl_omni.utils.model_folder import model_folder
 
 # Configurations of the scorers' default models, from the `config.json` of each repository, as far as they determine
-# shapes; other keys have the defaults of transformers. tests/ml/trainer/test_reward_memory.py has the published sizes.
+# shapes; other keys have the defaults of transformers. tests/ml/trainer/memory_estimate/test_reward_memory.py has the
+# published sizes.
 PUBLIC: dict[str, dict[str, Any]] = {
     clip_score.WEIGHTS: {"model_type": "clip"},  # whose defaults are this model's
     aesthetic.WEIGHTS: {

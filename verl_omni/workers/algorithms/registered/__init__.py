@@ -24,7 +24,7 @@ ALGORITHMS = Registry("algorithm", _modules())
 
 
 def job_names() -> dict[str, tuple[str, JobName]]:
-    """The algorithm, and what a name means beside it, by the names in a job."""
+    """The algorithm, and what else a name means, by the names in a job."""
     return {
         name: (algorithm, meaning) for algorithm, entry in ALGORITHMS.items() for name, meaning in entry.names.items()
     }

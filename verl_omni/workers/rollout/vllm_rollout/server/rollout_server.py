@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -235,13 +237,18 @@ class vLLMOmniHttpServer(EngineControlServer):
     def _version(self) -> int | None:
         return self._worker_version if self._worker_version is not None else self.global_steps
 
+    @cached_property
+    def _lora_lookup(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
     async def _lora_request(self) -> Any:
         """The adapter's request once it is loaded. Cached, because `list_loras` waits for the running forward pass."""
         self.check_adapters()
         if not self.lora_as_adapter:
             return None
-        if self._lora_loaded is None:
-            self._lora_loaded = VLLM_LORA_INT_ID in await self.engine.list_loras()
+        async with self._lora_lookup:  # one call for all requests of a batch: each would end with a forward pass
+            if self._lora_loaded is None:
+                self._lora_loaded = VLLM_LORA_INT_ID in await self.engine.list_loras()
         if not self._lora_loaded:
             return None
         from vllm_omni.lora.request import LoRARequest
